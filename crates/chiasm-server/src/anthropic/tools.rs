@@ -1,12 +1,10 @@
 //! `tools` and `tool_choice`.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::openai::fields::Fields;
-use crate::openai::tools::{read_all, take_name, written};
+use crate::openai::tools::{read_all, take_name, tool_use, written};
 use crate::pipeline::{ToolChoice, ToolUse};
 
 /// Takes both fields. `None` if there are no functions.
@@ -17,7 +15,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<ToolUse>, ApiError> {
         Some(choice) => read_choice(choice, &tools)?,
         None => (ToolChoice::Auto, true),
     };
-    Ok((!tools.is_empty()).then(|| ToolUse { tools: Arc::new(Value::Array(tools)), choice, in_parallel }))
+    Ok(tool_use(tools, choice, None, in_parallel))
 }
 
 fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
@@ -81,7 +79,7 @@ mod tests {
 
     #[test]
     fn tools_come_out_as_templates_want_them() {
-        let ToolUse { tools, choice, in_parallel } = taken(json!({"tools": [tool("f")]})).unwrap().unwrap();
+        let ToolUse { tools, choice, in_parallel, .. } = taken(json!({"tools": [tool("f")]})).unwrap().unwrap();
         let function = r#"{"name":"f","description":null,"parameters":{"properties":{},"type":"object"}}"#;
         assert_eq!(tools.to_string(), format!(r#"[{{"type":"function","function":{function}}}]"#));
         assert_eq!((choice, in_parallel), (ToolChoice::Auto, true));

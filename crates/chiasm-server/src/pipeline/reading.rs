@@ -47,6 +47,11 @@ impl Reading {
             }
             Some((tools, _)) => match forced::tag(model, tools) {
                 Some(tag) => (&answers.whole, Some(tag)),
+                None if tools.choice == ToolChoice::Auto && tools.allowed.is_some() => {
+                    let message = "this model's calls can't be held to some of its tools, unless it has to call \
+                                   ('mode': 'required'); send those tools alone";
+                    return Err(RequestError::invalid("tool_choice", message));
+                }
                 None if tools.choice == ToolChoice::Auto => (&answers.whole, None),
                 None => (&answers.listed, Some(forced::list(tools))),
             },

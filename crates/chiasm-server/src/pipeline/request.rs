@@ -1,5 +1,6 @@
 //! What a client asks for, whichever endpoint it came by: parsed and in range.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
@@ -38,6 +39,8 @@ pub(crate) struct ToolUse {
     pub tools: Arc<Value>,
     /// Whether it has to.
     pub choice: ToolChoice,
+    /// The names of those of them that it may call, if it may not call all.
+    pub allowed: Option<HashSet<String>>,
     /// It may call several at once, where it has to call any.
     pub in_parallel: bool,
 }

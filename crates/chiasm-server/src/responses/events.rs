@@ -60,6 +60,8 @@ pub(super) struct Event<'a> {
     pub(super) name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) arguments: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) input: Option<&'a str>,
     /// Always empty, and there where clients look for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) logprobs: Option<[(); 0]>,

@@ -10,6 +10,8 @@ use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::content::{Content, MESSAGE_PARTS, OUTPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS};
+use super::custom_input;
+use super::tools::flat_name;
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::elements;
@@ -21,15 +23,19 @@ const ROLES: [&str; 4] = ["system", "developer", "user", ASSISTANT];
 const STATUSES: [&str; 3] = ["in_progress", "completed", "incomplete"];
 
 /// Items by their type, and the fields that each may have beside `type`, `id` and `status`.
-const KINDS: [(&str, &[&str]); 4] = [
+const KINDS: [(&str, &[&str]); 6] = [
     (MESSAGE, &["role", "content"]),
-    (CALL, &["call_id", "name", "arguments"]),
-    (CALL_OUTPUT, &["call_id", "output"]),
+    (CALL, &["call_id", "name", "namespace", "arguments"]),
+    (CALL_OUTPUT, &["call_id", "name", "namespace", "output"]),
+    (CUSTOM_CALL, &["call_id", "name", "namespace", "input"]),
+    (CUSTOM_CALL_OUTPUT, &["call_id", "name", "namespace", "output"]),
     (REASONING, &["content", "summary", "encrypted_content"]),
 ];
 const MESSAGE: &str = "message";
 const CALL: &str = "function_call";
 const CALL_OUTPUT: &str = "function_call_output";
+const CUSTOM_CALL: &str = "custom_tool_call";
+const CUSTOM_CALL_OUTPUT: &str = "custom_tool_call_output";
 const REASONING: &str = "reasoning";
 
 /// The messages of a request, and their media items in order of appearance.
@@ -151,7 +157,9 @@ struct Given {
     encrypted: Option<Value>,
     call_id: Option<String>,
     name: Option<String>,
+    namespace: Option<String>,
     arguments: Option<String>,
+    input: Option<String>,
     output: Option<Content>,
     unknown: Option<String>,
 }
@@ -169,7 +177,9 @@ impl Given {
             }
             "call_id" => self.call_id = intake.text(map)?,
             "name" => self.name = intake.text(map)?,
+            "namespace" => self.namespace = intake.text(map)?,
             "arguments" => self.arguments = intake.text(map)?,
+            "input" => self.input = intake.text(map)?,
             "output" => self.output = map.next_value_seed(intake.seed())?,
             // They do not change the prompt.
             "id" | "phase" => drop(intake.borrowed(map)?),
@@ -191,8 +201,8 @@ impl Given {
         let is_unfinished = self.status.as_deref().is_some_and(|status| status != "completed");
         let message = match kind {
             MESSAGE => self.into_message(intake)?,
-            CALL => self.into_call(intake)?,
-            CALL_OUTPUT => self.into_call_output(intake)?,
+            CALL | CUSTOM_CALL => self.into_call(intake, kind == CUSTOM_CALL)?,
+            CALL_OUTPUT | CUSTOM_CALL_OUTPUT => self.into_call_output(intake)?,
             _ => self.into_reasoning(intake)?,
         };
         let is_open = is_unfinished && message.role == ASSISTANT && message.content.is_some();
@@ -208,7 +218,9 @@ impl Given {
             ("encrypted_content", self.encrypted.is_some()),
             ("call_id", self.call_id.is_some()),
             ("name", self.name.is_some()),
+            ("namespace", self.namespace.is_some()),
             ("arguments", self.arguments.is_some()),
+            ("input", self.input.is_some()),
             ("output", self.output.is_some()),
         ];
         let other = given.iter().find(|(name, is_given)| *is_given && !fields.contains(name));
@@ -236,10 +248,24 @@ impl Given {
         Ok(ChatMessage { role, content, ..ChatMessage::default() })
     }
 
-    fn into_call<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
+    fn into_call<E: Error>(self, intake: &mut Intake, is_custom: bool) -> Result<ChatMessage, E> {
         let id = self.call_id.ok_or_else(|| intake.missing(".call_id"))?;
         let name = self.name.ok_or_else(|| intake.missing(".name"))?;
-        let arguments = self.arguments.ok_or_else(|| intake.missing(".arguments"))?;
+        let name = match self.namespace {
+            Some(namespace) => {
+                intake.take((namespace.len() + name.len()) as u64)?;
+                flat_name(&namespace, &name)
+            }
+            None => name,
+        };
+        let arguments = if is_custom {
+            let input = self.input.ok_or_else(|| intake.missing(".input"))?;
+            // Escapes may make it longer.
+            intake.take(6 * input.len() as u64)?;
+            custom_input::arguments(&input)
+        } else {
+            self.arguments.ok_or_else(|| intake.missing(".arguments"))?
+        };
         let (mut call, mut function, mut calls) = (Map::new(), Map::new(), Vec::new());
         intake.insert(&mut function, "name", Value::String(name))?;
         intake.insert(&mut function, "arguments", Value::String(arguments))?;

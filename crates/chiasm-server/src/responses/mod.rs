@@ -5,12 +5,14 @@
 //! | `request` | a body to a [`crate::pipeline::GenerateRequest`] |
 //! | `content` | what an item of `input` says |
 //! | `input` | the items of `input` to messages |
-//! | `tools` | functions in their flat form |
+//! | `tools` | functions in their flat form, and other tools as functions |
+//! | `custom_input` | what custom tools are given |
 //! | `response` | the response object |
 //! | `output` | what the model says to output items |
 //! | `events` | what a stream tells of them |
 
 mod content;
+mod custom_input;
 mod events;
 mod input;
 mod output;
@@ -46,7 +48,7 @@ pub(crate) async fn create(
     let frontend = &frontend;
     let told = |error| in_own_words(frontend.told(error));
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
-    let ResponsesRequest { common, generate, echo } = request;
+    let ResponsesRequest { common, generate, echo, names } = request;
     let adapter = check_model(frontend, common.model.as_deref())?;
     admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
@@ -61,7 +63,7 @@ pub(crate) async fn create(
         admission.record.attempted(attempted);
         admission.record.used(usage);
         let choice = choices.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
-        let answer = Answer::whole(caller.id.as_str(), choice);
+        let answer = Answer::whole(caller.id.as_str(), names, choice);
         let mut response = Json(answer.response(&head, usage)).into_response();
         routing_headers(response.headers_mut(), &attempted);
         return Ok(response);
@@ -70,7 +72,7 @@ pub(crate) async fn create(
     let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
-    let (mut answer, begun) = Answer::streamed(caller.id.as_str(), &head);
+    let (mut answer, begun) = Answer::streamed(caller.id.as_str(), names, &head);
     let events = meter::events(
         begun.concat(),
         generation.into_deltas(),

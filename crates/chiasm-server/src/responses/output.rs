@@ -4,8 +4,10 @@ use bytes::Bytes;
 use chiasm_backend::{Finish, ToolCallDelta};
 use serde::{Serialize, Serializer};
 
+use super::custom_input::InputReader;
 use super::events::{Event, Events};
 use super::response::{Head, Response};
+use super::tools::{Called, Names};
 use crate::error::ApiError;
 use crate::openai::Usage;
 use crate::pipeline::{ChoiceDelta, FinishedChoice};
@@ -30,7 +32,7 @@ pub(super) struct Item {
     pub(super) index: usize,
     pub(super) kind: Kind,
     status: Status,
-    /// What was thought or said, or a call's arguments.
+    /// What was thought or said, a call's arguments, or what a custom tool is given.
     pub(super) text: String,
 }
 
@@ -44,6 +46,9 @@ pub(super) enum Kind {
         number: usize,
         call_id: String,
         name: String,
+        namespace: Option<String>,
+        /// What reads the text that a custom tool is given.
+        input: Option<InputReader>,
     },
 }
 
@@ -51,6 +56,7 @@ pub(super) enum Kind {
 pub(super) struct Answer {
     /// The request's id, of which those of items are made.
     request: String,
+    names: Names,
     items: Vec<Item>,
     status: Status,
     events: Events,
@@ -58,16 +64,16 @@ pub(super) struct Answer {
 
 impl Answer {
     /// A whole answer, of which no events tell.
-    pub(super) fn whole(request: &str, choice: FinishedChoice) -> Self {
-        let mut answer = Self::new(request, Events::unwanted());
+    pub(super) fn whole(request: &str, names: Names, choice: FinishedChoice) -> Self {
+        let mut answer = Self::new(request, names, Events::unwanted());
         let FinishedChoice { text, reasoning, tool_calls, finish, .. } = choice;
         answer.add(&ChoiceDelta { text, reasoning, tool_calls, finish: Some(finish), ..ChoiceDelta::default() });
         answer
     }
 
     /// An answer of which events tell, and the first two of them.
-    pub(super) fn streamed(request: &str, head: &Head) -> (Self, [Bytes; 2]) {
-        let mut answer = Self::new(request, Events::wanted());
+    pub(super) fn streamed(request: &str, names: Names, head: &Head) -> (Self, [Bytes; 2]) {
+        let mut answer = Self::new(request, names, Events::wanted());
         let begun = ["response.created", "response.in_progress"].map(|kind| {
             let response = head.response(&[], Status::InProgress);
             answer.events.tell(Event { response: Some(response), ..Event::of(kind) });
@@ -76,8 +82,8 @@ impl Answer {
         (answer, begun)
     }
 
-    fn new(request: &str, events: Events) -> Self {
-        Self { request: request.to_owned(), items: Vec::new(), status: Status::InProgress, events }
+    fn new(request: &str, names: Names, events: Events) -> Self {
+        Self { request: request.to_owned(), names, items: Vec::new(), status: Status::InProgress, events }
     }
 
     /// The response with all that was said.
@@ -131,10 +137,24 @@ impl Answer {
         let is_of = |item: &Item| matches!(item.kind, Kind::Call { number, .. } if number == piece.index);
         if !self.items.last().is_some_and(is_of) {
             let (call_id, name) = (piece.id.clone().unwrap_or_default(), piece.name.clone().unwrap_or_default());
-            self.open(Kind::Call { number: piece.index, call_id, name });
+            let Called { namespace, name, is_custom } = self.names.called(name);
+            let input = is_custom.then(InputReader::new);
+            self.open(Kind::Call { number: piece.index, call_id, name, namespace, input });
         }
-        if !piece.arguments.is_empty() {
-            self.grow(&piece.arguments);
+        match self.input() {
+            Some(input) => {
+                let text = input.push(&piece.arguments);
+                self.grow(&text);
+            }
+            None => self.grow(&piece.arguments),
+        }
+    }
+
+    /// What reads the text that a custom tool is given, if the last item is a call of one that goes on.
+    fn input(&mut self) -> Option<&mut InputReader> {
+        match self.items.last_mut() {
+            Some(Item { kind: Kind::Call { input, .. }, status: Status::InProgress, .. }) => input.as_mut(),
+            _ => None,
         }
     }
 
@@ -151,12 +171,15 @@ impl Answer {
     }
 
     fn grow(&mut self, text: &str) {
-        let Some(item) = self.items.last_mut() else { return };
+        let Some(item) = self.items.last_mut().filter(|_| !text.is_empty()) else { return };
         item.text.push_str(text);
         self.events.tell(Event { delta: Some(text), ..Event::within(item.kind.grows(), item) });
     }
 
     fn close(&mut self, status: Status) {
+        if let Some(text) = self.input().map(InputReader::finish) {
+            self.grow(&text);
+        }
         let Some(item) = self.items.last_mut().filter(|item| item.status == Status::InProgress) else { return };
         item.status = status;
         let done = Event::within(item.kind.is_done(), item);
@@ -164,6 +187,9 @@ impl Answer {
             (_, Some(part)) => {
                 self.events.tell(Event { text: Some(&item.text), ..done });
                 self.events.tell(Event { part: Some(part), ..Event::within("response.content_part.done", item) });
+            }
+            (Kind::Call { input: Some(_), .. }, None) => {
+                self.events.tell(Event { input: Some(&item.text), ..done });
             }
             (Kind::Call { name, .. }, None) => {
                 self.events.tell(Event { name: Some(name), arguments: Some(&item.text), ..done });
@@ -179,6 +205,7 @@ impl Kind {
         match self {
             Self::Reasoning => "rs",
             Self::Message => "msg",
+            Self::Call { input: Some(_), .. } => "ctc",
             Self::Call { .. } => "fc",
         }
     }
@@ -187,6 +214,7 @@ impl Kind {
         match self {
             Self::Reasoning => "response.reasoning_text.delta",
             Self::Message => "response.output_text.delta",
+            Self::Call { input: Some(_), .. } => "response.custom_tool_call_input.delta",
             Self::Call { .. } => "response.function_call_arguments.delta",
         }
     }
@@ -195,6 +223,7 @@ impl Kind {
         match self {
             Self::Reasoning => "response.reasoning_text.done",
             Self::Message => "response.output_text.done",
+            Self::Call { input: Some(_), .. } => "response.custom_tool_call_input.done",
             Self::Call { .. } => "response.function_call_arguments.done",
         }
     }
@@ -223,9 +252,42 @@ pub(super) enum Part<'a> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Body<'a> {
-    Reasoning { id: &'a str, summary: [(); 0], content: Vec<Part<'a>>, status: Status },
-    Message { id: &'a str, role: &'static str, content: Vec<Part<'a>>, status: Status },
-    FunctionCall { id: &'a str, call_id: &'a str, name: &'a str, arguments: &'a str, status: Status },
+    Reasoning {
+        id: &'a str,
+        summary: [(); 0],
+        content: Vec<Part<'a>>,
+        status: Status,
+    },
+    Message {
+        id: &'a str,
+        role: &'static str,
+        content: Vec<Part<'a>>,
+        status: Status,
+    },
+    FunctionCall {
+        id: &'a str,
+        call_id: &'a str,
+        #[serde(flatten)]
+        called: Name<'a>,
+        arguments: &'a str,
+        status: Status,
+    },
+    CustomToolCall {
+        id: &'a str,
+        call_id: &'a str,
+        #[serde(flatten)]
+        called: Name<'a>,
+        input: &'a str,
+        status: Status,
+    },
+}
+
+/// What a client knows a tool as.
+#[derive(Serialize)]
+struct Name<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<&'a str>,
 }
 
 impl Serialize for Item {
@@ -237,8 +299,12 @@ impl Serialize for Item {
         match kind {
             Kind::Reasoning => Body::Reasoning { id, summary: [], content, status }.serialize(to),
             Kind::Message => Body::Message { id, role: "assistant", content, status }.serialize(to),
-            Kind::Call { call_id, name, .. } => {
-                Body::FunctionCall { id, call_id, name, arguments: text, status }.serialize(to)
+            Kind::Call { call_id, name, namespace, input, .. } => {
+                let called = Name { name, namespace: namespace.as_deref() };
+                match input {
+                    Some(_) => Body::CustomToolCall { id, call_id, called, input: text, status }.serialize(to),
+                    None => Body::FunctionCall { id, call_id, called, arguments: text, status }.serialize(to),
+                }
             }
         }
     }

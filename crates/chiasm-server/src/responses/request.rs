@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::input::Input;
 use super::response::Echo;
-use super::tools;
+use super::tools::{self, Names};
 use crate::error::ApiError;
 use crate::openai::Common;
 use crate::openai::chat::take_effort;
@@ -59,6 +59,7 @@ pub(crate) struct ResponsesRequest {
     pub(crate) generate: GenerateRequest,
     /// What of the request is in its response.
     pub(super) echo: Echo,
+    pub(super) names: Names,
 }
 
 impl RequestBody for ResponsesRequest {
@@ -79,7 +80,7 @@ impl RequestBody for ResponsesRequest {
             return Err(ApiError::invalid("structured_outputs", message));
         }
         common.sampling.structured = format.or(common.sampling.structured);
-        let tools = tools::take(&mut fields)?;
+        let (tools, names) = tools::take(&mut fields)?;
         let chat = Chat {
             media: input.media,
             add_generation_prompt: !input.is_open,
@@ -93,7 +94,7 @@ impl RequestBody for ResponsesRequest {
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
         fields.finish()?;
         let generate = common.of_chat(chat, tools, without_reasoning);
-        Ok((Self { common, generate, echo }, intake.into_charge()))
+        Ok((Self { common, generate, echo, names }, intake.into_charge()))
     }
 }
 
@@ -135,7 +136,10 @@ fn instructed(
 fn take_what_is_echoed(fields: &mut Fields) -> Result<(), ApiError> {
     // It bounds calls of tools that the server runs, of which there are none.
     fields.take_in::<u64>("max_tool_calls", 0.., "0 or more")?;
-    fields.refuse_unless("truncation", |value| value == "disabled")?;
+    // Nothing is ever cut off: a conversation that is too long is refused in any case.
+    fields.refuse_unless("truncation", |value| value == "disabled" || value == "auto")?;
+    // What Codex notes of who asks.
+    fields.take::<Map<String, Value>>("client_metadata")?;
     fields.refuse_unless("top_logprobs", |value| value == 0)?;
     let metadata: Map<String, Value> = fields.take("metadata")?.unwrap_or_default();
     let is_fine = |(name, value): (&String, &Value)| {

@@ -9,11 +9,11 @@ use crate::model::ServedModel;
 use crate::pipeline::{ToolChoice, ToolUse};
 
 /// A structural tag in the model's own format, where vLLM has one. A model that calls if it likes is held to one only for functions
-/// that are strict, or for a single call.
+/// that are strict, for a single call, or where it may not call all of them.
 pub(super) fn tag(model: &ServedModel, tools: &ToolUse) -> Option<Constraint> {
     let is_strict = |tool: &Value| tool["function"]["strict"] == true;
     let is_auto = tools.choice == ToolChoice::Auto;
-    if is_auto && tools.in_parallel && !chosen(tools).any(is_strict) {
+    if is_auto && tools.in_parallel && tools.allowed.is_none() && !chosen(tools).any(is_strict) {
         return None;
     }
     // As in vLLM: others than strict ones may have schemas that engines do not take.
@@ -60,9 +60,10 @@ fn is_single(tools: &ToolUse) -> bool {
 
 /// The functions that may be called.
 fn chosen(tools: &ToolUse) -> impl Iterator<Item = &Value> {
-    let is_chosen = |tool: &&Value| match &tools.choice {
-        ToolChoice::Named(name) => tool["function"]["name"] == name.as_str(),
-        _ => true,
+    let is_chosen = |tool: &&Value| match (&tools.choice, &tools.allowed) {
+        (ToolChoice::Named(chosen), _) => name(tool) == chosen,
+        (_, Some(allowed)) => allowed.contains(name(tool)),
+        (_, None) => true,
     };
     tools.tools.as_array().into_iter().flatten().filter(is_chosen)
 }

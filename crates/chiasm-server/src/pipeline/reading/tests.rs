@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::path::Path;
 
 use chiasm_backend::{Content, Output, ToolCallDelta};
@@ -43,7 +44,7 @@ fn function(name: &str, parameters: Value) -> Value {
 fn tools(choice: ToolChoice) -> ToolUse {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
     let tools = json!([function("weather", parameters), function("now", Value::Null)]);
-    ToolUse { tools: Arc::new(tools), choice, in_parallel: true }
+    ToolUse { tools: Arc::new(tools), choice, allowed: None, in_parallel: true }
 }
 
 fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
@@ -198,6 +199,22 @@ fn calls_are_forced_in_the_models_format_or_by_a_schema() {
     assert_eq!(forced(&hermes, &tools(ToolChoice::Auto)).unwrap(), None);
     let single = ToolUse { in_parallel: false, ..tools(ToolChoice::Auto) };
     assert!(matches!(forced(&hermes, &single).unwrap(), Some(Constraint::StructuralTag(_))));
+
+    let now = Some(HashSet::from(["now".to_owned()]));
+    let some = |choice| ToolUse { allowed: now.clone(), ..tools(choice) };
+    for (choice, has_to_call) in [(ToolChoice::Auto, false), (ToolChoice::Required, true)] {
+        let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &some(choice)).unwrap() else { panic!("a tag") };
+        assert!(tag.contains("now") && !tag.contains("weather"), "{tag}");
+        assert_eq!(tag.contains("triggered_tags"), !has_to_call, "{tag}");
+    }
+    assert_eq!(forced(&hermes, &some(ToolChoice::None)).unwrap(), None);
+
+    let unforced = model("mistral", "none");
+    assert_eq!(forced(&unforced, &some(ToolChoice::Auto)).unwrap_err().field.as_deref(), Some("tool_choice"));
+    let Some(Constraint::JsonSchema(schema)) = forced(&unforced, &some(ToolChoice::Required)).unwrap() else {
+        panic!("a schema")
+    };
+    assert!(schema.contains("now") && !schema.contains("weather"), "{schema}");
 
     let unknown = model("none", "none");
     let error = forced(&unknown, &tools(ToolChoice::Auto)).unwrap_err();

@@ -76,6 +76,38 @@ fn what_the_assistant_thought_said_and_called_is_one_message() {
 }
 
 #[test]
+fn calls_of_other_tools_are_calls_of_their_functions() {
+    let input = json!([
+        {"role": "user", "content": "hi"},
+        {"type": "custom_tool_call", "id": "ctc", "call_id": "a", "name": "sh", "input": "say \"a\"", "status": "completed"},
+        {"type": "function_call", "call_id": "b", "name": "f", "namespace": "n", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "c", "name": "sh", "namespace": "n", "input": ""},
+        {"type": "custom_tool_call_output", "call_id": "a", "name": "sh", "output": "a"},
+        {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "1"}]},
+    ]);
+    let called = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let calls = json!([
+        called("a", "sh", r#"{"input": "say \"a\""}"#),
+        called("b", "n__f", "{}"),
+        called("c", "n__sh", r#"{"input": ""}"#),
+    ]);
+    let answer = |id: &str| Some(id.to_owned());
+    let expected = [
+        said("user", "hi"),
+        ChatMessage { role: "assistant".to_owned(), tool_calls: Some(calls), ..ChatMessage::default() },
+        ChatMessage { tool_call_id: answer("a"), ..said("tool", "a") },
+        ChatMessage { tool_call_id: answer("b"), ..parts("tool", &["1"]) },
+    ];
+    assert_eq!(parse(&input).unwrap().messages, expected);
+    let refused = |item: Value| refused(json!([item]));
+    assert_eq!(refused(json!({"type": "custom_tool_call", "call_id": "a", "name": "sh"})), "input[0].input");
+    let mixed = json!({"type": "custom_tool_call", "call_id": "a", "name": "sh", "input": "", "arguments": "{}"});
+    assert_eq!(refused(mixed), "input[0].arguments");
+    let mixed = json!({"type": "function_call", "call_id": "a", "name": "f", "input": "x", "arguments": "{}"});
+    assert_eq!(refused(mixed), "input[0].input");
+}
+
+#[test]
 fn a_last_message_of_the_assistant_that_is_not_complete_is_continued() {
     let is_open = |input: Value| parse(&input).unwrap().is_open;
     let last =

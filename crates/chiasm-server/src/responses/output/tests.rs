@@ -16,6 +16,27 @@ async fn head() -> Head {
         .unwrap()
 }
 
+/// The names of a custom tool, and of a function and a custom tool of a namespace.
+fn names() -> Names {
+    let custom = json!({"type": "custom", "name": "sh"});
+    let within = json!([{"type": "function", "name": "f"}, custom]);
+    let tools = json!([custom, {"type": "namespace", "name": "n", "tools": within}]);
+    crate::responses::tools::take(&mut Fields::new(json!({"tools": tools}), "").unwrap()).unwrap().1
+}
+
+/// Calls of these, in pieces.
+fn called_otherwise(finish: Finish) -> Vec<ChoiceDelta> {
+    let delta = |tool_calls| ChoiceDelta { tool_calls, ..ChoiceDelta::default() };
+    vec![
+        delta(vec![piece(0, Some(("a", "sh")), "")]),
+        delta(vec![piece(0, None, r#"{"input": "ls"#)]),
+        delta(vec![piece(0, None, r#" -l\"#)]),
+        delta(vec![piece(0, None, r#"n"}"#), piece(1, Some(("b", "n__f")), "{}")]),
+        delta(vec![piece(2, Some(("c", "n__sh")), r#"{"cmd": 1}"#)]),
+        ChoiceDelta { finish: Some(finish), ..ChoiceDelta::default() },
+    ]
+}
+
 fn usage() -> Usage {
     Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 3, reasoning_tokens: Some(2) }
 }
@@ -63,9 +84,13 @@ fn events(bytes: &[Bytes]) -> Vec<Value> {
 }
 
 fn streamed(head: &Head, finish: Finish) -> Vec<Value> {
-    let (mut answer, begun) = Answer::streamed("r", head);
+    told(head, Names::default(), deltas(finish))
+}
+
+fn told(head: &Head, names: Names, deltas: Vec<ChoiceDelta>) -> Vec<Value> {
+    let (mut answer, begun) = Answer::streamed("r", names, head);
     let mut all = begun.to_vec();
-    for delta in deltas(finish) {
+    for delta in deltas {
         answer.add(&delta);
         if delta.finish.is_some() {
             answer.end(head, usage());
@@ -88,7 +113,7 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
         tool_calls: vec![piece(0, Some(("a", "f")), r#"{"x":1}"#), piece(1, Some(("b", "g")), "{}")],
         finish: Finish::ToolCalls,
     };
-    let answer = Answer::whole("r", choice);
+    let answer = Answer::whole("r", Names::default(), choice);
     let response = serde_json::to_value(answer.response(&head, usage())).unwrap();
     assert_eq!(response["output"], output("completed"));
     for (field, value) in [
@@ -193,7 +218,7 @@ async fn what_is_cut_off_is_incomplete_and_so_is_its_last_item() {
 #[tokio::test]
 async fn an_error_ends_the_open_item_and_the_response() {
     let head = head().await;
-    let (mut answer, _) = Answer::streamed("r", &head);
+    let (mut answer, _) = Answer::streamed("r", Names::default(), &head);
     answer.add(&ChoiceDelta { text: "half".to_owned(), ..ChoiceDelta::default() });
     answer.take_events();
     answer.fail(&head, &ApiError::internal("the engine died"));
@@ -210,10 +235,57 @@ async fn an_error_ends_the_open_item_and_the_response() {
 #[tokio::test]
 async fn an_answer_that_says_nothing_has_no_items() {
     let head = head().await;
-    let (mut answer, _) = Answer::streamed("r", &head);
+    let (mut answer, _) = Answer::streamed("r", Names::default(), &head);
     answer.add(&ChoiceDelta { finish: Some(Finish::Eos), ..ChoiceDelta::default() });
     assert_eq!(answer.take_events(), None);
     answer.end(&head, usage());
     let events = events(&[answer.take_events().unwrap()]);
     assert_eq!((events.len(), &events[0]["response"]["output"]), (1, &json!([])));
+}
+
+#[tokio::test]
+async fn tools_are_called_by_the_names_that_their_client_knows() {
+    let head = head().await;
+    let calls = json!([
+        {"type": "custom_tool_call", "id": "ctc_r_0", "call_id": "a", "name": "sh", "input": "ls -l\n",
+         "status": "completed"},
+        {"type": "function_call", "id": "fc_r_1", "call_id": "b", "name": "f", "namespace": "n", "arguments": "{}",
+         "status": "completed"},
+        {"type": "custom_tool_call", "id": "ctc_r_2", "call_id": "c", "name": "sh", "namespace": "n",
+         "input": r#"{"cmd": 1}"#, "status": "completed"},
+    ]);
+    let events = told(&head, names(), called_otherwise(Finish::ToolCalls));
+    let of = |index: u64, kind: &str, field: &str| -> Vec<Value> {
+        let told = events.iter().filter(|event| event["output_index"] == index && event["type"] == kind);
+        told.map(|event| event[field].clone()).collect()
+    };
+    let delta = "response.custom_tool_call_input.delta";
+    assert_eq!(of(0, delta, "delta"), ["ls", " -l", "\n"]);
+    assert_eq!(of(0, delta, "item_id"), ["ctc_r_0", "ctc_r_0", "ctc_r_0"]);
+    assert_eq!(of(0, "response.custom_tool_call_input.done", "input"), ["ls -l\n"]);
+    assert_eq!(of(1, "response.function_call_arguments.delta", "delta"), ["{}"]);
+    assert_eq!(of(2, delta, "delta"), [r#"{"cmd": 1}"#]);
+    for index in 0..3 {
+        let added = &of(index as u64, "response.output_item.added", "item")[0];
+        assert_eq!((&added["name"], &added["namespace"]), (&calls[index]["name"], &calls[index]["namespace"]));
+        assert_eq!(added.get("input").or(added.get("arguments")), Some(&json!("")));
+        assert_eq!(of(index as u64, "response.output_item.done", "item"), [calls[index].clone()]);
+    }
+    assert_eq!(events.last().unwrap()["response"]["output"], calls);
+
+    let mut whole = Answer::new("r", names(), Events::unwanted());
+    called_otherwise(Finish::ToolCalls).iter().for_each(|delta| whole.add(delta));
+    assert_eq!(serde_json::to_value(whole.response(&head, usage())).unwrap()["output"], calls);
+}
+
+#[tokio::test]
+async fn a_custom_call_that_is_cut_off_says_so() {
+    let cut = called_otherwise(Finish::Length).into_iter().enumerate().filter(|(i, _)| matches!(i, 0 | 1 | 5));
+    let events = told(&head().await, names(), cut.map(|(_, delta)| delta).collect());
+    let response = &events.last().unwrap()["response"];
+    let item = &response["output"][0];
+    assert_eq!(
+        (&response["status"], &item["status"], &item["input"]),
+        (&json!("incomplete"), &json!("incomplete"), &json!("ls"))
+    );
 }

@@ -82,8 +82,9 @@ fn what_is_not_done_is_refused_by_its_name() {
         (json!({"prompt": {"id": "pmpt_1"}}), "prompt"),
         (json!({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}), "include[1]"),
         (json!({"top_logprobs": 2}), "top_logprobs"),
-        (json!({"truncation": "auto"}), "truncation"),
-        (json!({"tools": [{"type": "custom", "name": "c"}]}), "tools[0].type"),
+        (json!({"truncation": "left"}), "truncation"),
+        (json!({"client_metadata": "a"}), "client_metadata"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (json!({"tool_choice": {"type": "mcp"}}), "tool_choice.type"),
         (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
         (json!({"text": {"colour": "red"}}), "text.colour"),
@@ -114,7 +115,7 @@ fn what_asks_for_nothing_is_taken() {
         "store": true, "background": false, "previous_response_id": null, "conversation": null, "truncation": "disabled",
         "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}, "user": "u", "service_tier": "auto",
         "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s", "top_logprobs": 0,
-        "max_tool_calls": 3, "stream": true, "stream_options": {"include_obfuscation": false}, "tools": [],
+        "max_tool_calls": 3, "client_metadata": {"x-codex-installation-id": "i"}, "stream": true, "stream_options": {"include_obfuscation": false}, "tools": [],
         "text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"effort": null, "summary": "auto"},
     }))
     .unwrap();
