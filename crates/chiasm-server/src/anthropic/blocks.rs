@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use chiasm_media::MediaInput;
 use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
+use super::sources::{Passage, Source};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::elements;
@@ -16,6 +16,8 @@ use crate::pipeline::MediaRef;
 pub(super) enum Block {
     Text(String),
     Image(MediaRef),
+    /// A document or a search result as it is written in the prompt, and its type.
+    Passage(&'static str, String),
     Thinking(String),
     /// What the model thought, and nobody may know.
     RedactedThinking,
@@ -33,6 +35,7 @@ impl Block {
         match self {
             Self::Text(_) => "text",
             Self::Image(_) => "image",
+            Self::Passage(kind, _) => kind,
             Self::Thinking(_) => "thinking",
             Self::RedactedThinking => "redacted_thinking",
             Self::ToolUse(_) => "tool_use",
@@ -48,7 +51,20 @@ pub(super) struct ResultContent {
     pub(super) images: Vec<MediaRef>,
 }
 
-/// A block of that: text or an image.
+impl ResultContent {
+    /// Its text, where there may be no images.
+    pub(super) fn text_alone<E: Error>(self, intake: &mut Intake) -> Result<String, E> {
+        match self.images.into_iter().next() {
+            None => Ok(self.text),
+            Some(image) => {
+                let message = "documents and search results are read as text alone, without images";
+                Err(intake.refuse(unsupported(image.field, message.to_owned())))
+            }
+        }
+    }
+}
+
+/// A block of that: text, a passage or an image.
 struct ResultBlock(Block);
 
 /// The fields of a block that mean something. Which of them it may have is known with its type, which may come last.
@@ -57,7 +73,10 @@ struct BlockFields {
     kind: Option<String>,
     text: Option<String>,
     thinking: Option<String>,
-    source: Option<MediaInput>,
+    source: Option<Source>,
+    title: Option<String>,
+    context: Option<String>,
+    citations: Option<Value>,
     id: Option<String>,
     name: Option<String>,
     input: Option<Value>,
@@ -82,7 +101,10 @@ impl<'de> Visitor<'de> for Seed<'_, Block> {
                 "type" => fields.kind = intake.text(&mut map)?,
                 "text" => fields.text = prompt_text(intake, &mut map)?,
                 "thinking" => fields.thinking = prompt_text(intake, &mut map)?,
-                "source" => fields.source = map.next_value_seed(intake.seed::<Option<MediaInput>>())?,
+                "source" => fields.source = map.next_value_seed(intake.seed::<Option<Source>>())?,
+                "title" => fields.title = prompt_text(intake, &mut map)?,
+                "context" => fields.context = prompt_text(intake, &mut map)?,
+                "citations" => fields.citations = Some(map.next_value_seed(intake.seed::<Value>())?),
                 "id" => fields.id = intake.text(&mut map)?,
                 "name" => fields.name = intake.text(&mut map)?,
                 "input" => {
@@ -92,9 +114,7 @@ impl<'de> Visitor<'de> for Seed<'_, Block> {
                 "content" => fields.content = map.next_value_seed(intake.seed::<Option<ResultContent>>())?,
                 // They do not change the prompt.
                 "signature" | "data" => drop(intake.borrowed(&mut map)?),
-                "cache_control" | "citations" | "caller" | "is_error" => {
-                    drop(map.next_value_seed(intake.seed::<Value>())?)
-                }
+                "cache_control" | "caller" | "is_error" => drop(map.next_value_seed(intake.seed::<Value>())?),
                 _ => intake.unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
@@ -114,9 +134,24 @@ impl BlockFields {
             "thinking" => Block::Thinking(self.thinking.take().ok_or_else(|| intake.missing(".thinking"))?),
             "redacted_thinking" => Block::RedactedThinking,
             "image" => {
-                let source = self.source.take().ok_or_else(|| intake.missing(".source"))?;
+                let source = self.take_source(intake)?.of_image(intake)?;
                 let field = intake.below(".source");
                 Block::Image(MediaRef { modality: Modality::Image, source: Some(source), uuid: None, field })
+            }
+            "document" => {
+                let text = self.take_source(intake)?.of_document(intake)?;
+                let (source, context) = (self.title.take(), self.context.take());
+                let passage = Passage { kind: "document", source, title: None, context, text };
+                Block::Passage("document", self.written(intake, &passage)?)
+            }
+            "search_result" => {
+                let source = self.take_source(intake)?.of_search_result(intake)?;
+                let title = self.title.take().ok_or_else(|| intake.missing(".title"))?;
+                let content = self.content.take().ok_or_else(|| intake.missing(".content"))?;
+                let text = content.text_alone(intake)?;
+                let kind = "search_result";
+                let passage = Passage { kind, source: Some(source), title: Some(title), context: None, text };
+                Block::Passage(kind, self.written(intake, &passage)?)
             }
             "tool_use" => Block::ToolUse(self.take_call(intake)?),
             "tool_result" => {
@@ -130,11 +165,28 @@ impl BlockFields {
                 Block::ToolResult { id, content }
             }
             other => {
-                let known = "text, image, thinking, redacted_thinking, tool_use or tool_result";
+                let known =
+                    "text, image, document, search_result, thinking, redacted_thinking, tool_use or tool_result";
                 let message = format!("blocks of type '{other}' are not supported; use {known}");
                 return Err(intake.refuse(unsupported(intake.below(".type"), message)));
             }
         })
+    }
+
+    fn take_source<E: Error>(&mut self, intake: &mut Intake) -> Result<Source, E> {
+        self.source.take().ok_or_else(|| intake.missing(".source"))
+    }
+
+    /// A passage as it is written. Models here can't cite it.
+    fn written<E: Error>(&self, intake: &mut Intake, passage: &Passage) -> Result<String, E> {
+        if self.citations.as_ref().is_some_and(|citations| citations["enabled"] == true) {
+            let name = intake.below(".citations.enabled");
+            let message = format!("'{name}' can't be true: no answer here has citations");
+            return Err(intake.refuse(unsupported(name, message)));
+        }
+        let written = passage.written();
+        intake.take(written.len() as u64)?;
+        Ok(written)
     }
 
     fn take_call<E: Error>(&mut self, intake: &mut Intake) -> Result<Value, E> {
@@ -157,6 +209,8 @@ impl BlockFields {
             (".text", self.text.is_some()),
             (".thinking", self.thinking.is_some()),
             (".source", self.source.is_some()),
+            (".title", self.title.is_some()),
+            (".context", self.context.is_some()),
             (".id", self.id.is_some()),
             (".name", self.name.is_some()),
             (".input", self.input.is_some()),
@@ -175,46 +229,6 @@ fn prompt_text<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Resu
     intake.borrowed(map)?.map(|text| intake.own_prompt(&text)).transpose()
 }
 
-impl<'de> Visitor<'de> for Seed<'_, Option<MediaInput>> {
-    type Value = Option<MediaInput>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let intake = self.intake;
-        let (mut kind, mut data, mut url, mut unknown) = (None, None, None, None);
-        while let Some(name) = intake.name(&mut map)? {
-            let outer = intake.enter(format_args!(".{name}"));
-            match &*name {
-                "type" => kind = intake.text(&mut map)?,
-                // The format is found from the bytes.
-                "media_type" => drop(intake.borrowed(&mut map)?),
-                "data" => data = intake.borrowed(&mut map)?.map(|data| intake.share(&data)).transpose()?,
-                "url" => url = intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?,
-                _ => intake.unknown(&mut map, &mut unknown)?,
-            }
-            intake.leave(outer);
-        }
-        let kind = kind.ok_or_else(|| intake.missing(".type"))?;
-        let (source, other) = match kind.as_str() {
-            "base64" => (MediaInput::Base64(data.ok_or_else(|| intake.missing(".data"))?), url.map(|_| ".url")),
-            "url" => (MediaInput::Url(url.ok_or_else(|| intake.missing(".url"))?), data.map(|_| ".data")),
-            other => {
-                let message = format!("sources of type '{other}' are not supported; use base64 or url");
-                return Err(intake.refuse(unsupported(intake.below(".type"), message)));
-            }
-        };
-        intake.refuse_unknown(unknown.or(other.map(|other| intake.below(other))))?;
-        Ok(Some(source))
-    }
-}
-
 impl<'de> Visitor<'de> for Seed<'_, ResultBlock> {
     type Value = ResultBlock;
 
@@ -225,9 +239,10 @@ impl<'de> Visitor<'de> for Seed<'_, ResultBlock> {
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ResultBlock, A::Error> {
         let intake = self.intake;
         match intake.seed::<Block>().visit_map(map)? {
-            block @ (Block::Text(_) | Block::Image(_)) => Ok(ResultBlock(block)),
+            block @ (Block::Text(_) | Block::Image(_) | Block::Passage(..)) => Ok(ResultBlock(block)),
             other => {
-                let message = format!("a tool's result has text and images, not '{}'", other.kind());
+                let message =
+                    format!("here is text and are images, documents and search results, not '{}'", other.kind());
                 Err(intake.refuse(unsupported(intake.below(".type"), message)))
             }
         }
@@ -255,7 +270,7 @@ impl<'de> Visitor<'de> for Seed<'_, Option<ResultContent>> {
         let (mut texts, mut images) = (Vec::new(), Vec::new());
         for ResultBlock(block) in elements(intake, &mut seq)? {
             match block {
-                Block::Text(text) => intake.push(&mut texts, text)?,
+                Block::Text(text) | Block::Passage(_, text) => intake.push(&mut texts, text)?,
                 Block::Image(image) => intake.push(&mut images, image)?,
                 _ => {}
             }

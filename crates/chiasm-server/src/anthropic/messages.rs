@@ -89,7 +89,7 @@ impl<'de> Visitor<'de> for Seed<'_, Turn> {
 /// Refuses a role that there is not, and blocks that do not belong to a role.
 fn check<E: Error>(intake: &mut Intake, role: &str, content: &Content) -> Result<(), E> {
     let kinds: &[&str] = match role {
-        "user" => &["text", "image", "tool_result"],
+        "user" => &["text", "image", "document", "search_result", "tool_result"],
         "assistant" => &["text", "thinking", "redacted_thinking", "tool_use"],
         "system" => &["text"],
         _ => {
@@ -203,7 +203,7 @@ fn add_turn<E: Error>(intake: &mut Intake, messages: &mut Vec<ChatMessage>, turn
     for block in blocks {
         match block {
             Block::Text(text) if text.is_empty() => {}
-            Block::Text(text) => intake.push(&mut said, ChatPart::Text(text))?,
+            Block::Text(text) | Block::Passage(_, text) => intake.push(&mut said, ChatPart::Text(text))?,
             Block::Image(image) => {
                 intake.push(&mut said, ChatPart::Media(Modality::Image))?;
                 intake.push(&mut images, image)?;

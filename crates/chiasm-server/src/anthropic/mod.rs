@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `answer` | the two endpoints |
 //! | `request`, `tools` | the fields of a body |
-//! | `messages`, `blocks` | its conversation, read without copies of what is large |
+//! | `messages`, `blocks`, `sources` | its conversation, read without copies of what is large |
 //! | `response` | whole answers, and what answers and events share |
 //! | `events` | streamed answers |
 //! | `error` | errors, whoever found them |
@@ -19,6 +19,7 @@ mod events;
 mod messages;
 pub(crate) mod request;
 mod response;
+mod sources;
 mod tools;
 
 pub(crate) use error::retold;

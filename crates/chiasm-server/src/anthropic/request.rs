@@ -16,9 +16,18 @@ use crate::pipeline::{Chat, GenerateRequest, Prompt, Sampling, Structured, Think
 
 /// Fewest tokens that a model may be given to think: Anthropic's bound.
 const LEAST_BUDGET: u32 = 1024;
-/// What changes no answer, or only how Anthropic bills it, caches it or where it computes it.
-const IGNORED: [&str; 7] =
-    ["metadata", "service_tier", "speed", "inference_geo", "cache_control", "betas", "context_management"];
+/// What changes no answer, or only whom Anthropic bills it to, how it caches it or where it computes it.
+const IGNORED: [&str; 9] = [
+    "metadata",
+    "service_tier",
+    "speed",
+    "inference_geo",
+    "cache_control",
+    "betas",
+    "context_management",
+    "user_profile_id",
+    "workspace_id",
+];
 
 /// The body of `POST /v1/messages`.
 pub(crate) struct MessagesRequest {
@@ -214,7 +223,7 @@ mod tests {
     fn fields_have_their_counterparts() {
         let request = parse(json!({
             "system": "s", "temperature": 0.5, "top_p": 0.9, "top_k": 5, "stop_sequences": ["x"], "stream": true,
-            "metadata": {"user_id": "u"}, "service_tier": "auto", "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "metadata": {"user_id": "u"}, "user_profile_id": "u", "workspace_id": "w", "service_tier": "auto", "thinking": {"type": "enabled", "budget_tokens": 1024},
             "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
         }));
         let MessagesRequest { model, is_streamed, generate } = request.unwrap();
@@ -259,6 +268,7 @@ mod tests {
             (json!({"output_config": {"format": {"type": "text"}}}), "output_config.format.type"),
             (json!({"output_config": {"format": {"type": "json_schema", "schema": 1}}}), "output_config.format.schema"),
             (json!({"container": "c"}), "container"),
+            (json!({"diagnostics": {"previous_message_id": "msg_1"}}), "diagnostics"),
             (json!({"n": 2}), "n"),
         ] {
             assert_eq!(parse(extra).err().unwrap().param.as_deref(), Some(field));

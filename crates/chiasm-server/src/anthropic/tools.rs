@@ -30,6 +30,14 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let schema: Option<Map<String, Value>> = fields.take("input_schema")?;
     let mut schema = schema.ok_or_else(|| ApiError::missing(&fields.name("input_schema")))?;
     schema.entry("type").or_insert_with(|| json!("object"));
+    let examples: Vec<Map<String, Value>> = fields.take("input_examples")?.unwrap_or_default();
+    if !examples.is_empty() {
+        // Templates show the model the schema, which has a place for them.
+        let listed = schema.entry("examples").or_insert_with(|| json!([]));
+        let name = fields.name("input_schema.examples");
+        let listed = listed.as_array_mut().ok_or_else(|| ApiError::invalid(name, "it must be a list"))?;
+        listed.extend(examples.into_iter().map(Value::Object));
+    }
     let strict = fields.take("strict")?;
     fields.refuse_unless("defer_loading", |value| value == false)?;
     fields.refuse_unless("allowed_callers", |value| value == &json!(["direct"]))?;
@@ -84,6 +92,24 @@ mod tests {
         assert_eq!(tools.to_string(), format!(r#"[{{"type":"function","function":{function}}}]"#));
         assert_eq!((choice, in_parallel), (ToolChoice::Auto, true));
         assert!(taken(json!({"tools": [], "tool_choice": {"type": "auto"}})).unwrap().is_none());
+    }
+
+    #[test]
+    fn examples_are_a_part_of_the_schema() {
+        let schema = |extra: Value| {
+            let mut tool = json!({"name": "f", "input_schema": {"type": "object"}});
+            tool.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let taken = taken(json!({"tools": [tool]})).map_err(|error| error.param.unwrap())?;
+            Ok(taken.unwrap().tools[0]["function"]["parameters"].clone())
+        };
+        let examples = json!([{"a": 1}, {"b": 2}]);
+        assert_eq!(schema(json!({"input_examples": examples})), Ok(json!({"type": "object", "examples": examples})));
+        let both = schema(json!({"input_schema": {"examples": [{}]}, "input_examples": [{"a": 1}]})).unwrap();
+        assert_eq!(both["examples"], json!([{}, {"a": 1}]));
+        assert_eq!(schema(json!({"input_examples": []})), Ok(json!({"type": "object"})));
+        assert_eq!(schema(json!({"input_examples": ["x"]})), Err("tools[0].input_examples".to_owned()));
+        let wrong = json!({"input_schema": {"examples": 1}, "input_examples": [{}]});
+        assert_eq!(schema(wrong), Err("tools[0].input_schema.examples".to_owned()));
     }
 
     #[test]

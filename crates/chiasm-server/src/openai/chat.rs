@@ -5,6 +5,7 @@ use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::body::{Beside, Body, ChunkHead, Ids};
 use super::fields::Fields;
@@ -62,7 +63,7 @@ pub(super) fn take_chat(fields: &mut Fields, messages: Messages, tools: Option<&
         media,
         add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
         continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
-        template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
+        template_kwargs: take_variables(fields)?,
         reasoning_effort: take_effort(fields, "reasoning_effort")?,
         tools: tools.map(|tools| tools.tools.clone()),
         media_kwargs: take_media_kwargs(fields)?,
@@ -75,6 +76,15 @@ pub(super) fn take_chat(fields: &mut Fields, messages: Messages, tools: Option<&
     }
     fields.refuse_unless("add_special_tokens", |v| v == false)?;
     Ok(chat)
+}
+
+/// Takes the variables of the chat template. `documents` is one of them, which vLLM has a field for.
+fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let mut variables: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
+    if let Some(documents) = fields.take::<Vec<Map<String, Value>>>("documents")? {
+        variables.insert("documents".to_owned(), documents.into_iter().map(Value::Object).collect());
+    }
+    Ok(variables)
 }
 
 /// Takes the field that says how much a model is to think.
@@ -319,9 +329,10 @@ mod tests {
     use std::path::Path;
 
     use chiasm_backend::RequestId;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
+    use crate::pipeline::Prompt;
 
     fn parse(body: Value) -> Result<ChatRequest, ApiError> {
         ChatRequest::parse(Intake::of(&body)).map(|(request, _)| request)
@@ -339,6 +350,16 @@ mod tests {
         assert_eq!(refused(json!({"reasoning_effort": "high"})), None);
         assert_eq!(refused(json!({"temprature": 1})).as_deref(), Some("temprature"));
         assert_eq!(refused(json!({})), None);
+    }
+
+    #[test]
+    fn documents_are_a_variable_of_the_template() {
+        let documents = json!([{"title": "t", "text": "x"}]);
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "documents": documents,
+            "chat_template_kwargs": {"documents": [], "a": 1}});
+        let Prompt::Chat(chat) = parse(body).unwrap().generate.prompt else { panic!("a conversation") };
+        assert_eq!(Value::Object(chat.template_kwargs), json!({"documents": documents, "a": 1}));
+        assert_eq!(refused(json!({"documents": ["x"]})).as_deref(), Some("documents"));
     }
 
     #[test]

@@ -6,8 +6,9 @@ use serde_json::{Map, Value};
 use super::fields::Fields;
 use crate::error::ApiError;
 
-/// Who asks, and how OpenAI bills, schedules and caches it: strings.
-const TEXTS: [&str; 5] = ["user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention"];
+/// Who asks, in which session, and how OpenAI bills, schedules and caches it: strings.
+const TEXTS: [&str; 6] =
+    ["user", "session_id", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention"];
 /// What OpenAI files an answer under, how it caches the prompt, and what the answer may look like, which only makes it come sooner:
 /// objects.
 const OBJECTS: [&str; 3] = ["metadata", "prompt_cache_options", "prediction"];
@@ -39,7 +40,7 @@ mod tests {
     #[test]
     fn what_changes_nothing_is_taken() {
         let body = json!({
-            "user": "u", "safety_identifier": "s", "service_tier": "flex", "prompt_cache_key": "k", "store": true,
+            "user": "u", "session_id": "x", "safety_identifier": "s", "service_tier": "flex", "prompt_cache_key": "k", "store": true,
             "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "explicit"}, "metadata": {"a": "b"},
             "prediction": {"type": "content", "content": "x"},
         });

@@ -182,6 +182,10 @@ impl Answer {
         }
         let Some(item) = self.items.last_mut().filter(|item| item.status == Status::InProgress) else { return };
         item.status = status;
+        // Half of a text looks like a whole one to whoever runs what is done, unlike half of a JSON object.
+        if status != Status::Completed && matches!(item.kind, Kind::Call { input: Some(_), .. }) {
+            return;
+        }
         let done = Event::within(item.kind.is_done(), item);
         match (&item.kind, item.part()) {
             (_, Some(part)) => {

@@ -176,6 +176,9 @@ fn take_reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let Some(reasoning) = fields.take("reasoning")? else { return Ok(None) };
     let mut reasoning = Fields::new(reasoning, "reasoning")?;
     let effort = take_effort(&mut reasoning, "effort")?;
+    // Chat templates decide which reasoning of before they show.
+    reasoning.refuse_unless("context", |value| value == "auto")?;
+    reasoning.refuse_unless("mode", |value| value == "standard")?;
     reasoning.ignore(&["summary", "generate_summary"]);
     reasoning.finish()?;
     Ok(effort)

@@ -25,6 +25,19 @@ fn image(url: &str) -> Value {
     json!({"type": "image", "source": {"type": "url", "url": url}})
 }
 
+fn document(source: Value) -> Value {
+    json!({"type": "document", "source": source, "citations": {"enabled": false}, "cache_control": {"type": "ephemeral"}})
+}
+
+fn found(title: &str, content: Value) -> Value {
+    json!({"type": "search_result", "source": "https://a.org", "title": title, "content": content})
+}
+
+fn cited(mut block: Value) -> Value {
+    block["citations"] = json!({"enabled": true});
+    block
+}
+
 fn parts(parts: Vec<ChatPart>) -> Option<ChatContent> {
     Some(ChatContent::Parts(parts))
 }
@@ -85,6 +98,30 @@ fn results_of_tools_come_before_what_is_said_beside_them_and_images_follow_their
 }
 
 #[test]
+fn documents_and_search_results_are_text_with_what_is_known_of_them() {
+    let texts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]);
+    let mut titled = document(json!({"type": "text", "media_type": "text/plain", "data": "a \"b\""}));
+    titled["title"] = json!("T");
+    titled["context"] = json!("C");
+    let found = found("F", texts.clone());
+    let chat = parse(&json!([
+        {"role": "user", "content": [titled, found, {"type": "text", "text": "so?"}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [
+            {"type": "text", "text": "read"}, document(json!({"type": "content", "content": texts})),
+        ]}]},
+    ]));
+    let first = "<document>\n<source>T</source>\n<context>C</context>\n<document_content>\na \"b\"\n</document_content>\n</document>\n";
+    let second = "<search_result>\n<source>https://a.org</source>\n<title>F</title>\n<search_result_content>\none\ntwo\n</search_result_content>\n</search_result>\n";
+    let said = [first, second, "so?"].map(|text| ChatPart::Text(text.to_owned())).into();
+    let read = "read\n<document>\n<document_content>\none\ntwo\n</document_content>\n</document>\n";
+    let expected = [
+        ChatMessage { content: parts(said), ..message("user", String::new()) },
+        ChatMessage { tool_call_id: Some("1".to_owned()), ..message("tool", read.to_owned()) },
+    ];
+    assert_eq!(chat.unwrap().messages, expected);
+}
+
+#[test]
 fn system_messages_lose_a_header_that_differs_in_every_request() {
     let header = "x-anthropic-billing-header: 1";
     let body = json!({
@@ -128,7 +165,23 @@ fn what_is_wrong_is_named() {
         ("user", json!({"type": "text"}), ".text"),
         ("user", json!({"type": "text", "text": "x", "source": {"type": "url", "url": "x"}}), ".source"),
         ("user", json!({"type": "text", "text": "x", "colour": "red"}), ".colour"),
-        ("user", json!({"type": "document", "title": "x"}), ".type"),
+        ("user", json!({"type": "document", "title": "x"}), ".source"),
+        ("user", document(json!({"type": "base64", "media_type": "application/pdf", "data": "x"})), ".source.type"),
+        ("user", document(json!({"type": "url", "url": "x"})), ".source.type"),
+        ("user", document(json!({"type": "file", "file_id": "x"})), ".source.type"),
+        ("user", document(json!("x")), ".source"),
+        ("user", document(json!({"type": "text"})), ".source.data"),
+        ("user", document(json!({"type": "content"})), ".source.content"),
+        ("user", document(json!({"type": "text", "data": "x", "content": "y"})), ".source.content"),
+        ("user", document(json!({"type": "content", "content": [image("x")]})), ".source.content[0].source"),
+        ("user", cited(json!({"type": "document", "source": {"type": "text", "data": "x"}})), ".citations.enabled"),
+        ("user", cited(found("x", json!([{"type": "text", "text": "y"}]))), ".citations.enabled"),
+        ("user", found("x", json!([image("x")])), ".content[0].source"),
+        ("user", json!({"type": "search_result", "source": {"type": "text", "data": "x"}}), ".source"),
+        ("user", json!({"type": "search_result", "source": "x", "content": "y"}), ".title"),
+        ("assistant", document(json!({"type": "text", "data": "x"})), ".type"),
+        ("user", json!({"type": "text", "text": "x", "title": "y"}), ".title"),
+        ("user", source(json!({"type": "text", "data": "x"})), ".source.type"),
         ("user", json!({"type": "thinking", "thinking": "x"}), ".type"),
         ("assistant", image("x"), ".type"),
         ("assistant", result(json!("x")), ".type"),

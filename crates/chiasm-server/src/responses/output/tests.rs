@@ -282,6 +282,7 @@ async fn tools_are_called_by_the_names_that_their_client_knows() {
 async fn a_custom_call_that_is_cut_off_says_so() {
     let cut = called_otherwise(Finish::Length).into_iter().enumerate().filter(|(i, _)| matches!(i, 0 | 1 | 5));
     let events = told(&head().await, names(), cut.map(|(_, delta)| delta).collect());
+    assert!(!events.iter().any(|event| event["type"].as_str().unwrap().ends_with(".done")), "{events:?}");
     let response = &events.last().unwrap()["response"];
     let item = &response["output"][0];
     assert_eq!(

@@ -90,6 +90,8 @@ fn what_is_not_done_is_refused_by_its_name() {
         (json!({"text": {"colour": "red"}}), "text.colour"),
         (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort"),
         (json!({"reasoning": {"depth": 3}}), "reasoning.depth"),
+        (json!({"reasoning": {"context": "current_turn"}}), "reasoning.context"),
+        (json!({"reasoning": {"mode": "pro"}}), "reasoning.mode"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
         (json!({"max_tokens": 3}), "max_tokens"),
         (json!({"messages": []}), "messages"),
@@ -116,9 +118,10 @@ fn what_asks_for_nothing_is_taken() {
         "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}, "user": "u", "service_tier": "auto",
         "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s", "top_logprobs": 0,
         "max_tool_calls": 3, "client_metadata": {"x-codex-installation-id": "i"}, "stream": true, "stream_options": {"include_obfuscation": false}, "tools": [],
-        "text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"effort": null, "summary": "auto"},
+        "text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"effort": null, "summary": "auto", "context": "auto", "mode": "standard"},
     }))
     .unwrap();
+    parse(&json!({"truncation": "auto"})).unwrap();
 }
 
 #[test]
