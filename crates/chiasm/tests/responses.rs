@@ -107,6 +107,31 @@ async fn images_and_calls_of_before_are_in_the_prompt() {
 }
 
 #[tokio::test]
+async fn a_custom_tool_of_a_namespace_is_called_with_text() {
+    let call = r#"<tool_call>{"name": "box__sh", "arguments": {"input": "echo \"hé\" > \\tmp\n"}}</tool_call>"#;
+    let server = serve(&["--tool-call-parser", "hermes", "--sim-answer", call]).await;
+    let custom = json!({"type": "custom", "name": "sh", "description": "runs it"});
+    let tools = json!([{"type": "namespace", "name": "box", "description": "a box", "tools": [custom]}]);
+    let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "sh"}]});
+    let mut body = ask(json!({"tools": tools, "tool_choice": allowed, "truncation": "auto", "max_output_tokens": 200}));
+    let whole = server.post(PATH, &body).await.ok();
+    let text = "echo \"hé\" > \\tmp\n";
+    let item = &whole["output"][0];
+    assert_eq!(
+        (&item["type"], &item["namespace"], &item["name"]),
+        (&json!("custom_tool_call"), &json!("box"), &json!("sh"))
+    );
+    assert_eq!((&item["input"], &whole["status"]), (&json!(text), &json!("completed")));
+    assert_eq!((&whole["tools"], &whole["tool_choice"]), (&body["tools"], &body["tool_choice"]));
+
+    body["stream"] = json!(true);
+    let events = events(&server.post(PATH, &body).await);
+    let deltas = events.iter().filter(|event| event["type"] == "response.custom_tool_call_input.delta");
+    assert_eq!(deltas.map(|event| event["delta"].as_str().expect("text")).collect::<String>(), text);
+    assert_eq!(events.last().expect("events")["response"]["output"][0]["input"], text);
+}
+
+#[tokio::test]
 async fn what_is_cut_off_or_refused_says_so() {
     let server = serve(&["--api-key", "key", "--sim-max-model-len", "256"]).await;
     let post = async |fields: Value| {
