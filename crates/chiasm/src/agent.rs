@@ -9,10 +9,11 @@ use chiasm_server::fleet::Fleet;
 use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
 use crate::serve::{self, Machine, Side};
-use crate::{key_secret, nixl, signals};
+use crate::{key_secret, nixl, open_files, signals};
 
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
+    open_files::raise();
     let address = SocketAddr::new(args.host, args.port);
     let tls = args.agents.tls.load()?;
     if tls.is_none() {

@@ -20,15 +20,6 @@ use crate::stdout::line;
 use facts::Facts;
 use finding::Severity;
 
-/// Warns where fewer files may be open than connections are to be taken.
-pub(crate) fn warn_of_few_files(connections: usize) {
-    if let Some(limit) = facts::open_files().map(|limits| limits.soft)
-        && limit < connections as u64
-    {
-        tracing::warn!(limit, "fewer files may be open than --max-connections ({connections}): raise it by ulimit -n");
-    }
-}
-
 /// Prints a line per check.
 ///
 /// # Errors

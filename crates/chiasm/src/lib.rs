@@ -41,6 +41,7 @@ mod log;
 mod lora;
 mod nixl;
 mod npy;
+mod open_files;
 pub mod scenarios;
 mod serve;
 mod signals;

@@ -27,7 +27,7 @@ use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora;
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, for_engines_alone};
-use crate::{agents, doctor, dynamo, hub_model, key_secret, nixl, signals, vllm_command, vllm_processor};
+use crate::{agents, dynamo, hub_model, key_secret, nixl, open_files, signals, vllm_command, vllm_processor};
 use engines::{connectors, embedding_store, upstreams, vllm_args};
 use settings::{
     arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes, router_config, routing_options,
@@ -66,7 +66,7 @@ pub(crate) async fn run(
     if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
         return Err(CliError::Usage("--nixl-library: there are no agents that could read (--agents)".to_owned()));
     }
-    doctor::warn_of_few_files(args.limits.max_connections);
+    open_files::raise_for(args.limits.max_connections);
     let lending = nixl::lending(&args).await?;
     let workers = connectors.len();
     let routing = routing_options(&args.routing)?;

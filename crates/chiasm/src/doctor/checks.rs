@@ -6,7 +6,7 @@ use chiasm_engine::wire::version::{Support, support, window};
 
 use super::deadline::NoAnswer;
 use super::environment::Environment;
-use super::facts::{Clock, EngineFacts, Facts, FoundModel, ModelFact, OpenFiles};
+use super::facts::{Clock, EngineFacts, Facts, FoundModel, ModelFact};
 use super::finding::Finding;
 
 /// Open files below which clients are turned away long before `--max-connections`, 8192 unless it is given.
@@ -151,17 +151,13 @@ fn shared_memory(free: &Result<u64, String>, engines: u32, arena_bytes: u64) -> 
     }
 }
 
-fn open_files(limits: Option<OpenFiles>) -> Finding {
+fn open_files(limit: Option<u64>) -> Finding {
     let check = "open-files";
-    let Some(OpenFiles { soft, hard }) = limits else {
-        return Finding::warning(check, "the system does not tell the limit", "see that it is 8192 or more");
-    };
-    let advice = if hard > soft { "raise it by ulimit -n, as the hard limit allows" } else { "raise the hard limit" };
-    let found = format!("at most {soft}");
-    match soft {
+    let Some(limit) = limit else { return Finding::ok(check, "no limit") };
+    let (found, advice) = (format!("at most {limit}"), "raise the hard limit (ulimit -Hn)");
+    match limit {
         ..FEW_FILES => Finding::problem(check, found, advice),
         FEW_FILES..MANY_FILES => Finding::warning(check, format!("{found} are fewer than --max-connections"), advice),
-        _ if soft == u64::MAX => Finding::ok(check, "no limit"),
         _ => Finding::ok(check, found),
     }
 }

@@ -33,7 +33,7 @@ fn engine_facts() -> EngineFacts {
 fn facts() -> Facts {
     Facts {
         of_engines: Some(engine_facts()),
-        open_files: Some(OpenFiles { soft: 1 << 20, hard: 1 << 20 }),
+        open_files: Some(1 << 20),
         address: "127.0.0.1:8000".parse().unwrap(),
         refused: None,
         clock: Clock { now: EARLIEST + Duration::from_secs(1), jump: Duration::ZERO },
@@ -143,11 +143,11 @@ fn shared_memory_is_what_all_engines_may_take() {
 
 #[test]
 fn open_files_are_as_many_as_connections() {
-    let with = |soft, hard| Facts { open_files: Some(OpenFiles { soft, hard }), ..facts() };
-    expect(&with(64, 64), "open-files", Problem, &["64", "hard limit"]);
-    expect(&with(1024, u64::MAX), "open-files", Warning, &["1024", "ulimit -n"]);
-    expect(&with(u64::MAX, u64::MAX), "open-files", Fine, &["no limit"]);
-    expect(&Facts { open_files: None, ..facts() }, "open-files", Warning, &["8192"]);
+    let with = |limit| Facts { open_files: limit, ..facts() };
+    expect(&with(Some(64)), "open-files", Problem, &["64", "hard limit"]);
+    expect(&with(Some(1024)), "open-files", Warning, &["1024", "ulimit -Hn"]);
+    expect(&with(Some(8192)), "open-files", Fine, &["8192"]);
+    expect(&with(None), "open-files", Fine, &["no limit"]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tokio::process::Command;
 use super::deadline::{DISK_TIME, NoAnswer, looked, printed};
 use super::environment::{self, Environment};
 use crate::cli::DoctorArgs;
-use crate::vllm_command;
+use crate::{open_files, vllm_command};
 
 /// Drivers take seconds to wake up.
 const GPU_TIME: Duration = Duration::from_secs(20);
@@ -25,8 +25,8 @@ const CLOCK_TIME: Duration = Duration::from_millis(50);
 pub(super) struct Facts {
     /// What engines need; none if no engine is to run here.
     pub(super) of_engines: Option<EngineFacts>,
-    /// The most files that this process may have open, now and if it asks for more.
-    pub(super) open_files: Option<OpenFiles>,
+    /// The most files that a process may have open that asks for many; `None` for any number.
+    pub(super) open_files: Option<u64>,
     pub(super) address: SocketAddr,
     /// Why nothing can listen there.
     pub(super) refused: Option<String>,
@@ -51,13 +51,6 @@ pub(super) struct EngineFacts {
     pub(super) vllm_plugins: Option<String>,
     /// A line per GPU.
     pub(super) gpus: Result<Vec<String>, NoAnswer>,
-}
-
-/// The limits of `Max open files` in `/proc/self/limits`; `u64::MAX` for none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpenFiles {
-    pub(super) soft: u64,
-    pub(super) hard: u64,
 }
 
 /// What the clocks say.
@@ -101,7 +94,7 @@ impl Facts {
         };
         Self {
             of_engines,
-            open_files: open_files(),
+            open_files: open_files::raise(),
             address,
             refused: TcpListener::bind(address).err().map(|error| error.to_string()),
             clock: clock(),
@@ -132,22 +125,6 @@ async fn gpus() -> Result<Vec<String>, NoAnswer> {
     command.args(["--query-gpu=name,memory.total", "--format=csv,noheader"]);
     let printed = printed(command, GPU_TIME).await?;
     Ok(printed.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
-}
-
-/// The limits of this process; `None` if the system does not tell.
-pub(super) fn open_files() -> Option<OpenFiles> {
-    std::fs::read_to_string("/proc/self/limits").ok().and_then(|limits| open_files_of(&limits))
-}
-
-/// The line `Max open files            1024                 1048576              files`.
-fn open_files_of(limits: &str) -> Option<OpenFiles> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    let mut numbers = line.split_whitespace();
-    let mut next = || match numbers.next()? {
-        "unlimited" => Some(u64::MAX),
-        number => number.parse().ok(),
-    };
-    Some(OpenFiles { soft: next()?, hard: next()? })
 }
 
 fn clock() -> Clock {
@@ -181,15 +158,6 @@ fn model(path: PathBuf) -> ModelFact {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn limits_are_read_as_the_kernel_writes_them() {
-        let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
-                      Max processes             unlimited            unlimited            processes \n\
-                      Max open files            1024                 unlimited            files     \n";
-        assert_eq!(open_files_of(limits), Some(OpenFiles { soft: 1024, hard: u64::MAX }));
-        assert_eq!(open_files_of("Max processes  1  1  processes\n"), None);
-    }
 
     #[test]
     fn a_model_is_a_directory_or_an_id_or_nothing() {
