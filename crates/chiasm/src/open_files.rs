@@ -8,8 +8,8 @@ const WANTED: u64 = 1 << 16;
 /// Takes more if there are fewer than is wanted, as far as the system lets anybody. How many there may be then; `None` for any number.
 pub(crate) fn raise() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
-    let after = raised(before.clone());
-    match after != before && setrlimit(Resource::Nofile, after.clone()).is_ok() {
+    let after = raised(before);
+    match after != before && setrlimit(Resource::Nofile, after).is_ok() {
         true => after.current,
         false => before.current,
     }

@@ -250,14 +250,14 @@ pub struct Load {
     #[prost(uint64, repeated, tag = "6")]
     pub media_pending_us: ::prost::alloc::vec::Vec<u64>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GenerateRequest {
     #[prost(oneof = "generate_request::Request", tags = "1, 2, 3, 4")]
     pub request: ::core::option::Option<generate_request::Request>,
 }
 /// Nested message and enum types in `GenerateRequest`.
 pub mod generate_request {
-    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Request {
         /// The first one, and no other.
         #[prost(message, tag = "1")]
