@@ -21,7 +21,7 @@ use crate::directory::{Events, Worker, Workers};
 use crate::tensors::ReadyTensors;
 use crate::wire::Wire;
 
-/// How long a worker that is named may take to name where its events are.
+/// How long a worker that is named may take to name where its events are, and where they are published.
 const EVENTS_WITHIN: Duration = Duration::from_secs(5);
 /// Before one that is named and can't be reached is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -101,11 +101,15 @@ impl DynamoConnector {
         }
     }
 
-    /// What is named of the worker, once it has said where its events are, or too late.
+    /// What is named of the worker, once it has said all of where its events are, or too late. These are keys of their own.
     async fn named(&self) -> Option<Arc<Worker>> {
         let mut workers = self.workers.clone();
         let of = |workers: &Workers| workers.by_name.get(&self.name).cloned();
-        let is_whole = |workers: &Workers| of(workers).is_none_or(|worker| worker.events != Events::Expected);
+        let is_whole = |workers: &Workers| match of(workers).as_ref().map(|worker| &worker.events) {
+            None | Some(Events::None(_)) => true,
+            Some(Events::At(source)) => source.channel.is_some(),
+            Some(Events::Expected) => false,
+        };
         let whole = timeout(EVENTS_WITHIN, workers.wait_for(is_whole)).await.ok().and_then(|whole| of(&*whole.ok()?));
         whole.or_else(|| of(&self.workers.borrow()))
     }

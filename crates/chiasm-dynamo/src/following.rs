@@ -76,7 +76,11 @@ impl Follower {
         loop {
             tokio::select! {
                 biased;
-                found = &mut look, if publisher.is_none() => publisher = Some(found),
+                found = &mut look, if publisher.is_none() => {
+                    publisher = Some(found);
+                    // For what was published before.
+                    asks.reset_immediately();
+                }
                 message = receive(&mut publisher) => match message {
                     Some(message) => self.take(&message).await,
                     None => {

@@ -1,13 +1,17 @@
 //! What is told of a KV cache, by a worker that does what a test has it do.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use chiasm_backend::{KvSink, OthersEvent};
+use chiasm_backend::{Connector, KvSink, OthersEvent};
 use chiasm_kv::event::{ExternalHash, KvEvent, decode};
+use chiasm_types::WorkerId;
 use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::SOON;
-use super::worker::{Asked, FakeWorker};
+use super::worker::{Asked, FakeWorker, Unobserved, connector};
 
 /// Writes down what it is told.
 struct Sink(mpsc::Sender<String>);
@@ -59,6 +63,18 @@ async fn told<const N: usize>(sink: mpsc::Receiver<String>) -> ([String; N], mps
     tokio::task::spawn_blocking(move || (std::array::from_fn(|_| sink.recv_timeout(SOON).unwrap()), sink))
         .await
         .unwrap()
+}
+
+#[tokio::test]
+async fn a_worker_is_connected_to_when_it_has_named_where_its_events_are_published() {
+    let worker = FakeWorker::start("").await;
+    let (named, workers) = watch::channel(worker.named(true));
+    let connector = connector(workers);
+    let mut connecting = connector.connect(WorkerId(0), Arc::new(Unobserved));
+    assert!(timeout(Duration::from_millis(50), &mut connecting).await.is_err());
+    named.send_replace(worker.published_at("tcp://127.0.0.1:1"));
+    // Sooner than one that never names it.
+    timeout(Duration::from_secs(3), connecting).await.unwrap().unwrap();
 }
 
 #[tokio::test]

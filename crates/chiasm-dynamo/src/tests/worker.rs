@@ -82,6 +82,15 @@ impl FakeWorker {
         Workers { by_name: BTreeMap::from([(NAME.to_owned(), Arc::new(worker))]) }
     }
 
+    /// The same once it has named where its events are published.
+    pub(super) fn published_at(&self, endpoint: &str) -> Workers {
+        let mut workers = self.named(true);
+        let worker = Arc::make_mut(workers.by_name.get_mut(NAME).unwrap());
+        let Events::At(source) = &mut worker.events else { panic!("it has events") };
+        source.channel = Some(endpoint.to_owned());
+        workers
+    }
+
     pub(super) async fn connect(&self) -> Arc<dyn Backend> {
         self.connect_with(false, false).await
     }
@@ -102,8 +111,7 @@ impl FakeWorker {
         tensors: Option<ReadyTensors>,
     ) -> Arc<dyn Backend> {
         let (_, workers) = watch::channel(self.named(has_events));
-        let connector = DynamoConnector::new(NAME, workers, CallHome::new(None, None), Arc::from(&b"p"[..]));
-        let connector = connector.with_images(takes_images).with_tensors(tensors);
+        let connector = connector(workers).with_images(takes_images).with_tensors(tensors);
         let Connected { backend, .. } = connector.connect(WorkerId(0), Arc::new(Unobserved)).await.unwrap();
         backend
     }
@@ -111,6 +119,10 @@ impl FakeWorker {
     pub(super) async fn asked(&mut self) -> Asked {
         self.asked.recv().await.unwrap()
     }
+}
+
+pub(super) fn connector(workers: watch::Receiver<Workers>) -> DynamoConnector {
+    DynamoConnector::new(NAME, workers, CallHome::new(None, None), Arc::from(&b"p"[..]))
 }
 
 async fn serve(mut stream: TcpStream, asked: mpsc::UnboundedSender<Asked>, words: &str) -> std::io::Result<()> {
@@ -188,7 +200,7 @@ impl Home {
     }
 }
 
-struct Unobserved;
+pub(super) struct Unobserved;
 
 impl MediaObserver for Unobserved {
     fn delivered(&self, _: Delivered) {}
