@@ -149,7 +149,7 @@ async fn an_agent_checks_what_is_lent_before_it_reads_by_nixl() {
         (ReadTensorsRequest { loan: request.loan ^ 1, ..request.clone() }, "nixl_over"),
         (ReadTensorsRequest { loan: 0, ..request.clone() }, "nixl_over"),
         (ReadTensorsRequest { memory: Bytes::from_static(b"x"), ..request.clone() }, "nixl_failed"),
-        (ReadTensorsRequest { memory: Bytes::from(vec![0; MIB]), ..request.clone() }, "nixl_failed"),
+        (ReadTensorsRequest { memory: Bytes::from(vec![0; MIB / 2]), ..request.clone() }, "nixl_failed"),
         // Memory that was never registered.
         (ReadTensorsRequest { address: 4096, ..request.clone() }, "nixl_failed"),
         (ReadTensorsRequest { within_ms: 0, ..request.clone() }, "nixl_slow"),
