@@ -16,7 +16,7 @@ pub(crate) fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer:
     Few::deserialize(deserializer).map(|Few(things)| things)
 }
 
-/// As [`list`], where Go writes an empty one as `null`.
+/// Reads as [`list`] does what Go writes, which writes an empty list as `null`.
 pub(crate) fn list_or_null<'de, T, D>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
 where
     T: Deserialize<'de>,

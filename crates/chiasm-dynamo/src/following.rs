@@ -78,7 +78,7 @@ impl Follower {
                 biased;
                 found = &mut look, if publisher.is_none() => {
                     publisher = Some(found);
-                    // For what was published before.
+                    // What was published before has to be asked for.
                     asks.reset_immediately();
                 }
                 message = receive(&mut publisher) => match message {

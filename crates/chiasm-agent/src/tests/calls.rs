@@ -218,7 +218,7 @@ async fn a_job_that_memory_has_no_room_for_is_for_another_agent() {
     let room = 200_000;
     let _files = stand.budget.charge(stand.budget.limit() - room).unwrap();
     let free = || stand.budget.limit() - stand.budget.held();
-    // On the wire it is as short as any, and the engine would not take it.
+    // It is as short as any on the wire, and the engine would not take it.
     let long = job(&[TokenId(1); 60_000]);
     let Err(JobError::NotTaken(why)) = delivered(&*engine, &long).await else { panic!("not taken") };
     assert!(why.to_string().contains("--max-bytes-in-flight"), "{why}");

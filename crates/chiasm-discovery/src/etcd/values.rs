@@ -41,7 +41,7 @@ impl Picture for Values {
 #[derive(Debug, Default)]
 pub(super) struct KeptValues {
     by_key: BTreeMap<Vec<u8>, Option<Arc<[u8]>>>,
-    /// Of the keys and values that are kept.
+    /// So many bytes have the keys and values that are kept.
     bytes: usize,
     /// Whether it was said that there are too many.
     is_told: bool,

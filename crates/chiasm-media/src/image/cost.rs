@@ -69,7 +69,7 @@ mod tests {
         decode_time(&Header::Bmp(header), bytes)
     }
 
-    /// With what such files took on an AMD EPYC.
+    /// Prices are compared with what such files took on an AMD EPYC.
     #[test]
     fn what_is_made_to_take_long_is_priced_for_it() {
         let plain = Rows::Plain { stride: 0 };

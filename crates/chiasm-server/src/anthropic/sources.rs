@@ -11,11 +11,11 @@ use crate::openai::intake::{Intake, Seed};
 
 /// A block's `source`.
 pub(super) enum Source {
-    /// Of an image, or of a document that is a file.
+    /// An image, or a document that is a file, is there.
     Media(MediaInput),
-    /// Of a document: its text.
+    /// This is the text of a document.
     Text(String),
-    /// Of a search result: where it was found.
+    /// A search result was found there.
     Place(String),
 }
 
