@@ -48,7 +48,7 @@ impl ApiError {
     }
 
     /// 400: the body is no JSON.
-    pub(crate) fn invalid_json(error: &serde_json::Error) -> Self {
+    pub(crate) fn invalid_json(error: impl std::fmt::Display) -> Self {
         Self { code: "invalid_json", ..Self::invalid("body", format!("the body is not valid JSON: {error}")) }
     }
 

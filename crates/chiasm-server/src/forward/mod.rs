@@ -5,19 +5,20 @@
 //!
 //! | module | is |
 //! |---|---|
+//! | `body` | what is passed on |
 //! | `engines` | having an engine answer after all, in a fleet of both |
 //! | `pieces` | what a prompt is made of, for servers of which nothing is known |
 //! | `foreseen` | what a request will become at servers that tell what they hold |
 //! | `named` | giving images names |
 //! | `passage` | the answer as it comes |
 
+mod body;
 mod engines;
 mod foreseen;
 mod named;
 mod passage;
 mod pieces;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -25,14 +26,13 @@ use axum::response::Response;
 use bytes::Bytes;
 use chiasm_backend::{Death, Forward, Forwarded, InputForm, JobError, KeyScheme, Lacks};
 use chiasm_kv::{BlockKey, PromptBlocks};
-use chiasm_media::Charge;
 use chiasm_router::{Explanation, Reservation, RouteRequest};
 use chiasm_types::{PlanClassId, WorkerId};
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+pub(crate) use self::body::ForwardBody;
+use self::body::model_in;
 use self::foreseen::Foreseen;
 use self::named::{has_names, named};
 use self::passage::response;
@@ -46,62 +46,11 @@ use crate::cpu::price;
 use crate::error::ApiError;
 use crate::fleet::{PresentClass, Worker};
 use crate::frontend::Frontend;
-use crate::openai::{Intake, RequestBody};
 use crate::page::Plan;
 use crate::pipeline::{Attempted, Attempts, Caller, Cause, Deadlines, RequestError, keys_for, within};
 
 /// Text up to this many bytes is cut into pieces at once.
 const SMALL: usize = 64 << 10;
-
-/// A body that is passed on.
-pub(crate) struct ForwardBody {
-    body: Bytes,
-    /// Where the model's name is in it, with its quotes.
-    model: Option<Range<usize>>,
-    name: Option<String>,
-    fields: Arc<Map<String, Value>>,
-}
-
-/// Finds a field without reading the others.
-#[derive(Deserialize)]
-struct Head<'a> {
-    #[serde(borrow, default, deserialize_with = "as_it_is")]
-    model: Option<&'a RawValue>,
-}
-
-/// Null is a value here.
-fn as_it_is<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a RawValue>, D::Error> {
-    <&RawValue>::deserialize(value).map(Some)
-}
-
-impl ForwardBody {
-    /// The same to be read as something else.
-    fn arrived(&self) -> Arrived {
-        Arrived { bytes: self.body.clone(), values: self.fields.values().map(values).sum() }
-    }
-}
-
-impl RequestBody for ForwardBody {
-    fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
-        let body = intake.body();
-        let Value::Object(fields) = intake.read::<Value>()? else {
-            return Err(ApiError::invalid("body", "must be a JSON object"));
-        };
-        let model = model_in(&body)?;
-        let name = fields.get("model").and_then(Value::as_str).map(str::to_owned);
-        intake.take_for("body", body.len() as u64)?;
-        Ok((Self { body, model, name, fields: Arc::new(fields) }, intake.into_charge()))
-    }
-}
-
-/// Where the value of a body's field `model` is in it.
-fn model_in(body: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
-    let head: Head<'_> = serde_json::from_slice(body).map_err(|error| ApiError::invalid_json(&error))?;
-    Ok(head.model.map(|model| {
-        let begin = model.get().as_ptr() as usize - body.as_ptr() as usize;
-        begin..begin + model.get().len()
-    }))
-}
 
 /// A request that is looking for its place.
 struct Passing<'a> {
@@ -264,15 +213,6 @@ async fn prospects(
     let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
     let unable = frontend.fleet.workers_lacking(foreseen.as_ref().map_or_else(Lacks::default, Foreseen::needs));
     Ok(Prospects { texts, foreseen, unforeseen, unable, pieces: pieces.len().max(1) })
-}
-
-/// The JSON values below one.
-fn values(value: &Value) -> u64 {
-    match value {
-        Value::Array(list) => list.iter().map(|value| 1 + values(value)).sum(),
-        Value::Object(fields) => fields.values().map(|value| 1 + values(value)).sum(),
-        _ => 0,
-    }
 }
 
 impl Passing<'_> {

@@ -3,9 +3,12 @@
 //! A body is read once, by visitors that build what the request asks for and nothing between. JSON of few bytes can take many
 //! times its own memory (`[[],[]]`, `{},{}`), so each of them asks the [`Intake`] first.
 
+mod shortened;
+
 use std::borrow::Cow;
 use std::fmt::{Display, Write};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use bytes::Bytes;
 use chiasm_media::{ByteBudget, Charge, MediaError};
@@ -16,6 +19,7 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::frontend::Limits;
 use crate::pipeline::MediaRef;
+use shortened::Shortened;
 
 /// What planning takes at most for a byte of a prompt's text: copies in the template's values, the rendered prompt and its tokens.
 pub(crate) const PLANNED_BYTES: u64 = 8;
@@ -34,6 +38,9 @@ const MAX_NAME_BYTES: usize = 256;
 /// One body on its way to a request.
 pub(crate) struct Intake {
     body: Bytes,
+    /// What is read in place of the body, if that saves much. What is kept of its strings is taken from the body: [`Intake::own`],
+    /// [`Intake::own_prompt`] and [`Intake::share`] see to that.
+    shortened: Option<Shortened>,
     budget: ByteBudget,
     charge: Charge,
     /// Bytes of what was built so far; no more than are charged.
@@ -72,6 +79,7 @@ impl Intake {
         let countdown = |limit, what, flag| Countdown { limit, left: limit, what, flag };
         Self {
             body,
+            shortened: None,
             budget: budget.clone(),
             charge: budget.empty_charge(),
             built: 0,
@@ -96,10 +104,22 @@ impl Intake {
     where
         for<'a, 'de> Seed<'a, T>: Visitor<'de, Value = T>,
     {
-        let body = self.body.clone();
-        let mut json = serde_json::Deserializer::from_slice(&body);
-        let read = self.seed().deserialize(&mut json).and_then(|value| json.end().map(|()| value));
-        read.map_err(|error| self.fault(&error))
+        self.shortened = Shortened::of(&self.body);
+        let bytes = self.shortened.as_ref().map_or(0, Shortened::bytes);
+        let json = self.json().clone();
+        let mut json = serde_json::Deserializer::from_slice(&json);
+        let read = self.take(bytes).and_then(|()| self.seed().deserialize(&mut json));
+        read.and_then(|value| json.end().map(|()| value)).map_err(|error| self.fault(&error))
+    }
+
+    /// The JSON that [`Intake::read`] reads: the body, or the body without the bulk of its longest strings.
+    pub(crate) fn json(&self) -> &Bytes {
+        self.shortened.as_ref().map_or(&self.body, |short| &short.json)
+    }
+
+    /// Where the body has what is here in [`Intake::json`].
+    pub(crate) fn in_body(&self, place: usize) -> usize {
+        self.shortened.as_ref().map_or(place, |short| short.place(place))
     }
 
     /// The body as it came.
@@ -209,7 +229,8 @@ impl Intake {
 
     /// Copies text of a prompt out of the body, and counts what planning makes of it.
     pub(crate) fn own_prompt<E: Error>(&mut self, text: &str) -> Result<String, E> {
-        self.take(PLANNED_BYTES * text.len() as u64)?;
+        let length = self.whole(text).map_or(text.len(), |whole| whole.len());
+        self.take(PLANNED_BYTES * length as u64)?;
         self.own(text)
     }
 
@@ -227,7 +248,11 @@ impl Intake {
 
     /// Copies text out of the body.
     pub(crate) fn own<E: Error>(&mut self, text: &str) -> Result<String, E> {
-        if !self.is_in_body(text) {
+        if let Some(whole) = self.whole(text) {
+            self.take(whole.len() as u64 + ALLOCATION)?;
+            return String::from_utf8(self.body[whole].to_vec()).map_err(E::custom);
+        }
+        if !self.is_borrowed(text) {
             // The parser spelt out its escapes; it keeps that memory, and doubles it as it needs more.
             let more = (2 * text.len() as u64).saturating_sub(self.scratch);
             self.scratch += more;
@@ -240,14 +265,23 @@ impl Intake {
     /// The bytes of text that may be as large as the body itself, without a copy if nothing in it is escaped. The body stays in
     /// memory for as long as they do.
     pub(crate) fn share<E: Error>(&mut self, text: &str) -> Result<Bytes, E> {
-        if text.len() > FEW_BYTES && self.is_in_body(text) {
+        if let Some(whole) = self.whole(text) {
+            return Ok(self.body.slice(whole));
+        }
+        if text.len() > FEW_BYTES && self.body.as_ptr_range().contains(&text.as_ptr()) {
             return Ok(self.body.slice_ref(text.as_bytes()));
         }
         self.own(text).map(Bytes::from)
     }
 
-    fn is_in_body(&self, text: &str) -> bool {
-        self.body.as_ptr_range().contains(&text.as_ptr())
+    /// Where a string is whole in the body of which the parser saw the beginning only.
+    fn whole(&self, text: &str) -> Option<Range<usize>> {
+        self.shortened.as_ref()?.whole(text)
+    }
+
+    /// Whether text is where the parser reads from, so that it took no memory for it.
+    fn is_borrowed(&self, text: &str) -> bool {
+        self.json().as_ptr_range().contains(&text.as_ptr())
     }
 
     /// Adds a media item.
@@ -310,11 +344,20 @@ impl Intake {
         if let Some(refusal) = self.refusal.take() {
             return refusal;
         }
+        let told = self.told(error);
         match (error.is_data(), self.field.as_str()) {
-            (false, _) => ApiError::invalid_json(error),
-            (true, "") => ApiError::invalid("body", error.to_string()),
-            (true, field) => ApiError::invalid(field, format!("'{field}': {error}")),
+            (false, _) => ApiError::invalid_json(told),
+            (true, "") => ApiError::invalid("body", told),
+            (true, field) => ApiError::invalid(field, format!("'{field}': {told}")),
         }
+    }
+
+    /// What the parser says of a fault, with the place in the body as it came.
+    fn told(&self, error: &serde_json::Error) -> String {
+        let (line, column, told) = (error.line(), error.column(), error.to_string());
+        let (Some(short), true) = (&self.shortened, line > 0) else { return told };
+        let what = told.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&told);
+        format!("{what} at line {line} column {}", short.column(line, column))
     }
 }
 
@@ -343,6 +386,11 @@ where
 impl Intake {
     /// The intake of a body of this JSON, with the default limits and much memory.
     pub(crate) fn of(body: &Value) -> Self {
-        Self::new(body.to_string().into(), &Limits::default(), &ByteBudget::new(1 << 30))
+        Self::of_text(&body.to_string())
+    }
+
+    /// The same of a body as it is written.
+    pub(crate) fn of_text(body: &str) -> Self {
+        Self::new(body.to_owned().into(), &Limits::default(), &ByteBudget::new(1 << 30))
     }
 }

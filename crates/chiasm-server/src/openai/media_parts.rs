@@ -93,12 +93,7 @@ impl<'de> Visitor<'de> for Seed<'_, Option<InputAudio>> {
             match &*name {
                 // What the format is called does not matter: it is found from the bytes.
                 "format" => drop(intake.borrowed(&mut map)?),
-                "data" => {
-                    data = intake
-                        .borrowed(&mut map)?
-                        .map(|data| intake.own(&format!("data:;base64,{data}")))
-                        .transpose()?
-                }
+                "data" => data = intake.text(&mut map)?.map(|data| format!("data:;base64,{data}")),
                 "uuid" => uuid = take_uuid(intake, &mut map)?,
                 _ => intake.unknown(&mut map, &mut unknown)?,
             }

@@ -1,0 +1,96 @@
+//! A body that is passed on: what it says, and where the model's name is in it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use chiasm_media::Charge;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::arrival::Arrived;
+use crate::error::ApiError;
+use crate::openai::{Intake, RequestBody};
+
+/// A body that is passed on.
+pub(crate) struct ForwardBody {
+    pub(super) body: Bytes,
+    /// Where the model's name is in it, with its quotes.
+    pub(super) model: Option<Range<usize>>,
+    pub(super) name: Option<String>,
+    pub(super) fields: Arc<Map<String, Value>>,
+}
+
+/// Finds a field without reading the others.
+#[derive(Deserialize)]
+struct Head<'a> {
+    #[serde(borrow, default, deserialize_with = "as_it_is")]
+    model: Option<&'a RawValue>,
+}
+
+/// Null is a value here.
+fn as_it_is<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a RawValue>, D::Error> {
+    <&RawValue>::deserialize(value).map(Some)
+}
+
+impl ForwardBody {
+    /// The same to be read as something else.
+    pub(super) fn arrived(&self) -> Arrived {
+        Arrived { bytes: self.body.clone(), values: self.fields.values().map(values).sum() }
+    }
+}
+
+impl RequestBody for ForwardBody {
+    fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
+        let body = intake.body();
+        let Value::Object(fields) = intake.read::<Value>()? else {
+            return Err(ApiError::invalid("body", "must be a JSON object"));
+        };
+        let model = model_in(intake.json())?.map(|place| intake.in_body(place.start)..intake.in_body(place.end));
+        let name = fields.get("model").and_then(Value::as_str).map(str::to_owned);
+        intake.take_for("body", body.len() as u64)?;
+        Ok((Self { body, model, name, fields: Arc::new(fields) }, intake.into_charge()))
+    }
+}
+
+/// Where the value of the field `model` is in a JSON object.
+pub(super) fn model_in(json: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
+    let head: Head<'_> = serde_json::from_slice(json).map_err(ApiError::invalid_json)?;
+    Ok(head.model.map(|model| {
+        let begin = model.get().as_ptr() as usize - json.as_ptr() as usize;
+        begin..begin + model.get().len()
+    }))
+}
+
+/// The JSON values below one.
+fn values(value: &Value) -> u64 {
+    match value {
+        Value::Array(list) => list.iter().map(|value| 1 + values(value)).sum(),
+        Value::Object(fields) => fields.values().map(|value| 1 + values(value)).sum(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_models_name_is_found_behind_long_strings() {
+        let long = "A".repeat(10_000);
+        for body in [
+            format!(r#"{{"model": "m", "prompt": "{long}"}}"#),
+            format!(r#"{{"prompt": "{long}", "stop": ["{long}", "é"], "model": "m"}}"#),
+            format!("{{\"prompt\": \"{long}\",\n\"model\"\n:\"m\" , \"user\": \"{long}\"}}"),
+        ] {
+            let value: Value = serde_json::from_str(&body).unwrap();
+            let (request, _) = ForwardBody::parse(Intake::of_text(&body)).unwrap();
+            assert_eq!(&request.body[request.model.unwrap()], b"\"m\"");
+            assert_eq!(Value::Object(Arc::unwrap_or_clone(request.fields)), value);
+        }
+        let body = format!(r#"{{"prompt": "{long}", "model": "{long}"}}"#);
+        let (request, _) = ForwardBody::parse(Intake::of_text(&body)).unwrap();
+        assert_eq!(&request.body[request.model.unwrap()], format!("\"{long}\"").as_bytes());
+    }
+}
