@@ -19,6 +19,7 @@
 //! | module | is |
 //! |---|---|
 //! | `address` | what an upstream is given as |
+//! | `client` | the HTTP client, whose connections let others have their turn |
 //! | `server` | requests to one server, bounded in size and time |
 //! | `gauges` | numbers out of Prometheus' text format |
 //! | `found` | what a server says of itself, as capabilities |
@@ -37,6 +38,7 @@
 mod address;
 mod backend;
 mod chunk;
+mod client;
 mod connector;
 mod events;
 mod found;

@@ -1,16 +1,24 @@
 //! Requests to one server, bounded in size and time.
 
+use std::error::Error;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use chiasm_backend::Begun;
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{Certificate, Client, Response, StatusCode};
+use hyper::http::uri::PathAndQuery;
+use hyper::{Method, Request, Uri};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Body, Response, StatusCode};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_platform_verifier::ConfigVerifierExt;
 use tokio::time::timeout;
-use url::Url;
 
 use crate::address::Upstream;
+use crate::client::{Client, client, heard};
 use crate::events::Events;
 
 /// Most bytes of an answer that is read as a whole.
@@ -19,8 +27,6 @@ const MOST: usize = 16 << 20;
 const MOST_WORDS: usize = 64 << 10;
 /// What a server may take to say something of itself.
 const ASKED: Duration = Duration::from_secs(5);
-/// What a connection may take to be made.
-const CONNECTED: Duration = Duration::from_secs(3);
 
 /// Why there is no answer, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +46,7 @@ pub(crate) enum AskError {
 #[derive(Clone)]
 pub(crate) struct Server {
     client: Client,
-    base: Url,
+    base: Uri,
     authorization: Option<HeaderValue>,
     /// What it has begun to say.
     begun: Begun,
@@ -52,16 +58,10 @@ impl Server {
     /// # Errors
     /// Words that say which file can't be used.
     pub(crate) fn new(upstream: &Upstream) -> Result<Self, String> {
-        let client =
-            Client::builder().no_proxy().connect_timeout(CONNECTED).redirect(reqwest::redirect::Policy::none());
-        // Tokens are small and wanted at once.
-        let mut client = client.tcp_nodelay(true).pool_max_idle_per_host(1024);
-        if let Some(path) = &upstream.ca_file {
-            let pem = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-            let unusable = |error: reqwest::Error| format!("{}: {error}", path.display());
-            let certificates = Certificate::from_pem_bundle(&pem).map_err(unusable)?;
-            client = client.tls_certs_only(certificates);
-        }
+        let tls = match &upstream.ca_file {
+            Some(path) => checked_against(path).map_err(|error| format!("{}: {error}", path.display()))?,
+            None => ClientConfig::with_platform_verifier().map_err(|error| error.to_string())?,
+        };
         let authorization = upstream.api_key_file.as_ref().map(|path| {
             let key = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
             let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
@@ -70,8 +70,8 @@ impl Server {
             Ok::<_, String>(value)
         });
         Ok(Self {
-            client: client.build().map_err(|error| error.to_string())?,
-            base: upstream.base.clone(),
+            client: client(tls),
+            base: upstream.base.as_str().parse().map_err(|error| format!("{}: {error}", upstream.base))?,
             authorization: authorization.transpose()?,
             begun: Begun::default(),
         })
@@ -79,28 +79,43 @@ impl Server {
 
     /// What it says at this path.
     pub(crate) async fn get(&self, path: &'static str) -> Result<Bytes, AskError> {
-        let request = self.with_key(self.client.get(self.url(path))).timeout(ASKED);
-        read(request.send().await.map_err(unreachable)?, path).await
+        self.ask(self.request(Method::GET, path), path).await
     }
 
     /// What it says when this is asked of it, without a body.
     pub(crate) async fn post_empty(&self, path: &'static str) -> Result<Bytes, AskError> {
-        let request = self.with_key(self.client.post(self.url(path))).timeout(ASKED);
-        read(request.send().await.map_err(unreachable)?, path).await
+        self.ask(self.request(Method::POST, path), path).await
     }
 
     /// Sends a body of JSON, with headers of the request that it is of. The answer is read by who asks.
     pub(crate) async fn post(&self, path: &str, body: Vec<u8>, headers: HeaderMap) -> Result<Response, AskError> {
-        let request = self.with_key(self.client.post(self.url(path))).headers(headers);
-        let request = request.header(CONTENT_TYPE, HeaderValue::from_static("application/json")).body(body);
-        request.send().await.map_err(unreachable)
+        let mut request = self.request(Method::POST, path);
+        *request.body_mut() = body.into();
+        request.headers_mut().extend(headers);
+        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.send(request).await
     }
 
-    fn with_key(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
-        match &self.authorization {
-            Some(key) => request.header(AUTHORIZATION, key.clone()),
-            None => request,
+    async fn ask(&self, request: Request<Body>, path: &'static str) -> Result<Bytes, AskError> {
+        let asked = async { read(self.send(request).await?, path).await };
+        let late = |_| AskError::Unreachable(format!("it says nothing for {} s", ASKED.as_secs()));
+        timeout(ASKED, asked).await.map_err(late)?
+    }
+
+    async fn send(&self, request: Request<Body>) -> Result<Response, AskError> {
+        let response = self.client.request(request).await.map_err(|error| AskError::Unreachable(words(&error)))?;
+        Ok(heard(response))
+    }
+
+    fn request(&self, method: Method, path: &str) -> Request<Body> {
+        let mut request = Request::new(Body::default());
+        *request.method_mut() = method;
+        *request.uri_mut() = self.uri(path);
+        request.headers_mut().insert(ACCEPT, HeaderValue::from_static("*/*"));
+        if let Some(key) = &self.authorization {
+            request.headers_mut().insert(AUTHORIZATION, key.clone());
         }
+        request
     }
 
     /// The events of one more answer.
@@ -109,11 +124,24 @@ impl Server {
     }
 
     /// The base, which ends with a slash, with this below it.
-    fn url(&self, path: &str) -> Url {
-        let mut url = self.base.clone();
-        url.set_path(&format!("{}{path}", self.base.path()));
-        url
+    fn uri(&self, path: &str) -> Uri {
+        let mut parts = self.base.clone().into_parts();
+        let base = parts.path_and_query.as_ref().map_or("/", PathAndQuery::path);
+        parts.path_and_query = format!("{base}{path}").parse().ok();
+        Uri::from_parts(parts).unwrap_or_default()
     }
+}
+
+/// TLS with certificates of these authorities alone.
+fn checked_against(path: &Path) -> Result<ClientConfig, Box<dyn Error>> {
+    let mut authorities = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path)? {
+        authorities.add(certificate?)?;
+    }
+    if authorities.is_empty() {
+        return Err("it has no certificate".into());
+    }
+    Ok(ClientConfig::builder().with_root_certificates(authorities).with_no_client_auth())
 }
 
 /// The body of an answer that is a success.
@@ -164,16 +192,19 @@ pub(crate) fn message(body: &[u8]) -> String {
     text.chars().take(SHOWN).collect()
 }
 
-/// The error without the address, which may be nobody's business, and with its cause.
+/// The error of a body, without the address, which may be nobody's business.
 pub(crate) fn unreachable(error: reqwest::Error) -> AskError {
-    let error = error.without_url();
-    let mut words = error.to_string();
-    let mut cause = std::error::Error::source(&error);
+    AskError::Unreachable(words(&error.without_url()))
+}
+
+/// An error with its causes.
+fn words(error: &dyn Error) -> String {
+    let (mut words, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {
         words = format!("{words}: {error}");
         cause = error.source();
     }
-    AskError::Unreachable(words)
+    words
 }
 
 #[cfg(test)]
@@ -184,8 +215,8 @@ mod tests {
     fn paths_are_below_the_base() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = |text: &str| Server::new(&text.parse().unwrap()).unwrap();
-        assert_eq!(server("vllm+http://h:1").url("version").as_str(), "http://h:1/version");
-        assert_eq!(server("vllm+http://h:1/a/b").url("v1/models").as_str(), "http://h:1/a/b/v1/models");
+        assert_eq!(server("vllm+http://h:1").uri("version"), "http://h:1/version");
+        assert_eq!(server("vllm+http://h:1/a/b").uri("v1/models"), "http://h:1/a/b/v1/models");
     }
 
     #[test]

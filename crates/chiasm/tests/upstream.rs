@@ -168,6 +168,8 @@ impl Stand {
             self.answer.to_owned()
         };
         let _ = stream.write_all(told.as_bytes()).await;
+        // The size of the first chunk is never told to its end.
+        while told.ends_with("chunked\r\n\r\n") && stream.write_all(&[b'0'; 1 << 16]).await.is_ok() {}
     }
 }
 
@@ -193,6 +195,16 @@ async fn requests_arrive_as_they_came_but_for_the_models_name_and_no_key_of_a_cl
     assert_eq!(sent, body.replace("\"m\"", "\"theirs\""));
     assert!(head.contains("authorization: Bearer theirs-alone") && head.contains("x-request-id: r-7"), "{head}");
     assert!(!head.contains("of-clients"), "{head}");
+}
+
+#[tokio::test]
+async fn an_answer_that_goes_on_and_says_nothing_is_ended() {
+    const ENDLESS: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    let (_, endless) = Stand::start(ENDLESS).await;
+    let frontend = before(&[&endless], &[]).await;
+    let stream = frontend.chat(&json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]})).await;
+    assert!(stream.text.contains("\"error\""), "{}", stream.text);
+    assert_eq!(frontend.metric("chiasm_stream_ends_total{how=\"failed\"}").await, 1.0);
 }
 
 #[tokio::test]
