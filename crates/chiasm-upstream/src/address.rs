@@ -48,6 +48,8 @@ pub struct Upstream {
     pub(crate) kind: Kind,
     /// `http` or `https`, with a path that ends with `/`, below which the server's own paths are.
     pub(crate) base: Url,
+    /// What the server calls the model, if that is told.
+    pub(crate) model: Option<String>,
     /// A file with the key that the server asks for.
     pub(crate) api_key_file: Option<PathBuf>,
     /// A file with certificates of authorities, in place of the system's.
@@ -79,7 +81,7 @@ pub enum UpstreamError {
     Extra,
     /// It has an option that is not known.
     #[error(
-        "'{0}' is no option: api-key-file=FILE, ca-file=FILE, behind vllm+http:// mode=chat and behind trtllm+http:// block-size=N are"
+        "'{0}' is no option: model=NAME, api-key-file=FILE, ca-file=FILE, behind vllm+http:// mode=chat and behind trtllm+http:// block-size=N are"
     )]
     Option(String),
 }
@@ -111,9 +113,10 @@ impl FromStr for Upstream {
         if let Some(path) = without {
             base.set_path(&path);
         }
-        let mut upstream = Self { kind, base, api_key_file: None, ca_file: None };
+        let mut upstream = Self { kind, base, model: None, api_key_file: None, ca_file: None };
         for option in parts {
             match option.split_once('=') {
+                Some(("model", name)) if !name.is_empty() => upstream.model = Some(name.to_owned()),
                 Some(("api-key-file", path)) if !path.is_empty() => upstream.api_key_file = Some(path.into()),
                 Some(("block-size", size)) if matches!(kind, Kind::Trtllm { .. }) => {
                     let size = size.parse().ok().and_then(BlockSize::new);
@@ -156,7 +159,8 @@ mod tests {
         let trtllm: Upstream = "trtllm+https://gpu1,block-size=64".parse().unwrap();
         assert_eq!(trtllm.kind, Kind::Trtllm { block_size: BlockSize::new(64).unwrap() });
         assert_eq!(trtllm.to_string(), "trtllm+https://gpu1");
-        let plain: Upstream = "http://gpu1:8000/x/v1".parse().unwrap();
+        let plain: Upstream = "http://gpu1:8000/x/v1,model=org/m".parse().unwrap();
+        assert_eq!(plain.model.as_deref(), Some("org/m"));
         assert_eq!((plain.kind, plain.base.as_str()), (Kind::Messages, "http://gpu1:8000/x/"));
         for text in ["vllm+http://[::1]:8000", "sglang+https://gpu1:30000/below"] {
             assert_eq!(text.parse::<Upstream>().unwrap().to_string(), text);
@@ -179,6 +183,7 @@ mod tests {
             ("vllm+http://gpu1,mode=completion", UpstreamError::Option("mode=completion".to_owned())),
             ("trtllm+http://gpu1,block-size=0", UpstreamError::Option("block-size=0".to_owned())),
             ("http://gpu1,mode=chat", UpstreamError::Option("mode=chat".to_owned())),
+            ("http://gpu1,model=", UpstreamError::Option("model=".to_owned())),
             ("vllm+http://gpu1,key=secret", UpstreamError::Option("key=secret".to_owned())),
         ] {
             assert_eq!(text.parse::<Upstream>(), Err(error), "{text}");

@@ -1,7 +1,7 @@
 //! Connecting to a server, again after each of its ends.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{ConnectError, Connected, Connector, Elsewhere, LargestItem, Locality, MediaObserver};
@@ -12,6 +12,7 @@ use url::Host;
 use crate::address::{Kind, Upstream};
 use crate::backend::{Mode, UpstreamBackend};
 use crate::found::{Found, can_generate};
+use crate::models::{self, Names, shown};
 use crate::plain::FoundPlain;
 use crate::server::Server;
 use crate::sglang;
@@ -27,6 +28,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub struct UpstreamConnector {
     upstream: Upstream,
     server: Server,
+    names: Names,
+    /// The last name of a model that was warned of.
+    warned_of: Mutex<Option<String>>,
     processor: Arc<[u8]>,
     largest_item: LargestItem,
 }
@@ -38,13 +42,35 @@ impl UpstreamConnector {
     /// Words that say which file can't be used.
     pub fn new(upstream: Upstream, processor: Arc<[u8]>) -> Result<Self, String> {
         let server = Server::new(&upstream)?;
-        Ok(Self { upstream, server, processor, largest_item: LargestItem::unknown() })
+        let names = Names { told: upstream.model.clone(), here: Vec::new() };
+        let (warned_of, largest_item) = (Mutex::default(), LargestItem::unknown());
+        Ok(Self { upstream, server, names, warned_of, processor, largest_item })
     }
 
     /// The same for a model whose largest item is known: servers don't tell what their encoder cache holds.
     #[must_use]
     pub fn with_largest_item(self, largest_item: LargestItem) -> Self {
         Self { largest_item, ..self }
+    }
+
+    /// The same for a model that has these names here, by which it is found among those that the server lists.
+    #[must_use]
+    pub fn with_names(self, here: Vec<String>) -> Self {
+        Self { names: Names { here, ..self.names }, ..self }
+    }
+
+    /// Says that the server's model may be another one, once for each that it has.
+    fn warn_of(&self, name: String) {
+        let mut warned_of = self.warned_of.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned_of.as_ref() == Some(&name) {
+            return;
+        }
+        tracing::warn!(
+            upstream = %self.upstream, model = name, here = self.names.here.join(", "),
+            "this server calls its model otherwise; it gets requests all the same. If it is the same model, \
+             model=NAME behind the address says so"
+        );
+        *warned_of = Some(name);
     }
 }
 
@@ -55,36 +81,48 @@ impl Connector for UpstreamConnector {
         observer: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
-            let Self { upstream, server, processor, largest_item } = self;
+            let Self { upstream, server, names, processor, largest_item, .. } = self;
             let failed = |reason: String| ConnectError::new(format!("{upstream}: {reason}"));
             let locality = locality(upstream).await;
-            let (capabilities, mode) = match upstream.kind {
+            let (mut capabilities, mode, model) = match upstream.kind {
                 Kind::VllmTokens => {
-                    let found = Found::ask(server, &locality).await.map_err(failed)?;
+                    let found = Found::ask(server, names, &locality).await.map_err(failed)?;
                     can_generate(server).await.map_err(failed)?;
-                    (found.given_tokens(processor.clone(), largest_item, locality), Mode::Vllm)
+                    let model = found.model.clone();
+                    (found.given_tokens(processor.clone(), largest_item, locality), Mode::Vllm, Some(model))
                 }
                 Kind::VllmMessages => {
-                    let found = Found::ask(server, &locality).await.map_err(failed)?;
-                    let mode = Mode::Messages { model: Some(found.model.clone()), is_vllm: true, asked: None };
-                    (found.given_messages(processor.clone(), largest_item, locality), mode)
+                    let found = Found::ask(server, names, &locality).await.map_err(failed)?;
+                    let model = found.model.clone();
+                    let mode = Mode::Messages { model: Some(model.name.clone()), is_vllm: true, asked: None };
+                    (found.given_messages(processor.clone(), largest_item, locality), mode, Some(model))
                 }
                 Kind::SglangTokens => {
-                    let found = sglang::Found::ask(server, &locality).await.map_err(failed)?;
-                    let manner = found.manner();
-                    (found.capabilities(processor.clone(), largest_item, locality), Mode::Sglang(manner))
+                    let found = sglang::Found::ask(server, names, &locality).await.map_err(failed)?;
+                    let (manner, model) = (found.manner(), found.model.clone());
+                    (found.capabilities(processor.clone(), largest_item, locality), Mode::Sglang(manner), Some(model))
                 }
                 Kind::Trtllm { block_size } => {
-                    let found = FoundTrtllm::ask(server).await.map_err(failed)?;
+                    let found = FoundTrtllm::ask(server, names).await.map_err(failed)?;
                     let capabilities = found.capabilities(processor.clone(), block_size, locality);
-                    let asked = Some(Arc::new(Asked::new(block_size)));
-                    (capabilities, Mode::Messages { model: found.plain.model, is_vllm: false, asked })
+                    let (asked, model) = (Some(Arc::new(Asked::new(block_size))), found.plain.model);
+                    (capabilities, Mode::Messages { model: sent(names, model.as_ref()), is_vllm: false, asked }, model)
                 }
                 Kind::Messages => {
-                    let found = FoundPlain::ask(server).await.map_err(failed)?;
-                    (found.capabilities(locality), Mode::Messages { model: found.model, is_vllm: false, asked: None })
+                    let found = FoundPlain::ask(server, names).await.map_err(failed)?;
+                    let (capabilities, model) = (found.capabilities(locality), found.model);
+                    (
+                        capabilities,
+                        Mode::Messages { model: sent(names, model.as_ref()), is_vllm: false, asked: None },
+                        model,
+                    )
                 }
             };
+            if let Some(model) = model.filter(|model| !model.is_expected) {
+                let name = shown(&model.name);
+                capabilities.engine = format!("{}, with a model that it calls {name}", capabilities.engine);
+                self.warn_of(name);
+            }
             let backend = UpstreamBackend::new(upstream.to_string(), server.clone(), mode, capabilities, observer);
             Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
         }
@@ -105,6 +143,11 @@ impl Connector for UpstreamConnector {
 /// for.
 pub(crate) fn encoder_cache(largest_item: &LargestItem, max_model_len: usize) -> u64 {
     largest_item.encoder_cache(USUAL_STEP, max_model_len).unwrap_or(max_model_len as u64)
+}
+
+/// The model's name in requests: the operator's, also where the server lists none.
+fn sent(names: &Names, model: Option<&models::Found>) -> Option<String> {
+    model.map(|model| model.name.clone()).or_else(|| names.told.clone())
 }
 
 /// Where a server is: a name counts by the first address that it has.

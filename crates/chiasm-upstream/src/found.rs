@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::connector::encoder_cache;
 use crate::gauges;
+use crate::models::{self, Models, Names};
 use crate::server::{AskError, Server};
 
 /// Where a server generates from tokens.
@@ -25,8 +26,7 @@ const EVENT_SOURCES: &str = "kv_event_sources";
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) version: String,
-    /// The name that its model has there.
-    pub(crate) model: String,
+    pub(crate) model: models::Found,
     pub(crate) max_model_len: usize,
     pub(crate) block_size: BlockSize,
     pub(crate) total_blocks: u64,
@@ -36,39 +36,6 @@ pub(crate) struct Found {
 #[derive(Deserialize)]
 struct Version {
     version: String,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct Models {
-    data: Vec<Model>,
-}
-
-#[derive(Deserialize)]
-struct Model {
-    id: String,
-    max_model_len: Option<usize>,
-    parent: Option<String>,
-}
-
-impl Models {
-    /// Tokens of prompt and answer together.
-    ///
-    /// # Errors
-    /// Words that say that it is not told.
-    pub(crate) fn max_model_len(&self) -> Result<usize, String> {
-        let base = self.base().and_then(|model| model.max_model_len);
-        base.ok_or_else(|| "it does not tell its model's context (max_model_len of /v1/models)".to_owned())
-    }
-
-    /// The name that the model has there.
-    fn name(&self) -> &str {
-        self.base().map_or("", |model| &model.id)
-    }
-
-    fn base(&self) -> Option<&Model> {
-        // Adapters have a parent.
-        self.data.iter().find(|model| model.parent.is_none())
-    }
 }
 
 /// What the engine of one rank publishes.
@@ -87,11 +54,11 @@ impl Found {
     ///
     /// # Errors
     /// Words that say why it can't be used.
-    pub(crate) async fn ask(server: &Server, locality: &Locality) -> Result<Self, String> {
+    pub(crate) async fn ask(server: &Server, names: &Names, locality: &Locality) -> Result<Self, String> {
         let words = |error: AskError| error.to_string();
         let Version { version } = read(&server.get(VERSION).await.map_err(words)?, VERSION)?;
         let models: Models = read(&server.get(MODELS).await.map_err(words)?, MODELS)?;
-        let (max_model_len, model) = (models.max_model_len()?, models.name().to_owned());
+        let (model, max_model_len) = models.find_with_context(names)?;
         let metrics = server.get(METRICS).await.map_err(words)?;
         let metrics = String::from_utf8_lossy(&metrics);
         let setting = |label| gauges::label(&metrics, "vllm:cache_config_info", label);

@@ -23,6 +23,7 @@
 //! | `server` | requests to one server, bounded in size and time |
 //! | `gauges` | numbers out of Prometheus' text format |
 //! | `found` | what a server says of itself, as capabilities |
+//! | `models` | which of the models that a server lists is meant |
 //! | `plain` | a server that is given requests as they come |
 //! | `connector` | connecting to a server, again after each of its ends |
 //! | `backend` | one server as a backend, and the task that watches it |
@@ -43,6 +44,7 @@ mod connector;
 mod events;
 mod found;
 mod gauges;
+mod models;
 mod pieces;
 mod plain;
 mod request;

@@ -11,9 +11,9 @@ use chiasm_types::{BlockSize, Role};
 use futures_util::stream::{StreamExt, TryStreamExt};
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
-use serde::Deserialize;
 
 use crate::found::MODELS;
+use crate::models::{self, Models, Names};
 use crate::pieces::Pieces;
 use crate::request;
 use crate::server::{AskError, Server, beginning, message};
@@ -28,22 +28,10 @@ const TAKEN_TO_HOLD: u64 = 1 << 14;
 /// A context that is not told is no bound.
 const ANY_LENGTH: usize = u32::MAX as usize;
 
-#[derive(Deserialize)]
-struct Models {
-    data: Vec<Model>,
-}
-
-#[derive(Deserialize)]
-struct Model {
-    id: String,
-    max_model_len: Option<usize>,
-}
-
 /// What such a server is asked for before it is used.
 pub(crate) struct FoundPlain {
-    /// The name that its model has there; `None` where it does not tell.
-    pub(crate) model: Option<String>,
-    max_model_len: Option<usize>,
+    /// `None` where it does not tell.
+    pub(crate) model: Option<models::Found>,
 }
 
 impl FoundPlain {
@@ -51,7 +39,7 @@ impl FoundPlain {
     ///
     /// # Errors
     /// Words that say why it can't be used.
-    pub(crate) async fn ask(server: &Server) -> Result<Self, String> {
+    pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, String> {
         let told = match server.get(MODELS).await {
             Ok(body) => serde_json::from_slice::<Models>(&body).ok(),
             Err(AskError::Refused { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => {
@@ -61,9 +49,8 @@ impl FoundPlain {
             Err(AskError::Refused { .. } | AskError::Unreadable { .. }) => None,
             Err(error) => return Err(error.to_string()),
         };
-        let model = told.and_then(|models| models.data.into_iter().next());
-        let max_model_len = model.as_ref().and_then(|model| model.max_model_len);
-        Ok(Self { model: model.map(|model| model.id), max_model_len })
+        let model = told.map(|models| models.find(names)).transpose()?.flatten();
+        Ok(Self { model })
     }
 
     pub(crate) fn capabilities(&self, locality: Locality) -> Capabilities {
@@ -78,7 +65,7 @@ impl FoundPlain {
             },
             role: Role::Aggregated,
             embedding_store_bytes: 0,
-            max_model_len: self.max_model_len.unwrap_or(ANY_LENGTH),
+            max_model_len: self.model.as_ref().and_then(|model| model.max_model_len).unwrap_or(ANY_LENGTH),
             max_batched_tokens: ANY_LENGTH,
             max_running: 0,
             total_blocks: TAKEN_TO_HOLD,

@@ -192,7 +192,8 @@ pub(crate) struct Machine {
 
 /// Reads the model and makes ready what engines are started with.
 pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine, CliError> {
-    let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
+    let given = args.model.display().to_string();
+    let name = args.served_model_name.clone().unwrap_or_else(|| given.clone());
     let chats = args.prompts.chats()?;
     let private_network = args.roles.private_network(&args.engines)?;
     let flags = VllmFlags::read(&args.vllm_args)?;
@@ -233,7 +234,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     };
     let loras = lora::prepare(args, &model.name, lora::stamps(args, side)).await?;
     let mut connectors = connectors(args, &model, &options, private_network, &loras)?;
-    connectors.extend(upstreams(args, &model)?);
+    connectors.extend(upstreams(args, &model, &given)?);
     let swept = SocketDir::sweep();
     if swept > 0 {
         tracing::info!(swept, "removed folders of sockets that killed processes had left");

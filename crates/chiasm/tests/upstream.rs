@@ -234,6 +234,39 @@ async fn servers_that_fail_or_say_nothing_are_no_end_of_others() {
     assert_eq!(frontend.metric("chiasm_stream_ends_total{how=\"failed\"}").await, 1.0);
 }
 
+/// Serves a list of models, and says where.
+async fn of_models(ids: &[&str]) -> String {
+    let models: Vec<Value> = ids.iter().map(|id| json!({"id": id})).collect();
+    let models = json!({"data": models}).to_string();
+    let list = axum::routing::get(async move || models);
+    serve(axum::Router::new().route("/v1/models", list)).await.replace("vllm+", "")
+}
+
+#[tokio::test]
+async fn a_server_of_other_models_is_told_of_or_refused() {
+    let (ours, one, several) =
+        (of_models(&["other", "m"]).await, of_models(&["llama"]).await, of_models(&["llama", "qwen"]).await);
+    let model = demo_model().display().to_string();
+    let mut args = vec![model.as_str(), "--served-model-name", "m"];
+    let lacking = format!("{one},model=gemma");
+    for upstream in [&ours, &one, &several, &lacking] {
+        args.extend(["--upstream", upstream]);
+    }
+    let frontend = Server::start(&args);
+    frontend.wait_ready(2, SOON).await;
+    let cause = frontend.logged_line("none that is called m or ");
+    assert!(cause.contains(&several) && cause.contains("but llama, qwen") && cause.contains("model=NAME"), "{cause}");
+    let cause = frontend.logged_line("it has no model gemma");
+    assert!(cause.contains(&one), "{cause}");
+    let warned = frontend.logged_line("calls its model otherwise");
+    assert!(warned.contains(&one) && warned.contains("llama"), "{warned}");
+    let workers = frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
+    let workers: Value = serde_json::from_str(&workers.text().await.expect("text")).expect("JSON");
+    let runs = |at: usize| workers["workers"][at]["runs"].as_str().unwrap_or_default().to_owned();
+    assert_eq!((runs(0).contains("calls"), runs(1).ends_with("calls llama")), (false, true), "{workers}");
+    assert_eq!(workers["workers"].as_array().map(Vec::len), Some(2), "{workers}");
+}
+
 /// What any stand-in for `vllm serve` says of itself.
 fn vllm_serve() -> axum::Router {
     use axum::routing::get;

@@ -13,7 +13,8 @@ use serde::Deserialize;
 
 use super::GENERATE;
 use crate::connector::encoder_cache;
-use crate::found::{METRICS, MODELS, Models, read, unknown};
+use crate::found::{METRICS, MODELS, read, unknown};
+use crate::models::{self, Models, Names};
 use crate::server::{AskError, Server};
 
 const SERVER_INFO: &str = "server_info";
@@ -31,6 +32,7 @@ const PRESUMED: u32 = 16;
 /// What a server has to be asked for before it can be used.
 #[derive(Debug)]
 pub(crate) struct Found {
+    pub(crate) model: models::Found,
     info: ServerInfo,
     max_model_len: usize,
     block_size: BlockSize,
@@ -132,17 +134,17 @@ impl Found {
     ///
     /// # Errors
     /// Words that say why it can't be used.
-    pub(crate) async fn ask(server: &Server, locality: &Locality) -> Result<Self, String> {
+    pub(crate) async fn ask(server: &Server, names: &Names, locality: &Locality) -> Result<Self, String> {
         let info: ServerInfo = read(&server.get(SERVER_INFO).await.map_err(refusal)?, SERVER_INFO)?;
-        let model: ModelInfo = read(&server.get(MODEL_INFO).await.map_err(refusal)?, MODEL_INFO)?;
-        if model.is_generation == Some(false) {
+        let model_info: ModelInfo = read(&server.get(MODEL_INFO).await.map_err(refusal)?, MODEL_INFO)?;
+        if model_info.is_generation == Some(false) {
             return Err("its model generates nothing".to_owned());
         }
         if info.disaggregation_mode.as_deref().is_some_and(|mode| mode != "null") {
             return Err("it does a part of each answer alone (--disaggregation-mode)".to_owned());
         }
         let models: Models = read(&server.get(MODELS).await.map_err(refusal)?, MODELS)?;
-        let max_model_len = models.max_model_len()?;
+        let (model, max_model_len) = models.find_with_context(names)?;
         can_generate(server).await?;
         server.get(METRICS).await.map_err(|error| match error {
             AskError::Refused { .. } => {
@@ -156,7 +158,7 @@ impl Found {
             _ => BlockSize::new(info.page_size),
         };
         let block_size = block_size.ok_or("its blocks have no size (page_size of /server_info)")?;
-        Ok(Self { info, max_model_len, block_size, without_images: model.without_images(), kv })
+        Ok(Self { model, info, max_model_len, block_size, without_images: model_info.without_images(), kv })
     }
 
     /// How it wants to be asked.
@@ -176,7 +178,7 @@ impl Found {
         largest_item: &LargestItem,
         locality: Locality,
     ) -> Capabilities {
-        let Self { info, max_model_len, block_size, without_images, kv } = self;
+        let Self { info, max_model_len, block_size, without_images, kv, .. } = self;
         let is_known = !matches!(kv, KvSource::Unknown { .. });
         let running = info.internal_states.iter().filter_map(|state| state.effective_max_running_requests_per_dp);
         Capabilities {

@@ -32,6 +32,7 @@ use tokio::time::sleep;
 pub(crate) use self::asked::Asked;
 use self::events::{Told, Translation};
 use crate::backend::Shared;
+use crate::models::Names;
 use crate::plain::FoundPlain;
 use crate::server::{AskError, Server};
 
@@ -61,8 +62,8 @@ impl FoundTrtllm {
     ///
     /// # Errors
     /// Words that say why it can't be used.
-    pub(crate) async fn ask(server: &Server) -> Result<Self, String> {
-        let plain = FoundPlain::ask(server).await?;
+    pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, String> {
+        let plain = FoundPlain::ask(server, names).await?;
         let version = server.get(VERSION).await.map_err(|error| error.to_string())?;
         let Version { version } = serde_json::from_slice(&version)
             .map_err(|error| format!("its answer to /{VERSION} can't be read: {error}"))?;

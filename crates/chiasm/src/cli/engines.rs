@@ -40,7 +40,7 @@ pub(crate) struct EngineArgs {
     /// --enable-scale-out, or with mode=chat behind it as it is, sglang+http://HOST:PORT SGLang with --enable-metrics, trtllm+http://HOST:PORT
     /// trtllm-serve, http://HOST:PORT (or https:) any server of OpenAI's API, dynamo+etcd://HOST:PORT,…/NAMESPACE (or dynamo+etcds:, with the
     /// files of --etcd-ca-file and so on, or dynamo+file:///FOLDER/NAMESPACE) the workers of Dynamo that an etcd or a folder names. Options
-    /// go behind commas: mode=chat, block-size=N, api-key-file=FILE, ca-file=FILE; of Dynamo model=NAME, images, tensors[=TYPE],
+    /// go behind commas: model=NAME, mode=chat, block-size=N, api-key-file=FILE, ca-file=FILE; of Dynamo model=NAME, images, tensors[=TYPE],
     /// listen=IP:PORT, announce=IP:PORT. May be given several times
     #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
     pub(crate) upstream: Vec<UpstreamArg>,

@@ -146,14 +146,23 @@ fn launch_host(
     })
 }
 
-/// The connectors of servers that somebody else runs.
-pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Vec<Box<dyn Connector>>, CliError> {
+/// The connectors of servers that somebody else runs. `given` is MODEL as it was given.
+pub(super) fn upstreams(
+    args: &ServeArgs,
+    model: &Arc<ServedModel>,
+    given: &str,
+) -> Result<Vec<Box<dyn Connector>>, CliError> {
+    let mut names = vec![model.name.clone(), given.to_owned()];
+    names.dedup();
     let connector = |upstream: &UpstreamArg| -> Option<Result<Box<dyn Connector>, CliError>> {
         // Workers of Dynamo come as they are found.
         let UpstreamArg::Server(upstream) = upstream else { return None };
         let connector = UpstreamConnector::new(upstream.clone(), model.processor());
         let wrong = |error: String| CliError::Usage(format!("--upstream {upstream}: {error}"));
-        let connector = connector.map(|connector| connector.with_largest_item(model.largest_item(TakenKinds::ALL)));
+        let of_model = |connector: UpstreamConnector| {
+            connector.with_largest_item(model.largest_item(TakenKinds::ALL)).with_names(names.clone())
+        };
+        let connector = connector.map(of_model);
         Some(connector.map(|connector| Box::new(connector) as Box<dyn Connector>).map_err(wrong))
     };
     args.engines.upstream.iter().filter_map(connector).collect()
