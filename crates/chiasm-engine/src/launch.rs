@@ -10,6 +10,7 @@ mod group;
 mod lines;
 mod ports;
 mod process;
+mod server_flags;
 mod stage;
 mod watchdog;
 
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 pub use self::ports::free_ports;
 pub use self::process::{EngineProcess, ExitReport, end};
+pub use self::server_flags::ServerFlag;
 
 use crate::endpoints::SocketDir;
 use crate::error::EngineError;

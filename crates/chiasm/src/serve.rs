@@ -1,6 +1,7 @@
 //! `chiasm serve`: engines, a frontend before them, and an orderly end.
 
 mod engines;
+mod server_flags;
 mod settings;
 mod shared_gpu;
 mod summary;
@@ -197,6 +198,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     let chats = args.prompts.chats()?;
     let private_network = args.roles.private_network(&args.engines)?;
     let flags = VllmFlags::read(&args.vllm_args)?;
+    server_flags::check(args, side)?;
     args.engines.vllm = vllm_command::locate(&args.engines.vllm);
     // From here on the model is a directory, for engines and processor too.
     hub_model::locate(args, &flags).await?;

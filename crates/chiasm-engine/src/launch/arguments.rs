@@ -1,6 +1,6 @@
 //! The command line of a headless engine.
 
-use super::LaunchSpec;
+use super::{LaunchSpec, ServerFlag};
 use crate::error::EngineError;
 
 /// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all that start so.
@@ -23,28 +23,6 @@ const OWNED: [(&str, &str); 16] = [
     // vLLM's frontend tells the engine which requests are watermarked. Untold, it would silently leave all of them unmarked.
     ("--watermark-config*", "Chiasm asks for no watermarks, so answers would have none"),
 ];
-
-/// Flags of vLLM's server. A headless engine takes them and heeds none, so a key that is given to it protects nothing.
-const OF_THE_SERVER: [&str; 17] = [
-    "--host",
-    "--port",
-    "--uds",
-    "--api-key",
-    "--ssl-*",
-    "--root-path",
-    "--allowed-origins",
-    "--allowed-methods",
-    "--allowed-headers",
-    "--allow-credentials",
-    "--chat-template",
-    "--default-chat-template-kwargs*",
-    "--exclude-tools-when-tool-choice-none",
-    "--lora-modules",
-    "--allowed-local-media-path",
-    "--allowed-media-domains",
-    "--trust-request-mm-kwargs",
-];
-const BEFORE: &str = "an engine has no server; give it to Chiasm, before --, if Chiasm has it (docs/from-vllm.md)";
 
 /// What belongs to Chiasm where engines have roles.
 const KV_TRANSFER: (&str, &str) = ("--kv-transfer-config*", "Chiasm sets it for each role, see --kv-connector");
@@ -97,21 +75,26 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
 /// vLLM takes `_` for `-`, `--flag=value`, `--flag.key value` for JSON, and, as every argparse, abbreviations.
 fn owned(arg: &str) -> Option<&'static str> {
     let of_ours = OWNED.iter().find(|(owned, _)| is_flag(arg, owned)).map(|&(_, instead)| instead);
-    of_ours.or_else(|| OF_THE_SERVER.iter().any(|flag| is_flag(arg, flag)).then_some(BEFORE))
+    of_ours.or_else(|| ServerFlag::of(arg).filter(|flag| flag.is_refused).map(|flag| flag.instead))
 }
 
 /// Whether this argument is a flag, in any spelling; one ending in `*` stands for all that start so.
-fn is_flag(arg: &str, flag: &str) -> bool {
-    let name = arg.split(['=', '.']).next().unwrap_or_default().replace('_', "-");
-    if !name.starts_with('-') || name.len() < 3 {
-        return false;
-    }
-    match flag.strip_suffix('*') {
-        Some(start) => {
-            name.starts_with(start) || (name.starts_with("--") && name.len() > 3 && start.starts_with(&name))
-        }
-        None => flag == name || (name.starts_with("--") && name.len() > 3 && flag.starts_with(&name)),
-    }
+pub(super) fn is_flag(arg: &str, flag: &str) -> bool {
+    let name = name(arg);
+    let may_be_short = name.starts_with("--") && name.len() > 3;
+    is_flag_in_full(arg, flag) || may_be_short && flag.strip_suffix('*').unwrap_or(flag).starts_with(&name)
+}
+
+/// The same for one that is not abbreviated.
+pub(super) fn is_flag_in_full(arg: &str, flag: &str) -> bool {
+    let name = name(arg);
+    let is = flag.strip_suffix('*').map_or(flag == name, |start| name.starts_with(start));
+    is && name.starts_with('-') && name.len() >= 3
+}
+
+/// The name of a flag, as vLLM writes it.
+fn name(arg: &str) -> String {
+    arg.split(['=', '.']).next().unwrap_or_default().replace('_', "-")
 }
 
 /// `tcp://host:port`, split.
