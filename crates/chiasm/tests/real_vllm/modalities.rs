@@ -14,7 +14,9 @@ use crate::prompts;
 use crate::requests::{answers_are_those_of_vllm_serve, image, text};
 use crate::run_client;
 use crate::support::scenario_run;
-use crate::tools::{TOOL_FLAGS, an_agent_calls_its_functions, other_apis_call_alike, tool_requests};
+use crate::tools::{
+    TOOL_FLAGS, an_agent_calls_its_functions, custom_and_allowed_tools_are_forced, other_apis_call_alike, tool_requests,
+};
 
 /// A part with a file of `tests/clips`, by the end of whose name the modality is known.
 pub(crate) fn clip(name: &str) -> Value {
@@ -195,6 +197,7 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
         what_an_engine_fails_of_is_refused(&server).await;
         an_agent_calls_its_functions(&server).await;
         other_apis_call_alike(&server).await;
+        custom_and_allowed_tools_are_forced(&server).await;
         run_client(&environment.clients_python, "clients/langchain_forced.py", &[&format!("{}/v1", server.url)]);
     }
     if model == "omni" {

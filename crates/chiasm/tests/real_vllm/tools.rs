@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::modalities::ask;
+use crate::requests::ids;
 use crate::support::Server;
 
 /// What `vllm serve` needs for them; Chiasm sees it in the chat template.
@@ -124,7 +125,7 @@ pub(crate) async fn other_apis_call_alike(server: &Server) {
         "tool_choice": {"type": "tool", "name": "light"}, "messages": [{"role": "user", "content": text}],
     });
     let answer = server.post("/v1/messages", &messages).await;
-    let events: Vec<Value> = answer.text.lines().filter_map(|line| line.strip_prefix("data: ")).map(parsed).collect();
+    let events = events(&answer.text);
     let start = events.iter().find(|event| event["content_block"]["type"] == "tool_use");
     assert_eq!(start.map(|event| &event["content_block"]["name"]), Some(&function["name"]), "{}", answer.text);
     let arguments: String = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
@@ -149,6 +150,62 @@ pub(crate) async fn other_apis_call_alike(server: &Server) {
     let call = call.unwrap_or_else(|| panic!("{answer}"));
     assert_eq!((&call["name"], &call["arguments"]), (&function["name"], &function["arguments"]), "{answer}");
     assert_eq!((&call["status"], &answer["status"]), (&json!("completed"), &json!("completed")), "{answer}");
+}
+
+/// A tool of the Responses API that is no function, and functions of which some alone may be called: the engine is held to them.
+pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
+    let text = "the quick brown fox jumps over the lazy dog";
+    for is_stream in [false, true] {
+        // The engine is held to the tool's name and to an object, as its schema is not strict. A model of chance fills one with anything
+        // until it is cut off, unless it may write no quotation mark: then it is empty.
+        let mut bias = no_white_space();
+        bias["1"] = json!(-100);
+        let request = json!({
+            "model": "m", "max_output_tokens": 60, "temperature": 0, "input": text, "logit_bias": bias, "stream": is_stream,
+            "tools": [{"type": "custom", "name": "sql"}, {"type": "custom", "name": "sh", "description": "runs it"}],
+            "tool_choice": {"type": "custom", "name": "sh"}, "parallel_tool_calls": false,
+        });
+        let answer = server.post("/v1/responses", &request).await;
+        let response = match is_stream {
+            false => answer.ok(),
+            true => events(&answer.text).pop().map(|event| event["response"].clone()).expect("a response"),
+        };
+        let items = response["output"].as_array().map(Vec::as_slice);
+        let Some([call]) = items else { panic!("one call: {response}") };
+        assert_eq!((&call["type"], &call["name"]), (&json!("custom_tool_call"), &json!("sh")), "{response}");
+        // Arguments other than the input that is asked for are the input.
+        assert_eq!((&call["input"], &call["status"]), (&json!("{}"), &json!("completed")), "{response}");
+    }
+
+    let mut prompts = Vec::new();
+    for name in ["weather", "light", "look"] {
+        let mut request = ask(json!(text));
+        request["tools"] = functions();
+        let allowed = json!({"mode": "required", "tools": [named(name)]});
+        request["tool_choice"] = json!({"type": "allowed_tools", "allowed_tools": allowed});
+        request["parallel_tool_calls"] = json!(false);
+        request["max_tokens"] = json!(120);
+        request["ignore_eos"] = json!(false);
+        request["logit_bias"] = no_white_space();
+        let answer = server.chat(&request).await.ok();
+        let choice = &answer["choices"][0];
+        let calls = choice["message"]["tool_calls"].as_array().map(Vec::as_slice);
+        let Some([call]) = calls else { panic!("one call: {answer}") };
+        assert_eq!(
+            (&call["function"]["name"], &choice["finish_reason"]),
+            (&json!(name), &json!("tool_calls")),
+            "{answer}"
+        );
+        let arguments = parsed(call["function"]["arguments"].as_str().expect("text"));
+        assert!(is_allowed(&call["function"]["name"], &arguments), "{answer}");
+        prompts.push(ids(&answer).1);
+    }
+    assert!(prompts[0].is_array() && prompts.iter().all(|prompt| *prompt == prompts[0]), "all functions are in each");
+}
+
+/// The events of a stream.
+fn events(text: &str) -> Vec<Value> {
+    text.lines().filter_map(|line| line.strip_prefix("data: ")).map(parsed).collect()
 }
 
 fn parsed(text: &str) -> Value {
