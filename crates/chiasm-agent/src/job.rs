@@ -12,7 +12,9 @@ use chiasm_server::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use serde_json::Value;
 
-pub(crate) use head::{JobHead, claimed_bytes, head};
+#[cfg(test)]
+pub(crate) use head::MOST_ENTRIES;
+pub(crate) use head::{claimed_bytes, head};
 
 use crate::{MOST_MESSAGE_BYTES, proto};
 

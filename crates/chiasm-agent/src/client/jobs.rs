@@ -16,10 +16,10 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::{AgentLink, HELLO_WITHIN, lost};
-use crate::MOST_MESSAGE_BYTES;
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event;
 use crate::proto::{GenerateReply, GenerateRequest, Job, JobEvent, Open, Stop};
+use crate::{MOST_MESSAGE_BYTES, job};
 
 /// The largest job that is sent. With what is around it, it fits into a message.
 const MOST_JOB_BYTES: usize = MOST_MESSAGE_BYTES - 64;
@@ -84,12 +84,16 @@ impl Jobs {
     /// Gives the agent a job, of a number that is chosen here.
     ///
     /// # Errors
-    /// [`JobError::NotTaken`] if the engine has ended, and [`JobError::Refused`] if no message has room for the job.
+    /// [`JobError::NotTaken`] if the engine has ended, and [`JobError::Refused`] if no message has room for the job, or the agent would
+    /// refuse it before it has read it.
     pub(super) fn begin(self: &Arc<Self>, job: Job) -> Result<Call, JobError> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
         let job = Bytes::from(Job { number, ..job }.encode_to_vec());
         if job.len() > MOST_JOB_BYTES {
             return Err(JobError::Refused { field: "body".to_owned(), message: "is too long".to_owned() });
+        }
+        if let Some(head) = job::head(&job) {
+            head.check()?;
         }
         let (sender, events) = inbox(MOST_UNREAD_BYTES);
         {

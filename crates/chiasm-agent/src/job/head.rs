@@ -1,5 +1,6 @@
 //! What a job takes, before its message is read.
 
+use chiasm_backend::JobError;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::TOKEN_BYTES;
@@ -19,19 +20,35 @@ pub(crate) struct JobHead {
     pub(crate) number: u64,
     /// Bytes that the message takes when it is read, at most: what is nothing on the wire is something in memory.
     pub(crate) bytes: u64,
+    /// Fields of the message, those of lists one by one.
+    pub(crate) entries: usize,
 }
 
 /// Bytes of memory that a byte of a list of lists, or of JSON, becomes at most.
 const LISTED: u64 = 16;
 
-/// Media items and the like of a job, which are small on the wire and large in memory: more than a prompt has.
-const MOST_ENTRIES: usize = 1 << 16;
+/// Media items and the like of a job, which are small on the wire and large in memory: more than a prompt has, unless flags of the
+/// frontend allow more.
+pub(crate) const MOST_ENTRIES: usize = 1 << 16;
 
-/// Looks at the message of a job. `None` if it is none, or has too many entries.
+impl JobHead {
+    /// Whether an agent reads the rest.
+    ///
+    /// # Errors
+    /// [`JobError::Refused`] if there are too many entries.
+    pub(crate) fn check(&self) -> Result<(), JobError> {
+        if self.entries <= MOST_ENTRIES {
+            return Ok(());
+        }
+        let message = format!("has too many media items: an agent takes {MOST_ENTRIES} fields of one request");
+        Err(JobError::Refused { field: "messages".to_owned(), message })
+    }
+}
+
+/// Looks at the message of a job. `None` if it is none.
 pub(crate) fn head(message: &[u8]) -> Option<JobHead> {
     let mut rest = message;
-    let mut head = JobHead { number: 0, bytes: message.len() as u64 };
-    let mut entries = 0;
+    let mut head = JobHead { number: 0, bytes: message.len() as u64, entries: 0 };
     while !rest.is_empty() {
         let (field, kind) = decode_key(&mut rest).ok()?;
         let before = rest.len();
@@ -45,12 +62,12 @@ pub(crate) fn head(message: &[u8]) -> Option<JobHead> {
             SAMPLING | REPEATS => LISTED * length,
             // Each may be one of a list.
             _ => {
-                entries += 1;
+                head.entries += 1;
                 LISTED * length + size_of::<proto::MediaItem>() as u64
             }
         };
     }
-    (entries <= MOST_ENTRIES).then_some(head)
+    Some(head)
 }
 
 /// Bytes that a message stands for beside what it has: tokens as often as they are repeated, and masks of media items, by what is
@@ -72,7 +89,7 @@ mod tests {
     fn what_a_job_takes_is_known_before_memory_is_taken_for_it() {
         let head_of = |message: &proto::Job| head(&message.encode_to_vec()).unwrap();
         let plain = proto::Job { number: 7, tokens: Bytes::from_static(&[5; 4000]), ..proto::Job::default() };
-        let JobHead { number, bytes } = head_of(&plain);
+        let JobHead { number, bytes, .. } = head_of(&plain);
         assert!(number == 7 && (4000..5000).contains(&bytes), "{bytes}");
         let nothing = vec![proto::MediaItem::default(); 1000];
         let items = proto::Job { media: nothing, ..plain.clone() };
@@ -81,8 +98,9 @@ mod tests {
         let in_memory = size_of_val(&bad_words[..]) as u64;
         let sampling = Some(proto::Sampling { bad_words, ..proto::Sampling::default() });
         assert!(head_of(&proto::Job { sampling, ..plain.clone() }).bytes > in_memory);
-        let too_many = vec![proto::MediaItem::default(); MOST_ENTRIES];
-        assert_eq!(head(&proto::Job { media: too_many, ..plain.clone() }.encode_to_vec()), None);
+        let with = |count| head_of(&proto::Job { media: vec![proto::MediaItem::default(); count], ..plain.clone() });
+        // One entry is the number.
+        assert!(with(MOST_ENTRIES - 1).check().is_ok() && with(MOST_ENTRIES).check().is_err());
         let cut = plain.encode_to_vec();
         assert_eq!(head(&cut[..cut.len() - 1]), None);
         let claimed = u64::from(u32::MAX);

@@ -19,7 +19,7 @@ use tonic::{Status, Streaming};
 use super::jobs::{Place, Teller, run};
 use crate::MOST_MESSAGE_BYTES;
 use crate::answer::failure_to_message;
-use crate::job::{self, JobHead, MOST_CHOICES};
+use crate::job::{self, MOST_CHOICES};
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event;
 use crate::proto::{self, GenerateReply, GenerateRequest, JobEvent, Stop};
@@ -115,19 +115,25 @@ impl JobCall {
 
     fn begin(&mut self, message: Bytes) -> Result<(), Status> {
         let malformed = || Status::invalid_argument("a job is malformed");
-        let JobHead { number, bytes } = job::head(&message).ok_or_else(malformed)?;
+        let head = job::head(&message).ok_or_else(malformed)?;
+        let number = head.number;
         if self.handles.contains_key(&number) {
             return Err(Status::invalid_argument("a job has the number of another one"));
         }
         let teller = Teller { job: number, events: self.told_by.clone() };
-        let not_taken = |why| teller.tell(Event::Failure(failure_to_message(&JobError::NotTaken(Death::new(why)))));
+        let fail = |error| teller.tell(Event::Failure(failure_to_message(&error)));
+        if let Err(refused) = head.check() {
+            fail(refused);
+            return Ok(());
+        }
+        let not_taken = |why| fail(JobError::NotTaken(Death::new(why)));
         if self.handles.len() == MOST_JOBS {
             not_taken(format!("this frontend has {MOST_JOBS} jobs there"));
             return Ok(());
         }
         // Nothing waits for room.
         let full = |_| not_taken("the agent has no memory for more jobs (--max-bytes-in-flight)".to_owned());
-        let Ok(mut charge) = self.place.budget.charge(RUNNING_BYTES + bytes).map_err(full) else { return Ok(()) };
+        let Ok(mut charge) = self.place.budget.charge(RUNNING_BYTES + head.bytes).map_err(full) else { return Ok(()) };
         let job = proto::Job::decode(message).map_err(|_| malformed())?;
         if charge.grow(job::claimed_bytes(&job)).map_err(full).is_err() {
             return Ok(());

@@ -212,6 +212,41 @@ async fn what_fits_into_no_message_ends_its_job_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_with_too_many_fields_is_refused_alone() {
+    let stand = Stand::new().await;
+    let is_about_items = |field: &str, message: &str| field == "messages" && message.contains("media items");
+    // A frontend does not send it.
+    let engine = stand.connect().await;
+    let many = Job { embedded: vec![MmHash::new([3; 32]); job::MOST_ENTRIES], ..job(&[TokenId(1)]) };
+    let refused = engine.start(Arc::new(many.clone())).await.map(drop);
+    assert!(
+        matches!(&refused, Err(JobError::Refused { field, message }) if is_about_items(field, message)),
+        "{refused:?}"
+    );
+    // One that does has the call's other jobs go on, and new ones begin.
+    stand.engine.next_job(Script { hangs: true, ..Script::default() });
+    stand.engine.next_job(Script::tokens(&[7]));
+    let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
+    let (mut jobs, _) = stand.link.clients();
+    let mut replies = call(&mut jobs, vec![open, begin(1), begin_with(2, &many), begin(3)]).await.unwrap();
+    let (mut refused, mut answered) = (false, false);
+    while !refused || !answered {
+        for told in replies.message().await.unwrap().unwrap().events {
+            match told.event.unwrap() {
+                JobEvent::Failure(failure) => {
+                    assert_eq!((told.job, failure.kind()), (2, proto::job_failure::Kind::Refused));
+                    assert!(is_about_items(&failure.field, &failure.message), "{failure:?}");
+                    refused = true;
+                }
+                JobEvent::Output(_) => answered |= told.job == 3,
+                _ => {}
+            }
+        }
+    }
+    assert_eq!((stand.engine.jobs().len(), stand.engine.aborted()), (2, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_memory_has_no_room_for_is_for_another_agent() {
     let stand = Stand::new().await;
     let engine = stand.connect().await;
