@@ -41,7 +41,7 @@ use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
 use accepting::Bounds;
 use announcements::Announcements;
-use arriving::{Counting, MOST_ARRIVING};
+use arriving::{Arriving, Counting, MOST_ARRIVING};
 use call::JobCall;
 use jobs::Place;
 use watching::Watch;
@@ -157,7 +157,7 @@ pub async fn serve(
         .max_decoding_message_size(MOST_MESSAGE_BYTES)
         .max_encoding_message_size(MOST_MESSAGE_BYTES);
     let connections = accepting::accept(listener, tls, Bounds::default());
-    let routes = Counting::new(routes, ByteBudget::new(MOST_ARRIVING));
+    let routes = Counting::new(routes, Arriving::new(MOST_ARRIVING));
     let serving = server.add_service(routes).serve_with_incoming_shutdown(connections, stop);
     tokio::select! {
         served = serving => served,

@@ -1,6 +1,7 @@
 //! What gRPC is read from and written to: a socket as it is, or within TLS.
 
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -15,9 +16,14 @@ pub(crate) struct Wire {
     socket: Socket,
     /// Was read already, and is read again first.
     again: &'static [u8],
+    peer: Peer,
     /// Its place among those that there may be.
     _place: Option<OwnedSemaphorePermit>,
 }
+
+/// The address that a connection to an agent comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Peer(pub(crate) Option<IpAddr>);
 
 enum Socket {
     Plain(TcpStream),
@@ -26,16 +32,17 @@ enum Socket {
 
 impl Wire {
     pub(crate) fn plain(stream: TcpStream) -> Self {
-        Self { socket: Socket::Plain(stream), again: &[], _place: None }
+        Self { socket: Socket::Plain(stream), again: &[], peer: Peer::default(), _place: None }
     }
 
     pub(crate) fn encrypted(stream: impl Into<TlsStream<TcpStream>>) -> Self {
-        Self { socket: Socket::Encrypted(Box::new(stream.into())), again: &[], _place: None }
+        Self { socket: Socket::Encrypted(Box::new(stream.into())), again: &[], peer: Peer::default(), _place: None }
     }
 
-    /// The same, of which these bytes were read and are read again, and which gives its place back when it is closed.
-    pub(crate) fn placed(self, again: &'static [u8], place: OwnedSemaphorePermit) -> Self {
-        Self { again, _place: Some(place), ..self }
+    /// The same, which comes from there, of which these bytes were read and are read again, and which gives its place back when it is
+    /// closed.
+    pub(crate) fn placed(self, peer: Peer, again: &'static [u8], place: OwnedSemaphorePermit) -> Self {
+        Self { peer, again, _place: Some(place), ..self }
     }
 }
 
@@ -97,7 +104,9 @@ impl AsyncWrite for Wire {
 }
 
 impl Connected for Wire {
-    type ConnectInfo = ();
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> Self::ConnectInfo {}
+    fn connect_info(&self) -> Peer {
+        self.peer
+    }
 }

@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::tls::AgentTls;
-use crate::wire::Wire;
+use crate::wire::{Peer, Wire};
 
 /// Handshakes at a time. Others wait with the system.
 const MOST_HANDSHAKES: usize = 256;
@@ -52,10 +52,10 @@ pub(super) fn accept(
         let mut told: Option<Instant> = None;
         loop {
             let Ok(turn) = handshakes.clone().acquire_owned().await else { return };
-            let stream = tokio::select! {
+            let (stream, from) = tokio::select! {
                 () = accepted.closed() => return,
                 next = listener.accept() => match next {
-                    Ok((stream, _)) => stream,
+                    Ok(accepted) => accepted,
                     Err(error) => {
                         tracing::warn!(%error, "no connection of a frontend can be accepted");
                         sleep(PAUSE).await;
@@ -70,10 +70,10 @@ pub(super) fn accept(
                 }
                 continue;
             };
-            let (accepted, tls) = (accepted.clone(), tls.clone());
+            let (accepted, tls, from) = (accepted.clone(), tls.clone(), Peer(Some(from.ip().to_canonical())));
             tokio::spawn(async move {
                 let _turn = turn;
-                match timeout(bounds.handshake, shake(stream, tls, place)).await {
+                match timeout(bounds.handshake, shake(stream, from, tls, place)).await {
                     // Nobody serves any more if it is not taken.
                     Ok(Ok(wire)) => drop(accepted.send(Ok(wire)).await),
                     Ok(Err(error)) => tracing::debug!(%error, "a frontend's connection is closed"),
@@ -86,7 +86,12 @@ pub(super) fn accept(
 }
 
 /// A connection that has begun to speak HTTP/2.
-async fn shake(stream: TcpStream, tls: Option<Arc<AgentTls>>, place: OwnedSemaphorePermit) -> io::Result<Wire> {
+async fn shake(
+    stream: TcpStream,
+    from: Peer,
+    tls: Option<Arc<AgentTls>>,
+    place: OwnedSemaphorePermit,
+) -> io::Result<Wire> {
     // Each token is a message of its own.
     stream.set_nodelay(true)?;
     let mut wire = match tls {
@@ -96,7 +101,7 @@ async fn shake(stream: TcpStream, tls: Option<Arc<AgentTls>>, place: OwnedSemaph
     let mut said = [0; PREFACE.len()];
     wire.read_exact(&mut said).await?;
     match said == *PREFACE {
-        true => Ok(wire.placed(PREFACE, place)),
+        true => Ok(wire.placed(from, PREFACE, place)),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2")),
     }
 }
@@ -105,6 +110,7 @@ async fn shake(stream: TcpStream, tls: Option<Arc<AgentTls>>, place: OwnedSemaph
 mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio_stream::StreamExt;
+    use tonic::transport::server::Connected;
 
     use super::*;
 
@@ -131,6 +137,7 @@ mod tests {
         }
         let _client = saying(to, &[PREFACE, b"more"].concat()).await;
         let mut wire = connections.next().await.unwrap().unwrap();
+        assert_eq!(wire.connect_info(), Peer(Some(to.ip())));
         let mut said = [0; PREFACE.len() + 4];
         // It may be read in pieces.
         wire.read_exact(&mut said[..5]).await.unwrap();
