@@ -140,15 +140,18 @@ async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// At least one worker can take requests and answers, and the process is not about to end.
+/// At least one worker takes new requests and answers, and the process is not about to end.
 async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
     if frontend.is_draining() {
         return ApiError::unavailable("going_down", "the server is going down").into_response();
     }
-    let workers = frontend.fleet.ready_workers();
     if !frontend.fleet.can_answer() {
         return ApiError::unavailable("no_engine", "no engine is ready").into_response();
     }
+    let Some(workers) = frontend.fleet.taking_workers() else {
+        let why = "no engine takes new requests: their agents are drained";
+        return ApiError::unavailable("engines_drained", why).into_response();
+    };
     if frontend.helpers.as_ref().is_some_and(|helpers| helpers.is_missed()) {
         return ApiError::unavailable("processor_unavailable", "vLLM's processor is not ready").into_response();
     }

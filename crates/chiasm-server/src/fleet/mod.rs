@@ -251,6 +251,17 @@ impl Fleet {
         self.state().workers.values().any(answers)
     }
 
+    /// Number of workers that answer and take new requests, as those of drained agents don't. `None` if none of them can answer requests,
+    /// and not only encode their media items.
+    pub fn taking_workers(&self) -> Option<usize> {
+        let state = self.state();
+        let taking = || {
+            let workers = state.workers.values();
+            workers.filter(|worker| worker.condition() == Condition::Answers && !worker.load().draining)
+        };
+        taking().any(|worker| worker.backend.capabilities().role.answers()).then(|| taking().count())
+    }
+
     /// Requests that the workers run at once, all together; 0 while there is none.
     pub fn seats(&self) -> usize {
         self.seats.load(Ordering::Relaxed)

@@ -128,10 +128,11 @@ async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
     let agents = [cluster.agent(1, &["--sim", "1"]), cluster.agent(2, &["--sim", "1", "--sim-decode-rate", "20"])];
     let server = cluster.serve(&agents, &[]);
     server.wait_ready(2, SOON).await;
-    let drain = |more: &[&str]| {
-        let status = chiasm(&["drain", &agents[1].address]).args(more).stderr(std::process::Stdio::null()).status();
+    let drain_at = |agent: usize, more: &[&str]| {
+        let status = chiasm(&["drain", &agents[agent].address]).args(more).stderr(std::process::Stdio::null()).status();
         status.expect("chiasm runs").success()
     };
+    let drain = |more: &[&str]| drain_at(1, more);
     // One request on each of them.
     let requests = [ask("hello", 60), ask("good morning", 60)];
     let [one, other] = requests.each_ref().map(|body| server.chat(body));
@@ -150,7 +151,17 @@ async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
     for number in 0..8 {
         assert_eq!(server.chat(&ask(&format!("question {number}"), 2)).await.header("x-chiasm-worker"), first);
     }
+    assert_eq!(server.ready_workers().await, 1);
+    // With all of them drained load balancers learn that requests should go elsewhere.
+    assert!(drain_at(0, &["--wait", "10"]));
+    let url = format!("{}/ready", server.url);
+    let ready = async || server.client.get(&url).send().await.expect("it answers");
+    wait_for("503 at /ready", SOON, async || ready().await.status() == 503).await;
+    let why = ready().await.text().await.expect("text");
+    assert!(why.contains("engines_drained"), "{why}");
     assert!(drain(&["--resume"]));
+    server.wait_ready(1, SOON).await;
+    assert!(drain_at(0, &["--resume"]));
     let is_other = async || server.chat(&ask("good evening", 2)).await.header("x-chiasm-worker") != first;
     wait_for("a request on the other", SOON, is_other).await;
 }

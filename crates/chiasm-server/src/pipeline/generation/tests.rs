@@ -475,7 +475,12 @@ async fn a_draining_worker_gets_nothing_new() {
         let (_, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
         assert_eq!(attempted.worker, WorkerId(1));
     }
+    let taking = || stand.frontend.fleet.taking_workers();
+    assert_eq!(taking(), Some(1));
+    stand.backends[1].say(Load { draining: true, ..Load::default() });
+    assert_eq!((taking(), stand.frontend.fleet.can_answer()), (None, true));
     stand.backends[0].say(Load::default());
+    assert_eq!(taking(), Some(1));
     stand.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Eos));
     let (_, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
     assert_eq!(attempted.worker, WorkerId(0));
