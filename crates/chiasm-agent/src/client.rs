@@ -52,6 +52,7 @@ pub struct AgentLink {
     ip: Option<IpAddr>,
     /// Names this frontend among those of the agent.
     frontend: u64,
+    connecting: Connecting,
     jobs: AgentClient<Channel>,
     watches: AgentClient<Channel>,
     files: AgentClient<Channel>,
@@ -123,7 +124,7 @@ impl AgentLink {
             .keep_alive_while_idle(true)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW);
-        let connecting = Connecting { tls };
+        let connecting = Connecting::new(tls);
         let client = || {
             AgentClient::new(endpoint.connect_with_connector_lazy(connecting.clone()))
                 .max_decoding_message_size(MOST_MESSAGE_BYTES)
@@ -134,6 +135,7 @@ impl AgentLink {
             address: address.into(),
             ip,
             frontend: *FRONTEND,
+            connecting: connecting.clone(),
             jobs: client(),
             watches: client(),
             files: client(),
@@ -208,7 +210,9 @@ impl AgentLink {
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
                 Err(LinkError::Refused { address: self.address.clone(), reason: status.message().to_owned() })
             }
-            Ok(Err(status)) => Err(unreachable(words(&status))),
+            Ok(Err(status)) => {
+                Err(unreachable(self.connecting.mistake().map_or_else(|| words(&status), str::to_owned)))
+            }
             Err(_) => Err(unreachable(format!("it says nothing for {} s", HELLO_WITHIN.as_secs()))),
         }
     }
@@ -254,7 +258,9 @@ async fn sent<T>(put: impl Future<Output = Result<T, Status>>) -> Result<(), Sta
 
 /// What a failed call says, for people.
 fn words(status: &Status) -> String {
-    let cause = std::error::Error::source(status).and_then(std::error::Error::source);
+    // The innermost one says it in the plainest words.
+    let cause = std::iter::successors(std::error::Error::source(status), |cause| cause.source()).last();
+    let cause = cause.map(ToString::to_string).filter(|cause| !status.message().contains(cause));
     match (status.message(), cause) {
         (message, Some(cause)) => format!("{message}: {cause}"),
         ("", None) => format!("{:?}", status.code()),

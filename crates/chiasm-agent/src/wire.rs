@@ -3,7 +3,9 @@
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -11,9 +13,14 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
 
+/// The first byte of what TLS says when it can't go on. A frame of HTTP/2 that begins so would be longer than any that may be sent.
+const ALERT: u8 = 0x15;
+
 /// One connection.
 pub(crate) struct Wire {
     socket: Socket,
+    /// To an agent, until something was read: takes note of whether that is an alert of TLS.
+    unheard: Option<Arc<AtomicBool>>,
     /// Was read already, and is read again first.
     again: &'static [u8],
     peer: Peer,
@@ -32,11 +39,20 @@ enum Socket {
 
 impl Wire {
     pub(crate) fn plain(stream: TcpStream) -> Self {
-        Self { socket: Socket::Plain(stream), again: &[], peer: Peer::default(), _place: None }
+        Self::new(Socket::Plain(stream))
     }
 
     pub(crate) fn encrypted(stream: impl Into<TlsStream<TcpStream>>) -> Self {
-        Self { socket: Socket::Encrypted(Box::new(stream.into())), again: &[], peer: Peer::default(), _place: None }
+        Self::new(Socket::Encrypted(Box::new(stream.into())))
+    }
+
+    /// A connection to an agent, which may want TLS: `wants_tls` says so once it has answered.
+    pub(crate) fn plain_to_agent(stream: TcpStream, wants_tls: Arc<AtomicBool>) -> Self {
+        Self { unheard: Some(wants_tls), ..Self::plain(stream) }
+    }
+
+    fn new(socket: Socket) -> Self {
+        Self { socket, unheard: None, again: &[], peer: Peer::default(), _place: None }
     }
 
     /// The same, which comes from there, of which these bytes were read and are read again, and which gives its place back when it is
@@ -55,10 +71,18 @@ impl AsyncRead for Wire {
             this.again = later;
             return Poll::Ready(Ok(()));
         }
+        let before = buf.filled().len();
         match &mut this.socket {
-            Socket::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Socket::Encrypted(stream) => Pin::new(stream).poll_read(cx, buf),
+            Socket::Plain(stream) => ready!(Pin::new(stream).poll_read(cx, buf))?,
+            Socket::Encrypted(stream) => return Pin::new(stream).poll_read(cx, buf),
         }
+        if let (Some(&first), Some(wants_tls)) = (buf.filled().get(before), this.unheard.take()) {
+            wants_tls.store(first == ALERT, Relaxed);
+            if first == ALERT {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "it wants TLS")));
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

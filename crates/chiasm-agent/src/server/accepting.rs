@@ -1,10 +1,11 @@
 //! Connections of frontends.
 
 use std::io;
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
@@ -23,6 +24,13 @@ const TOLD_EVERY: Duration = Duration::from_secs(10);
 /// What each client of HTTP/2 says first, as soon as it is connected. One that says nothing would be waited for without an end: what
 /// serves it asks for signs of life once it has heard this.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The first byte of TLS.
+const HANDSHAKE: u8 = 0x16;
+/// What frontends are told that speak in plain text where TLS is wanted, and the other way round: each takes it for what it is not. The
+/// first is TLS for something that was not expected.
+const NOT_PLAIN: &[u8] = &[0x15, 3, 3, 0, 2, 2, 10];
+const NOT_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
 
 /// What connections may take.
 #[derive(Clone, Copy)]
@@ -49,7 +57,7 @@ pub(super) fn accept(
     tokio::spawn(async move {
         let handshakes = Arc::new(Semaphore::new(MOST_HANDSHAKES));
         let places = Arc::new(Semaphore::new(bounds.connections));
-        let mut told: Option<Instant> = None;
+        let (full, misled) = (Seldom::default(), Arc::new(Seldom::default()));
         loop {
             let Ok(turn) = handshakes.clone().acquire_owned().await else { return };
             let (stream, from) = tokio::select! {
@@ -64,16 +72,16 @@ pub(super) fn accept(
                 },
             };
             let Ok(place) = places.clone().try_acquire_owned() else {
-                if told.is_none_or(|told| told.elapsed() > TOLD_EVERY) {
-                    told = Some(Instant::now());
+                if full.is_due() {
                     tracing::warn!(most = bounds.connections, "connections are closed: frontends have too many");
                 }
                 continue;
             };
-            let (accepted, tls, from) = (accepted.clone(), tls.clone(), Peer(Some(from.ip().to_canonical())));
+            let (accepted, tls, from) = (accepted.clone(), tls.clone(), from.ip().to_canonical());
+            let misled = misled.clone();
             tokio::spawn(async move {
                 let _turn = turn;
-                match timeout(bounds.handshake, shake(stream, from, tls, place)).await {
+                match timeout(bounds.handshake, shake(stream, from, tls, place, &misled)).await {
                     // Nobody serves any more if it is not taken.
                     Ok(Ok(wire)) => drop(accepted.send(Ok(wire)).await),
                     Ok(Err(error)) => tracing::debug!(%error, "a frontend's connection is closed"),
@@ -85,15 +93,41 @@ pub(super) fn accept(
     ReceiverStream::new(connections)
 }
 
-/// A connection that has begun to speak HTTP/2.
+/// What is told now and then, however often it happens.
+#[derive(Default)]
+struct Seldom(Mutex<Option<Instant>>);
+
+impl Seldom {
+    /// Whether it is to be told now.
+    fn is_due(&self) -> bool {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = told.is_none_or(|told| told.elapsed() > TOLD_EVERY);
+        if is_due {
+            *told = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
+/// A connection that has begun to speak HTTP/2. One that speaks TLS and should not, or the other way round, is told so, and the log if
+/// that is due.
 async fn shake(
     stream: TcpStream,
-    from: Peer,
+    from: IpAddr,
     tls: Option<Arc<AgentTls>>,
     place: OwnedSemaphorePermit,
+    misled: &Seldom,
 ) -> io::Result<Wire> {
     // Each token is a message of its own.
     stream.set_nodelay(true)?;
+    let mut first = [0];
+    stream.peek(&mut first).await?;
+    if let Some((answer, why)) = mistaken(first[0], tls.is_some()) {
+        if misled.is_due() {
+            tracing::warn!(address = %from, why, "a frontend is turned away");
+        }
+        return Err(turn_away(stream, answer, why).await?);
+    }
     let mut wire = match tls {
         Some(tls) => Wire::encrypted(TlsAcceptor::from(tls.sides().await.server).accept(stream).await?),
         None => Wire::plain(stream),
@@ -101,14 +135,39 @@ async fn shake(
     let mut said = [0; PREFACE.len()];
     wire.read_exact(&mut said).await?;
     match said == *PREFACE {
-        true => Ok(wire.placed(from, PREFACE, place)),
+        true => Ok(wire.placed(Peer(Some(from)), PREFACE, place)),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2")),
     }
 }
 
+/// What is answered to a frontend that speaks TLS and should not, or the other way round, and what is wrong then.
+fn mistaken(first: u8, has_certificates: bool) -> Option<(&'static [u8], &'static str)> {
+    match has_certificates {
+        true if first == PREFACE[0] => Some((
+            NOT_PLAIN,
+            "it speaks in plain text, and this agent has certificates: \
+             the frontend lacks --agent-certfile, --agent-keyfile and --agent-ca-file",
+        )),
+        false if first == HANDSHAKE => Some((
+            NOT_TLS,
+            "it speaks TLS, and this agent has no certificates: \
+             the agent lacks --agent-certfile, --agent-keyfile and --agent-ca-file",
+        )),
+        _ => None,
+    }
+}
+
+/// Answers whoever can't be understood, and waits until they have heard it: a connection that is closed before all of it was read
+/// loses what was said last.
+async fn turn_away(mut stream: TcpStream, answer: &[u8], why: &'static str) -> io::Result<io::Error> {
+    stream.write_all(answer).await?;
+    stream.shutdown().await?;
+    while stream.read(&mut [0; 1024]).await? > 0 {}
+    Ok(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncWriteExt;
     use tokio_stream::StreamExt;
     use tonic::transport::server::Connected;
 
@@ -143,6 +202,17 @@ mod tests {
         wire.read_exact(&mut said[..5]).await.unwrap();
         wire.read_exact(&mut said[5..]).await.unwrap();
         assert_eq!(said[..], [PREFACE, b"more"].concat());
+    }
+
+    #[tokio::test]
+    async fn who_speaks_tls_where_none_is_spoken_hears_that_it_is_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = listener.local_addr().unwrap();
+        let _connections = accept(listener, None, Bounds::default());
+        let mut client = saying(to, &[&[HANDSHAKE, 3, 1][..], &[7; 5000]].concat()).await;
+        let mut heard = Vec::new();
+        timeout(Duration::from_secs(10), client.read_to_end(&mut heard)).await.unwrap().unwrap();
+        assert_eq!(heard, NOT_TLS);
     }
 
     #[tokio::test]

@@ -71,15 +71,22 @@ async fn both_sides_show_certificates_that_the_other_trusts_for_its_name() {
     server.wait_ready(1, SOON).await;
     server.chat(&ask("hello", 3)).await.ok();
     let stranger = agent(&cluster, &ours.flags("gpu7", &ours));
-    for (what, agent, flags) in [
-        ("no certificate", &trusted, Vec::new()),
-        ("a certificate of others", &trusted, theirs.flags("frontend", &ours)),
-        ("an agent of others", &trusted, ours.flags("frontend", &theirs)),
-        ("an agent of another name", &stranger, ours.flags("frontend", &ours)),
+    let plain = agent(&cluster, &[]);
+    for (what, agent, flags, told) in [
+        ("no certificate", &trusted, Vec::new(), "give this side --agent-certfile"),
+        (
+            "a certificate where none is wanted",
+            &plain,
+            ours.flags("frontend", &ours),
+            "give the agent --agent-certfile",
+        ),
+        ("a certificate of others", &trusted, theirs.flags("frontend", &ours), ""),
+        ("an agent of others", &trusted, ours.flags("frontend", &theirs), ""),
+        ("an agent of another name", &stranger, ours.flags("frontend", &ours), ""),
     ] {
         let server = serve(&cluster, agent, &flags);
         let why = server.logged("no engines of this agent can be used");
-        assert!(why.contains("can't be reached"), "{what}: {why}");
+        assert!(why.contains("can't be reached") && why.contains(told), "{what}: {why}");
         assert_eq!(server.ready_workers().await, 0, "{what}");
     }
 }
