@@ -1,5 +1,7 @@
 //! The engines of agents as workers of a frontend: found by a list or by discovery, and let go when nothing names them and none answers.
 
+mod turns;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,7 +10,9 @@ use chiasm_agent::{AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls,
 use chiasm_discovery::{Following, Named};
 use chiasm_server::fleet::Fleet;
 use chiasm_types::WorkerId;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::timeout;
+use turns::{SILENT_AFTER, Turns};
 
 use crate::cli::{AgentTlsArgs, DrainArgs, ProbeArgs, ServeArgs};
 use crate::error::CliError;
@@ -17,10 +21,6 @@ use crate::stdout::line;
 /// How often an agent is asked what it is: until it says so, and after it is named no more; and otherwise.
 const ASK_SOON: Duration = Duration::from_secs(1);
 const ASK_LATER: Duration = Duration::from_secs(10);
-
-/// Most agents without a worker that are asked at once. Whatever a source names, honest agents are soon asked, and this process
-/// has connections left for others.
-const MOST_ASKED: usize = 256;
 
 /// How often an agent is asked whether its last request has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -40,8 +40,8 @@ struct Shared {
     lending: Lending,
     /// The address at which each start of an agent is served: some are named twice.
     serving: Mutex<HashMap<u64, String>>,
-    /// Leave to ask an agent that has no worker here.
-    asking: Arc<Semaphore>,
+    /// Of agents that have no worker here.
+    turns: Turns,
 }
 
 /// Begins to look for agents.
@@ -61,7 +61,7 @@ pub(crate) fn find(
         tls,
         lending,
         serving: Mutex::default(),
-        asking: Arc::new(Semaphore::new(MOST_ASKED)),
+        turns: Turns::new(),
     });
     // Those that are listed are told at once if they can't be.
     for address in &args.agents.agents {
@@ -89,8 +89,8 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
                 continue;
             }
             let (told, is_named) = watch::channel(true);
-            let (shared, workers) = (shared.clone(), Vec::new());
-            tokio::spawn(Keeper { address: address.clone(), link: None, shared, is_named, workers }.keep());
+            let shared = shared.clone();
+            tokio::spawn(Keeper::new(address.clone(), shared, is_named).keep());
             agents.insert(address, told);
         }
         tokio::select! {
@@ -153,9 +153,15 @@ struct Keeper {
     is_named: watch::Receiver<bool>,
     /// Those of its engines, by their numbers.
     workers: Vec<WorkerId>,
+    /// It did not answer within [`SILENT_AFTER`] when it was asked last.
+    was_silent: bool,
 }
 
 impl Keeper {
+    fn new(address: String, shared: Arc<Shared>, is_named: watch::Receiver<bool>) -> Self {
+        Self { address, link: None, shared, is_named, workers: Vec::new(), was_silent: false }
+    }
+
     /// Asks the agent for its engines until nothing names it and it does not answer, or the fleet is shut down. One that can't be
     /// reached is no reason to wait with others; one that is named no more and answers goes on.
     async fn keep(mut self) {
@@ -207,7 +213,26 @@ impl Keeper {
     /// Asks the agent what it is. One without a worker here is asked in its turn, over connections that stay only if it answers. None
     /// if it can't be asked, or is named no more before its turn.
     async fn greet(&mut self) -> Option<Result<Greeting, LinkError>> {
-        let _turn = if self.workers.is_empty() { Some(self.turn().await?) } else { None };
+        if !self.workers.is_empty() {
+            return self.ask().await;
+        }
+        if !self.was_silent {
+            let _turn = self.turn().await?;
+            match timeout(SILENT_AFTER, self.ask()).await {
+                Ok(greeted) => return greeted,
+                // It may be slow, and has longer next to others that are silent.
+                Err(_) => self.was_silent = true,
+            }
+        }
+        let _turn = self.turn().await?;
+        let began = Instant::now();
+        let greeted = self.ask().await;
+        self.was_silent = began.elapsed() >= SILENT_AFTER;
+        greeted
+    }
+
+    /// Asks the agent what it is, now.
+    async fn ask(&mut self) -> Option<Result<Greeting, LinkError>> {
         let link = match self.link.take() {
             Some(link) => link,
             None => match link(&self.shared.args, &self.shared.tls, &self.address) {
@@ -223,10 +248,10 @@ impl Keeper {
         Some(greeted)
     }
 
-    /// Waits for leave to ask an agent that has no worker here. None if it is named no more before.
+    /// Waits for the turn of an agent that has no worker here. None if it is named no more before.
     async fn turn(&mut self) -> Option<OwnedSemaphorePermit> {
         tokio::select! {
-            turn = self.shared.asking.clone().acquire_owned() => turn.ok(),
+            turn = self.shared.turns.take(self.was_silent) => turn,
             _ = self.is_named.wait_for(|is_named| !is_named) => None,
         }
     }
