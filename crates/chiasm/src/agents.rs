@@ -40,7 +40,7 @@ struct Shared {
     lending: Lending,
     /// The address at which each start of an agent is served: some are named twice.
     serving: Mutex<HashMap<u64, String>>,
-    /// Of agents that have no worker here.
+    /// The turns of agents that have no worker here.
     turns: Turns,
 }
 

@@ -103,7 +103,7 @@ pub(super) struct Counting<S> {
 }
 
 impl<S> Counting<S> {
-    /// Counts there.
+    /// What callers send is counted in `arriving`.
     pub(super) fn new(service: S, arriving: Arriving) -> Self {
         Self { service, arriving }
     }

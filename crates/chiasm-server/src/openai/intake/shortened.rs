@@ -1,8 +1,8 @@
 //! A body without the bulk of its longest strings, which the parser reads faster.
 //!
 //! Most bytes of a request with pictures are base64 in a few strings. The parser looks at each of them for quotes, escapes and control
-//! characters, and then for UTF-8, eight bytes at a time at best: two fifths as many instructions as all else that such a
-//! request takes where its image is known. Here vector code finds where such strings end, and the parser gets their beginnings only.
+//! characters, and then for UTF-8, eight bytes at a time at best: 31 % of the instructions that such a request takes where its image
+//! is known (364 kB, one image). Here vector code finds where such strings end, and the parser gets their beginnings only.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ const LEAST: usize = if cfg!(test) { 1 } else { 4 };
 /// The JSON of a body, with the beginnings of its long strings only.
 pub(super) struct Shortened {
     pub(super) json: Bytes,
-    /// In the order of the body.
+    /// They are in the order of the body.
     cuts: Vec<Cut>,
 }
 
