@@ -19,7 +19,7 @@ const ALERT: u8 = 0x15;
 /// One connection.
 pub(crate) struct Wire {
     socket: Socket,
-    /// To an agent, until something was read: takes note of whether that is an alert of TLS.
+    /// Whether an agent wants TLS is noted there when the first byte of it is read. `None` from then on, and at the agent itself.
     unheard: Option<Arc<AtomicBool>>,
     /// Was read already, and is read again first.
     again: &'static [u8],

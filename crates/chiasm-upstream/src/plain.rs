@@ -30,7 +30,7 @@ const ANY_LENGTH: usize = u32::MAX as usize;
 
 /// What such a server is asked for before it is used.
 pub(crate) struct FoundPlain {
-    /// `None` where it does not tell.
+    /// The model that is meant; `None` where the server lists none.
     pub(crate) model: Option<models::Found>,
 }
 

@@ -152,7 +152,7 @@ async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
         assert_eq!(server.chat(&ask(&format!("question {number}"), 2)).await.header("x-chiasm-worker"), first);
     }
     assert_eq!(server.ready_workers().await, 1);
-    // With all of them drained load balancers learn that requests should go elsewhere.
+    // Load balancers learn that requests should go elsewhere when all of them are drained.
     assert!(drain_at(0, &["--wait", "10"]));
     let url = format!("{}/ready", server.url);
     let ready = async || server.client.get(&url).send().await.expect("it answers");
