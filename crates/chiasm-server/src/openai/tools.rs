@@ -32,7 +32,8 @@ pub(crate) fn tool_use(
     allowed: Option<HashSet<String>>,
     in_parallel: bool,
 ) -> Option<ToolUse> {
-    (!tools.is_empty()).then(|| ToolUse { tools: Arc::new(Value::Array(tools)), choice, allowed, in_parallel })
+    let tools = (!tools.is_empty()).then(|| Arc::new(Value::Array(tools)))?;
+    Some(ToolUse { tools, choice, allowed, held: HashSet::new(), in_parallel })
 }
 
 /// Reads all tools, each by its path.

@@ -41,6 +41,8 @@ pub(crate) struct ToolUse {
     pub choice: ToolChoice,
     /// The names of those of them that it may call, if it may not call all.
     pub allowed: Option<HashSet<String>>,
+    /// The names of those whose schema a forced call is held to though the function does not say that it is strict.
+    pub held: HashSet<String>,
     /// It may call several at once, where it has to call any.
     pub in_parallel: bool,
 }

@@ -34,6 +34,11 @@ impl Names {
         known.unwrap_or(Called { namespace: None, name, is_custom: false })
     }
 
+    /// The model's names of custom tools.
+    fn of_custom(&self) -> impl Iterator<Item = String> {
+        self.0.iter().filter(|(_, called)| called.is_custom).map(|(name, _)| name.clone())
+    }
+
     /// The model's name of a tool that a choice may name without its namespace, where no other has the same name.
     fn resolved(&self, name: String) -> String {
         let mut same = self.0.iter().filter(|(_, called)| called.namespace.is_some() && called.name == name);
@@ -64,7 +69,11 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Option<ToolUse>, Names), ApiE
         Ok(Named { name: if is_known { name } else { names.resolved(name) }, field })
     };
     let (choice, allowed) = read_choice(choice, None, read_named, &functions)?;
-    Ok((tool_use(functions, choice, allowed, in_parallel), names))
+    let mut used = tool_use(functions, choice, allowed, in_parallel);
+    if let Some(used) = &mut used {
+        used.held = names.of_custom().collect();
+    }
+    Ok((used, names))
 }
 
 /// A tool as the model is told of it.
@@ -224,7 +233,8 @@ mod tests {
             {"type": "function", "name": "g", "defer_loading": false, "allowed_callers": ["direct"], "async": false},
         ]);
         let (taken, names) = both(json!({"tools": tools})).unwrap();
-        let tools = taken.unwrap().tools;
+        let ToolUse { tools, held, .. } = taken.unwrap();
+        assert_eq!(held, ["sh", "n__sh"].map(str::to_owned).into());
         let parameters = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
         let function = format!(r#"{{"name":"sh","description":"runs it","parameters":{parameters}}}"#);
         assert_eq!(tools[0]["function"].to_string(), function);

@@ -156,10 +156,10 @@ pub(crate) async fn other_apis_call_alike(server: &Server) {
 pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
     let text = "the quick brown fox jumps over the lazy dog";
     for is_stream in [false, true] {
-        // The engine is held to the tool's name and to an object, as its schema is not strict. A model of chance fills one with anything
-        // until it is cut off, unless it may write no quotation mark: then it is empty.
+        // The engine is held to the tool's name and to an object with a text. A model of chance writes it until it is cut off, unless it
+        // likes quotation marks: then it is empty.
         let mut bias = no_white_space();
-        bias["1"] = json!(-100);
+        bias["1"] = json!(100);
         let request = json!({
             "model": "m", "max_output_tokens": 60, "temperature": 0, "input": text, "logit_bias": bias, "stream": is_stream,
             "tools": [{"type": "custom", "name": "sql"}, {"type": "custom", "name": "sh", "description": "runs it"}],
@@ -173,8 +173,7 @@ pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
         let items = response["output"].as_array().map(Vec::as_slice);
         let Some([call]) = items else { panic!("one call: {response}") };
         assert_eq!((&call["type"], &call["name"]), (&json!("custom_tool_call"), &json!("sh")), "{response}");
-        // Arguments other than the input that is asked for are the input.
-        assert_eq!((&call["input"], &call["status"]), (&json!("{}"), &json!("completed")), "{response}");
+        assert_eq!((&call["input"], &call["status"]), (&json!(""), &json!("completed")), "{response}");
     }
 
     let mut prompts = Vec::new();

@@ -18,8 +18,9 @@ pub(super) fn tag(model: &ServedModel, tools: &ToolUse) -> Option<Constraint> {
     }
     // As in vLLM: others than strict ones may have schemas that engines do not take.
     let any = json!({"type": "object"});
+    let is_held = |tool: &Value| is_strict(tool) || tools.held.contains(name(tool));
     let schemas: Vec<Value> =
-        chosen(tools).map(|tool| if is_strict(tool) { parameters(tool) } else { any.clone() }).collect();
+        chosen(tools).map(|tool| if is_held(tool) { parameters(tool) } else { any.clone() }).collect();
     let functions = chosen(tools).zip(&schemas).map(|(tool, arguments)| Function { name: name(tool), arguments });
     let functions: Vec<Function<'_>> = functions.collect();
     let tag = model.answers.whole.structural_tag(&functions, !is_auto, is_single(tools))?;

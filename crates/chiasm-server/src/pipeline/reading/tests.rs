@@ -44,7 +44,7 @@ fn function(name: &str, parameters: Value) -> Value {
 fn tools(choice: ToolChoice) -> ToolUse {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
     let tools = json!([function("weather", parameters), function("now", Value::Null)]);
-    ToolUse { tools: Arc::new(tools), choice, allowed: None, in_parallel: true }
+    ToolUse { tools: Arc::new(tools), choice, allowed: None, held: HashSet::new(), in_parallel: true }
 }
 
 fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
@@ -208,6 +208,15 @@ fn calls_are_forced_in_the_models_format_or_by_a_schema() {
         assert_eq!(tag.contains("triggered_tags"), !has_to_call, "{tag}");
     }
     assert_eq!(forced(&hermes, &some(ToolChoice::None)).unwrap(), None);
+
+    let held = HashSet::from(["weather".to_owned()]);
+    for (held, has_schema) in [(HashSet::new(), false), (held, true)] {
+        let tools = ToolUse { held, ..tools(ToolChoice::Required) };
+        let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &tools).unwrap() else { panic!("a tag") };
+        assert_eq!(tag.contains("city"), has_schema, "{tag}");
+    }
+    let held = ToolUse { held: HashSet::from(["weather".to_owned()]), ..tools(ToolChoice::Auto) };
+    assert_eq!(forced(&hermes, &held).unwrap(), None, "a model that need not call is not held to anything");
 
     let unforced = model("mistral", "none");
     assert_eq!(forced(&unforced, &some(ToolChoice::Auto)).unwrap_err().field.as_deref(), Some("tool_choice"));
