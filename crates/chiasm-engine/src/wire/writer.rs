@@ -15,6 +15,36 @@ pub(crate) struct Writer {
     aux: Vec<Bytes>,
 }
 
+/// Bytes of a token in its longest form.
+const LONGEST: usize = 1 + size_of::<u32>();
+
+/// How a number is written: a marker, if it has one, and then as many of its bytes as it needs, from the highest byte of eight down.
+#[derive(Clone, Copy)]
+struct Form {
+    /// In its place.
+    marker: u64,
+    /// Bits by which the number is shifted to its place.
+    shift: u8,
+    /// Bytes in all.
+    kept: u8,
+}
+
+/// The form of a number by how many bits it has.
+const FORMS: [Form; 33] = {
+    let mut forms = [Form { marker: 0, shift: 56, kept: 1 }; 33];
+    let mut bits = 8;
+    while bits < forms.len() {
+        let (marker, bytes) = match bits {
+            8 => (Marker::U8, 1),
+            9..=16 => (Marker::U16, 2),
+            _ => (Marker::U32, 4),
+        };
+        forms[bits] = Form { marker: (marker.to_u8() as u64) << 56, shift: 56 - 8 * bytes, kept: 1 + bytes };
+        bits += 1;
+    }
+    forms
+};
+
 /// Writing to a `Vec` cannot fail; the codec's results exist for other sinks.
 fn infallible<T, E>(_: Result<T, E>) {}
 
@@ -39,28 +69,19 @@ impl Writer {
         infallible(encode::write_uint(&mut self.packed, value));
     }
 
-    /// Each in its shortest form, as [`uint`](Self::uint) writes it, a chunk at a time into room made before.
+    /// Each in its shortest form, as [`uint`](Self::uint) writes it, a chunk at a time into room made before. Lengths of tokens can't be
+    /// guessed, so nothing is decided by them: eight bytes are written, and as many kept as it has.
     pub(crate) fn tokens(&mut self, tokens: &[TokenId]) {
         const CHUNK: usize = 256;
-        const LONGEST: usize = 1 + size_of::<u32>();
-        const U8: u8 = Marker::U8.to_u8();
-        const U16: u8 = Marker::U16.to_u8();
-        const U32: u8 = Marker::U32.to_u8();
         self.packed.reserve(tokens.len() * LONGEST);
         for chunk in tokens.chunks(CHUNK) {
-            let mut packed = [0; CHUNK * LONGEST];
+            let mut packed = [0; CHUNK * LONGEST + size_of::<u64>()];
             let mut len = 0;
             for &TokenId(id) in chunk {
-                let [a, b, c, d] = id.to_be_bytes();
-                // All five bytes are written, and as many kept as it has.
-                let (bytes, kept) = match id {
-                    0..=0x7f => ([d, 0, 0, 0, 0], 1),
-                    0x80..=0xff => ([U8, d, 0, 0, 0], 2),
-                    0x100..=0xffff => ([U16, c, d, 0, 0], 3),
-                    _ => ([U32, a, b, c, d], 5),
-                };
-                packed[len..len + LONGEST].copy_from_slice(&bytes);
-                len += kept;
+                let Form { marker, shift, kept } = FORMS[(u32::BITS - id.leading_zeros()) as usize];
+                let bytes = marker | u64::from(id) << shift;
+                packed[len..len + size_of::<u64>()].copy_from_slice(&bytes.to_be_bytes());
+                len += usize::from(kept);
             }
             self.packed.extend_from_slice(&packed[..len]);
         }
