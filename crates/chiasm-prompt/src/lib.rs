@@ -52,4 +52,4 @@ pub use expand::{Expanded, Item, Marker, Markers, expand};
 pub use message::{ChatContent, ChatMessage, ChatPart};
 pub use stop::{StopStep, StopStrings};
 pub use template::{ChatTemplate, ContentFormat, MarkerText, RenderLimits, RenderOptions, check_template_kwargs};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{TokenCacheCounts, Tokenizer};

@@ -12,7 +12,7 @@ use tokenizers::AddedToken;
 
 use crate::PromptError;
 use crate::special_tokens::SpecialTokens;
-use encoder::Encoder;
+use encoder::{Encoder, PieceCache};
 use token_bytes::ByteForm;
 
 /// A model's tokenizer. Cheap to clone.
@@ -28,6 +28,16 @@ use token_bytes::ByteForm;
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
+    pieces: Arc<PieceCache>,
+}
+
+/// What a tokenizer keeps of long pieces of text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCacheCounts {
+    /// Bytes that the pieces and their tokens take now.
+    pub bytes: u64,
+    /// Tokens that were found since the start.
+    pub found_tokens: u64,
 }
 
 /// Tokens whose texts are remembered: those of the largest vocabularies that are in use have some 260,000.
@@ -72,7 +82,20 @@ impl Tokenizer {
         let encoder = Encoder::of(&tokenizer, &json);
         let texts =
             (0..max_id.map_or(0, |max| max.0.saturating_add(1)).min(MOST_TEXTS)).map(|_| OnceLock::new()).collect();
-        Ok(Self { inner: Arc::new(Inner { tokenizer, encoder, byte_form, texts, eos, max_id }) })
+        let inner = Inner { tokenizer, encoder, byte_form, texts, eos, max_id };
+        Ok(Self { inner: Arc::new(inner), pieces: Arc::new(PieceCache::new(0)) })
+    }
+
+    /// The same tokenizer, which keeps the tokens of long pieces of text in at most `max_bytes`, 0 for none, and finds them there when
+    /// they come again: messages of a conversation, system prompts. Only the kinds of tokenizer that are known here do.
+    #[must_use]
+    pub fn with_token_cache(self, max_bytes: u64) -> Self {
+        Self { pieces: Arc::new(PieceCache::new(max_bytes)), ..self }
+    }
+
+    /// What is kept of long pieces of text, and what that was good for.
+    pub fn token_cache(&self) -> TokenCacheCounts {
+        self.pieces.counts()
     }
 
     /// Bytes of text that take about a hundred microseconds to encode: more for the kinds of tokenizer that are known here.
@@ -88,11 +111,29 @@ impl Tokenizer {
     /// # Errors
     /// [`PromptError::Encode`] if the tokenizer's model fails, such as on text for which it has no unknown token.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
-        let encoder = self.inner.encoder.as_ref();
-        if let Some(ids) = encoder.and_then(|encoder| encoder.encode(&self.inner.tokenizer, text, add_special_tokens)) {
+        self.encode_beside(&self.pieces, text, add_special_tokens)
+    }
+
+    /// The same without finding or keeping pieces, so that the time that it takes tells nothing of what others have sent.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub fn encode_apart(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
+        self.encode_beside(&PieceCache::new(0), text, add_special_tokens)
+    }
+
+    fn encode_beside(
+        &self,
+        pieces: &PieceCache,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<TokenId>, PromptError> {
+        let Inner { tokenizer, encoder, .. } = &*self.inner;
+        let known = encoder.as_ref().and_then(|encoder| encoder.encode(tokenizer, text, add_special_tokens, pieces));
+        if let Some(ids) = known {
             return Ok(ids);
         }
-        let encoding = self.inner.tokenizer.encode_fast(text, add_special_tokens);
+        let encoding = tokenizer.encode_fast(text, add_special_tokens);
         let encoding = encoding.map_err(|error| PromptError::Encode { reason: error.to_string() })?;
         Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
     }

@@ -1,4 +1,4 @@
-//! The media door's part of the metrics.
+//! What the metrics say of the media door, and of memory for later requests.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ struct HowLabel {
     how: &'static str,
 }
 
-/// How media items came in, and the memory that they take.
+/// How media items came in, and the memory that they and the tokens of long texts take.
 #[derive(Default)]
 pub(crate) struct DoorMetrics {
     opened: Family<HowLabel, Counter>,
@@ -25,6 +25,8 @@ pub(crate) struct DoorMetrics {
     held: Gauge,
     cached: Gauge,
     processed: Gauge,
+    texts: Gauge,
+    found_tokens: Counter,
 }
 
 impl DoorMetrics {
@@ -54,6 +56,17 @@ impl DoorMetrics {
             Unit::Bytes,
             self.processed.clone(),
         );
+        r.register_with_unit(
+            "token_cache",
+            "Long pieces of prompts and their tokens kept for later requests",
+            Unit::Bytes,
+            self.texts.clone(),
+        );
+        r.register(
+            "token_cache_found_tokens",
+            "Tokens of long pieces of prompts that were found, and so not made again",
+            self.found_tokens.clone(),
+        );
     }
 
     /// Brings them up to date.
@@ -67,6 +80,9 @@ impl DoorMetrics {
         self.held.set(frontend.door.budget().held() as i64);
         self.cached.set(counts.cached_bytes as i64);
         self.processed.set(frontend.images.kept_bytes() as i64);
+        let texts = frontend.model.tokenizer.token_cache();
+        self.texts.set(texts.bytes as i64);
+        self.found_tokens.inner().store(texts.found_tokens, Ordering::Relaxed);
     }
 }
 

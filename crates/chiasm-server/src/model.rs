@@ -136,6 +136,12 @@ impl ServedModel {
         Ok(Self { answers, ..self })
     }
 
+    /// The same model, whose tokenizer keeps the tokens of long pieces of text in at most so many bytes.
+    #[must_use]
+    pub fn with_token_cache(self, max_bytes: u64) -> Self {
+        Self { tokenizer: self.tokenizer.with_token_cache(max_bytes), ..self }
+    }
+
     /// The same model with these settings of its image processor for all requests, as its engines have them in
     /// `--mm-processor-kwargs`. They mean nothing to a text model, as in vLLM.
     ///

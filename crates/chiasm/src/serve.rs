@@ -206,6 +206,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
     let model = with_engine_kwargs(model, args, &flags)?;
     let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
+    let model = model.with_token_cache(args.prompts.token_cache_bytes);
     let model = Arc::new(ServedModel { chats, ..model });
     let helper = match side {
         Side::Frontend => {

@@ -3,8 +3,9 @@
 //! `tokenizers` keeps for every byte where it came from, and allocates for every word. A prompt needs the ids alone:
 //!
 //! 1. the text is cut at added tokens ([`added_tokens`]),
-//! 2. each piece is normalised ([`normalize`]) and split into words ([`split`]),
-//! 3. each word is looked up ([`word_cache`]) or merged ([`merges`]).
+//! 2. each long piece is looked up ([`piece_cache`]), or
+//! 3. normalised ([`normalize`]) and split into words ([`split`]), as all short ones are,
+//! 4. each word is looked up ([`word_cache`]) or merged ([`merges`]).
 //!
 //! Exactness comes first. What is no pure function of the words is not taken on: [`Encoder::of`] gives `None` for every
 //! setting it doesn't know, [`Encoder::encode`] for every text with a case it leaves out, and `tokenizers` does it. The
@@ -15,6 +16,7 @@ mod added_tokens;
 mod char_class;
 mod merges;
 mod normalize;
+mod piece_cache;
 mod pipeline;
 mod split;
 mod word_cache;
@@ -27,6 +29,7 @@ use chiasm_types::TokenId;
 
 use added_tokens::{AddedTokens, Piece};
 use normalize::{Metaspace, Normalization};
+pub(super) use piece_cache::PieceCache;
 use split::Splitter;
 use words::{WordState, Words};
 
@@ -67,7 +70,7 @@ impl Encoder {
         for special in [false, true] {
             for text in SELF_CHECK {
                 let expected = tokenizer.encode_fast(*text, special).ok()?;
-                let ids = encoder.encode(tokenizer, text, special);
+                let ids = encoder.encode(tokenizer, text, special, &PieceCache::new(0));
                 if ids.is_some_and(|ids| !ids.iter().map(|token| token.0).eq(expected.get_ids().iter().copied())) {
                     tracing::warn!(
                         text,
@@ -92,15 +95,22 @@ impl Encoder {
         Self { added, normalization, metaspace, splitters, words, around, idle: Mutex::default(), max_idle }
     }
 
-    /// Token ids of a text, or `None` if the text has a case that is left to `tokenizers`.
-    pub(super) fn encode(&self, tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Option<Vec<TokenId>> {
+    /// Token ids of a text, or `None` if the text has a case that is left to `tokenizers`. Long pieces are looked for among the ones that
+    /// are known, and added to them.
+    pub(super) fn encode(
+        &self,
+        tokenizer: &tokenizers::Tokenizer,
+        text: &str,
+        special: bool,
+        known: &PieceCache,
+    ) -> Option<Vec<TokenId>> {
         let mut state = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         // Text has about four bytes per token.
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         if special {
             ids.extend(self.around.0.iter().copied().map(TokenId));
         }
-        let done = self.encode_text(tokenizer, text, &mut state, &mut ids);
+        let done = self.encode_text(tokenizer, text, known, &mut state, &mut ids);
         if special {
             ids.extend(self.around.1.iter().copied().map(TokenId));
         }
@@ -116,36 +126,62 @@ impl Encoder {
         &self,
         tokenizer: &tokenizers::Tokenizer,
         text: &str,
+        known: &PieceCache,
         state: &mut WordState,
         ids: &mut Vec<TokenId>,
     ) -> bool {
         // Whether nothing of the text has been passed.
         let mut first = true;
         for piece in self.added.in_text(text) {
-            let text = match piece {
+            match piece {
                 Piece::Added(id) => {
                     ids.push(TokenId(id));
                     first = false;
-                    continue;
                 }
-                Piece::Text(text) => text,
                 Piece::LeftOut => return false,
-            };
-            let text = self.normalization.apply(text);
-            for piece in self.added.in_normalized(&text) {
-                match piece {
-                    Piece::Added(id) => ids.push(TokenId(id)),
-                    Piece::LeftOut => return false,
-                    Piece::Text(text) => {
-                        let text = match &self.metaspace {
-                            None => Cow::Borrowed(text),
-                            Some(metaspace) => Cow::Owned(metaspace.apply(text, first)),
-                        };
-                        split::split(&self.splitters, &text, &mut |word| self.words.push(tokenizer, word, state, ids));
+                Piece::Text(text) => {
+                    // The piece that begins a text may get a sign before it, and is another one elsewhere.
+                    let is_kept = !first || self.metaspace.is_none();
+                    if is_kept && known.push(text, ids) {
+                        continue;
+                    }
+                    let begin = ids.len();
+                    if !self.encode_piece(tokenizer, text, &mut first, state, ids) {
+                        return false;
+                    }
+                    if is_kept {
+                        known.keep(text, &ids[begin..]);
                     }
                 }
-                first = false;
             }
+        }
+        true
+    }
+
+    /// Appends the tokens of a piece without added tokens, but for those that are found in what is normalised. `first`: whether it
+    /// begins the text, which no longer is so behind it unless nothing was left of it. False if it has a case that is left out.
+    fn encode_piece(
+        &self,
+        tokenizer: &tokenizers::Tokenizer,
+        text: &str,
+        first: &mut bool,
+        state: &mut WordState,
+        ids: &mut Vec<TokenId>,
+    ) -> bool {
+        let text = self.normalization.apply(text);
+        for piece in self.added.in_normalized(&text) {
+            match piece {
+                Piece::Added(id) => ids.push(TokenId(id)),
+                Piece::LeftOut => return false,
+                Piece::Text(text) => {
+                    let text = match &self.metaspace {
+                        None => Cow::Borrowed(text),
+                        Some(metaspace) => Cow::Owned(metaspace.apply(text, *first)),
+                    };
+                    split::split(&self.splitters, &text, &mut |word| self.words.push(tokenizer, word, state, ids));
+                }
+            }
+            *first = false;
         }
         true
     }

@@ -9,7 +9,7 @@ use chiasm_backend::{
 };
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks};
 use chiasm_media::EncodedMedia;
-use chiasm_prompt::{Item, Marker, MarkerText, Markers, RenderOptions, expand};
+use chiasm_prompt::{Item, Marker, MarkerText, Markers, PromptError, RenderOptions, expand};
 use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
@@ -238,6 +238,16 @@ pub(super) struct Apart {
     pub(super) salt: Option<String>,
 }
 
+impl Apart {
+    /// Token ids of a text. Whose blocks nobody else may find out about, neither are their texts.
+    fn encode(&self, model: &ServedModel, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
+        match self.salt {
+            Some(_) => model.tokenizer.encode_apart(text, add_special_tokens),
+            None => model.tokenizer.encode(text, add_special_tokens),
+        }
+    }
+}
+
 impl Preparation<'_> {
     /// Does work that takes milliseconds for long prompts: not for the async threads.
     pub(super) async fn run<T: Send + 'static>(
@@ -257,7 +267,7 @@ impl Preparation<'_> {
         let (small, cost) = (is_small(&prompt, &model), price_of(&prompt, &model, self.cpu));
         self.run(small, cost, move || match prompt {
             Prompt::Tokens(tokens) => plan_text(tokens, &classes, &apart, &model),
-            Prompt::Text(text) => plan_text(model.tokenizer.encode(&text, true)?, &classes, &apart, &model),
+            Prompt::Text(text) => plan_text(apart.encode(&model, &text, true)?, &classes, &apart, &model),
             Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, &apart, &cpu),
         })
         .await
@@ -277,22 +287,14 @@ fn plan_text(
     that_fit(plans, classes)
 }
 
-/// Renders and tokenizes a conversation. Its messages may be large, and are dropped as soon as they are not needed. A text may be
-/// replaced by another before that is tokenized.
+/// Renders and tokenizes a conversation. Its messages may be large, and are dropped as soon as they are not needed.
 pub(super) fn render(
     model: &ServedModel,
     chat: Chat,
     texts: &[MarkerText<'_>],
-    rewrite: Option<(&str, &str)>,
+    apart: &Apart,
 ) -> Result<Vec<TokenId>, RequestError> {
-    let text = render_text(model, chat, texts)?;
-    encode(model, &text, rewrite)
-}
-
-/// Tokenizes a conversation in which a text may be replaced by another before.
-fn encode(model: &ServedModel, text: &str, rewrite: Option<(&str, &str)>) -> Result<Vec<TokenId>, RequestError> {
-    let rewritten = rewrite.map(|(from, to)| text.replace(from, to));
-    Ok(model.tokenizer.encode(rewritten.as_deref().unwrap_or(text), false)?)
+    Ok(apart.encode(model, &render_text(model, chat, texts)?, false)?)
 }
 
 fn render_text(model: &ServedModel, mut chat: Chat, texts: &[MarkerText<'_>]) -> Result<String, RequestError> {
@@ -332,16 +334,17 @@ fn plan_chat(
     let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
     let rewrite = image_prompt.and_then(|prompt| prompt.rewrite);
     let text = render_text(model, chat, texts.as_slice())?;
-    let tokens = encode(model, &text, rewrite)?;
+    let rewritten = rewrite.map(|(from, to)| text.replace(from, to));
+    let tokens = apart.encode(model, rewritten.as_deref().unwrap_or(&text), false)?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, apart, model) };
     let expand_themselves = |class: &PresentClass| class.class.placeholders == PlaceholderForm::Marker;
     let marked = match classes.iter().any(expand_themselves) {
         // What is rewritten is for our own expansion alone.
-        true if rewrite.is_some() => Arc::new(encode(model, &text, None)?),
+        true if rewrite.is_some() => Arc::new(apart.encode(model, &text, false)?),
         true => Arc::new(tokens.clone()),
         false => Arc::default(),
     };
-    drop(text);
+    drop((text, rewritten));
     let ImagePrompt { marker, joins, .. } = vision.prompt();
     let of_image = Marker { modality: &Modality::Image, tokens: marker };
     let for_class = |class: &PresentClass| -> Result<Planned, RequestError> {

@@ -33,6 +33,10 @@ pub(crate) struct PromptArgs {
     /// Leave functions out of the prompt where tool_choice is none
     #[arg(long, env = "CHIASM_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE")]
     pub(crate) exclude_tools_when_tool_choice_none: bool,
+    /// Most bytes of long pieces of prompts, such as system prompts and messages of conversations, whose tokens are kept for later
+    /// requests, 0 for none
+    #[arg(long, env = "CHIASM_TOKEN_CACHE_BYTES", value_name = "BYTES", default_value_t = 64 << 20)]
+    pub(crate) token_cache_bytes: u64,
 }
 
 impl PromptArgs {

@@ -11,6 +11,7 @@ struct Pair {
     name: String,
     tokenizer: tokenizers::Tokenizer,
     encoder: Encoder,
+    pieces: PieceCache,
 }
 
 impl Pair {
@@ -18,16 +19,25 @@ impl Pair {
         let json = json.to_string().into_bytes();
         let tokenizer = tokenizers::Tokenizer::from_bytes(&json).unwrap();
         let encoder = Encoder::of(&tokenizer, &json)?;
-        Some(Self { name: name.to_owned(), tokenizer, encoder })
+        Some(Self { name: name.to_owned(), tokenizer, encoder, pieces: PieceCache::of_all(1 << 20) })
     }
 
     fn known(name: &str, json: &Value) -> Self {
         Self::of(name, json).unwrap_or_else(|| panic!("{name} is not known"))
     }
 
-    /// The ids of both; `None` if the text is left to `tokenizers`.
+    /// The ids of both; `None` if the text is left to `tokenizers`. Pieces that were encoded before are found.
     fn encode(&self, text: &str, special: bool) -> Option<(Vec<u32>, Vec<u32>)> {
-        let ids = self.encoder.encode(&self.tokenizer, text, special)?;
+        let ids = self.encoder.encode(&self.tokenizer, text, special, &PieceCache::new(0));
+        for _ in 0..2 {
+            assert_eq!(
+                self.encoder.encode(&self.tokenizer, text, special, &self.pieces),
+                ids,
+                "{}: {text:?}",
+                self.name
+            );
+        }
+        let ids = ids?;
         let expected = self.tokenizer.encode_fast(text, special).unwrap();
         Some((ids.iter().map(|token| token.0).collect(), expected.get_ids().to_vec()))
     }

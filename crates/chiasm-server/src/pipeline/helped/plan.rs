@@ -112,12 +112,12 @@ impl Preparation<'_> {
                 texts.push((modality.clone(), settings.marker_texts(modality).to_vec()));
             }
         }
-        let model = self.frontend.model.clone();
+        let (model, apart) = (self.frontend.model.clone(), self.apart.clone());
         self.run(small, cost, move || {
             let texts: Vec<(&Modality, Vec<&str>)> =
                 texts.iter().map(|(modality, texts)| (modality, texts.iter().map(String::as_str).collect())).collect();
             let texts: Vec<_> = texts.iter().map(|(modality, texts)| MarkerText { modality, texts }).collect();
-            render(&model, chat, &texts, None)
+            render(&model, chat, &texts, &apart)
         })
         .await
     }
