@@ -14,7 +14,7 @@ use serde_json::Value;
 
 #[cfg(test)]
 pub(crate) use head::MOST_ENTRIES;
-pub(crate) use head::{claimed_bytes, head};
+pub(crate) use head::{claimed_bytes, head, number_at};
 
 use crate::{MOST_MESSAGE_BYTES, proto};
 

@@ -7,6 +7,7 @@ mod call;
 mod drain;
 mod files;
 mod jobs;
+mod shares;
 mod watching;
 
 use std::pin::Pin;
@@ -29,6 +30,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
 pub use drain::Drain;
+pub(crate) use shares::{Held, Shares};
 
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::generate_request::Request as JobRequest;
@@ -38,12 +40,14 @@ use crate::proto::{
     TensorChunk, WatchEvent, WatchRequest,
 };
 use crate::tls::AgentTls;
+use crate::wire::Peer;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
 use accepting::Bounds;
 use announcements::Announcements;
-use arriving::{Arriving, Counting, MOST_ARRIVING};
+use arriving::{Counting, MOST_ARRIVING, WithoutRoom};
 use call::JobCall;
 use jobs::Place;
+use shares::Share;
 use watching::Watch;
 
 /// Calls of one connection: two for each engine, or files that are under way, which have the connection's bytes in common. A frontend that
@@ -53,6 +57,10 @@ const MOST_STREAMS: u32 = 256;
 /// Files and tensors that may be on their way here at once, of all frontends: each call takes memory before any byte of a file has come.
 const MOST_FILES: usize = 4096;
 
+/// How many times as much memory the frontends at one address may hold as they leave to all others. One alone has seven eighths of it, and
+/// may need that.
+const MEMORY_TIMES: u64 = 7;
+
 /// How long frontends may take to read what they are told last, and to hang up. Longer than a silent one is taken for gone.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
@@ -60,8 +68,10 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 pub struct AgentServer {
     fleet: Arc<Fleet>,
     media: Arc<MachineMedia>,
-    /// What jobs hold is counted in it.
-    budget: ByteBudget,
+    /// What jobs and files on their way hold is counted in it.
+    memory: Shares,
+    /// Messages that have begun to come are counted in it.
+    arriving: Shares,
     engines: u32,
     incarnation: u64,
     /// Of each engine.
@@ -83,7 +93,9 @@ impl AgentServer {
         let announcements = (0..engines).map(|_| Arc::default()).collect();
         let admissions = (0..engines).map(|_| Arc::new(())).collect();
         let (incarnation, files) = (rand::random(), Arc::new(Semaphore::new(MOST_FILES)));
-        Self { fleet, media, budget, engines, incarnation, announcements, admissions, drain, files, reader: None }
+        let (memory, arriving) = (Shares::new(budget, MEMORY_TIMES), Shares::new(ByteBudget::new(MOST_ARRIVING), 1));
+        let reader = None;
+        Self { fleet, media, memory, arriving, engines, incarnation, announcements, admissions, drain, files, reader }
     }
 
     /// Reads tensors out of the memory of frontends that lend them.
@@ -102,10 +114,21 @@ impl AgentServer {
         self.files.try_acquire().map_err(|_| Status::resource_exhausted("too many files are on their way there"))
     }
 
+    /// The shares of memory, and of messages that have begun to come.
+    #[cfg(test)]
+    pub(crate) fn shares(&self) -> (Shares, Shares) {
+        (self.memory.clone(), self.arriving.clone())
+    }
+
     /// The places of files.
     #[cfg(test)]
     pub(crate) fn places_of_files(&self) -> Arc<Semaphore> {
         self.files.clone()
+    }
+
+    /// The share of memory of whoever sends a request.
+    fn memory<T>(&self, request: &Request<T>) -> Share {
+        self.memory.of(request.extensions().get::<Peer>().copied().unwrap_or_default())
     }
 
     fn engine(&self, number: u32) -> Result<WorkerId, Status> {
@@ -153,11 +176,12 @@ pub async fn serve(
         stop.await;
         drain.end_calls();
     };
+    let arriving = agent.arriving.clone();
     let routes = AgentRoutes::new(agent)
         .max_decoding_message_size(MOST_MESSAGE_BYTES)
         .max_encoding_message_size(MOST_MESSAGE_BYTES);
     let connections = accepting::accept(listener, tls, Bounds::default());
-    let routes = Counting::new(routes, Arriving::new(MOST_ARRIVING));
+    let routes = Counting::new(routes, arriving);
     let serving = server.add_service(routes).serve_with_incoming_shutdown(connections, stop);
     tokio::select! {
         served = serving => served,
@@ -215,6 +239,8 @@ impl Agent for AgentServer {
         &self,
         request: Request<Streaming<GenerateRequest>>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
+        let memory = self.memory(&request);
+        let without_room = request.extensions().get::<WithoutRoom>().cloned().unwrap_or_default();
         let mut requests = request.into_inner();
         let Some(GenerateRequest { request: Some(JobRequest::Open(open)) }) = requests.message().await? else {
             return Err(Status::invalid_argument("the first message says which engine the jobs are for"));
@@ -223,13 +249,13 @@ impl Agent for AgentServer {
         let place = Place {
             fleet: self.fleet.clone(),
             media: self.media.clone(),
-            budget: self.budget.clone(),
+            memory,
             worker: self.worker(engine, life)?,
             frontend,
             announcements: self.announcements(engine)?.clone(),
             drain: self.drain.clone(),
         };
-        Ok(Response::new(Box::pin(JobCall::new(place, requests))))
+        Ok(Response::new(Box::pin(JobCall::new(place, requests, without_room))))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
@@ -262,13 +288,13 @@ impl Agent for AgentServer {
 
     async fn put_media(&self, request: Request<Streaming<MediaChunk>>) -> Result<Response<PutMediaReply>, Status> {
         let _place = self.place_of_file()?;
-        files::put(&self.media, request.into_inner()).await?;
+        files::put(&self.media, self.memory(&request).nothing_beside(), request.into_inner()).await?;
         Ok(Response::new(PutMediaReply {}))
     }
 
     async fn put_tensors(&self, request: Request<Streaming<TensorChunk>>) -> Result<Response<PutTensorsReply>, Status> {
         let _place = self.place_of_file()?;
-        files::put_tensors(&self.media, request.into_inner()).await?;
+        files::put_tensors(&self.media, self.memory(&request).nothing_beside(), request.into_inner()).await?;
         Ok(Response::new(PutTensorsReply {}))
     }
 

@@ -28,6 +28,8 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::client::{AgentConnector, AgentLink};
+use crate::server::Shares;
+use crate::wire::Peer;
 use crate::{AgentServer, Drain, job, proto, serve};
 
 mod adapters;
@@ -62,6 +64,8 @@ struct Stand {
     places_of_files: Arc<Semaphore>,
     /// What files and jobs are counted in.
     budget: ByteBudget,
+    /// Of memory, and of messages that have begun to come.
+    shares: (Shares, Shares),
     drain: Drain,
     /// Sent to when the agent is to go down.
     stop: oneshot::Sender<()>,
@@ -95,10 +99,10 @@ impl Stand {
             Some(reader) => agent.with_reader(reader),
             None => agent,
         };
-        let places_of_files = agent.places_of_files();
+        let (places_of_files, shares) = (agent.places_of_files(), agent.shares());
         let (drain, (stop, stopped)) = (agent.drain(), oneshot::channel());
         let serving = tokio::spawn(serve(agent, listener, None, stopped.map(drop)));
-        Self { engine, model, link, fleet, places_of_files, budget, drain, stop, serving }
+        Self { engine, model, link, fleet, places_of_files, budget, shares, drain, stop, serving }
     }
 
     /// The engine as a frontend has it.

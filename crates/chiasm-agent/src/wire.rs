@@ -1,7 +1,7 @@
 //! What gRPC is read from and written to: a socket as it is, or within TLS.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,9 +9,10 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
+
+use crate::server::Held;
 
 /// The first byte of what TLS says when it can't go on. A frame of HTTP/2 that begins so would be longer than any that may be sent.
 const ALERT: u8 = 0x15;
@@ -25,12 +26,22 @@ pub(crate) struct Wire {
     again: &'static [u8],
     peer: Peer,
     /// Its place among those that there may be.
-    _place: Option<OwnedSemaphorePermit>,
+    _place: Option<Held>,
 }
 
-/// The address that a connection to an agent comes from.
+/// Who connects to an agent: whoever is at an IPv4 address, or in an IPv6 network of 64 bits, as a host has all addresses of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Peer(pub(crate) Option<IpAddr>);
+pub(crate) struct Peer(Option<IpAddr>);
+
+impl Peer {
+    /// The one at an address; an IPv4 address that is wrapped into IPv6 is the IPv4 address.
+    pub(crate) fn at(address: IpAddr) -> Self {
+        Self(Some(match address.to_canonical() {
+            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+            address => address,
+        }))
+    }
+}
 
 enum Socket {
     Plain(TcpStream),
@@ -57,7 +68,7 @@ impl Wire {
 
     /// The same, which comes from there, of which these bytes were read and are read again, and which gives its place back when it is
     /// closed.
-    pub(crate) fn placed(self, peer: Peer, again: &'static [u8], place: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn placed(self, peer: Peer, again: &'static [u8], place: Held) -> Self {
         Self { peer, again, _place: Some(place), ..self }
     }
 }

@@ -6,7 +6,8 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use super::TOKEN_BYTES;
 use crate::proto;
 
-// Fields of a job's message in `agent.proto`.
+// A field of a request in `agent.proto`, and fields of a job's message.
+const BEGIN: u32 = 2;
 const NUMBER: u32 = 1;
 const SAMPLING: u32 = 6;
 const REPEATS: u32 = 14;
@@ -68,6 +69,14 @@ pub(crate) fn head(message: &[u8]) -> Option<JobHead> {
         };
     }
     Some(head)
+}
+
+/// The number of a job by the beginning of the request that has its message. `None` if it does not stand first there.
+pub(crate) fn number_at(mut request: &[u8]) -> Option<u64> {
+    (decode_key(&mut request).ok()? == (BEGIN, WireType::LengthDelimited)).then_some(())?;
+    decode_varint(&mut request).ok()?;
+    (decode_key(&mut request).ok()? == (NUMBER, WireType::Varint)).then_some(())?;
+    decode_varint(&mut request).ok()
 }
 
 /// Bytes that a message stands for beside what it has: tokens as often as they are repeated, and masks of media items, by what is

@@ -5,18 +5,18 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use chiasm_media::ByteBudget;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::shares::{Held, Shares};
 use crate::tls::AgentTls;
 use crate::wire::{Peer, Wire};
 
-/// Handshakes at a time. Others wait with the system.
-const MOST_HANDSHAKES: usize = 256;
 /// After no connection could be accepted, mostly because the process has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How often it is told that there are too many connections.
@@ -37,8 +37,8 @@ const NOT_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
 pub(super) struct Bounds {
     /// How long a frontend may take to agree on TLS, and to begin to speak.
     handshake: Duration,
-    /// Connections at once. A frontend has three.
-    connections: usize,
+    /// Connections at once. A frontend has three, and each address as many at most as it leaves to others.
+    connections: u64,
 }
 
 impl Default for Bounds {
@@ -55,11 +55,9 @@ pub(super) fn accept(
 ) -> ReceiverStream<io::Result<Wire>> {
     let (accepted, connections) = mpsc::channel(1);
     tokio::spawn(async move {
-        let handshakes = Arc::new(Semaphore::new(MOST_HANDSHAKES));
-        let places = Arc::new(Semaphore::new(bounds.connections));
+        let places = Shares::new(ByteBudget::new(bounds.connections), 1);
         let (full, misled) = (Seldom::default(), Arc::new(Seldom::default()));
         loop {
-            let Ok(turn) = handshakes.clone().acquire_owned().await else { return };
             let (stream, from) = tokio::select! {
                 () = accepted.closed() => return,
                 next = listener.accept() => match next {
@@ -71,16 +69,20 @@ pub(super) fn accept(
                     }
                 },
             };
-            let Ok(place) = places.clone().try_acquire_owned() else {
+            let from = from.ip().to_canonical();
+            let Ok(place) = places.of(Peer::at(from)).take(1) else {
                 if full.is_due() {
-                    tracing::warn!(most = bounds.connections, "connections are closed: frontends have too many");
+                    tracing::warn!(
+                        most = bounds.connections,
+                        address = %from,
+                        "connections are closed: frontends there have as many as they leave to others"
+                    );
                 }
                 continue;
             };
-            let (accepted, tls, from) = (accepted.clone(), tls.clone(), from.ip().to_canonical());
+            let (accepted, tls) = (accepted.clone(), tls.clone());
             let misled = misled.clone();
             tokio::spawn(async move {
-                let _turn = turn;
                 match timeout(bounds.handshake, shake(stream, from, tls, place, &misled)).await {
                     // Nobody serves any more if it is not taken.
                     Ok(Ok(wire)) => drop(accepted.send(Ok(wire)).await),
@@ -115,7 +117,7 @@ async fn shake(
     stream: TcpStream,
     from: IpAddr,
     tls: Option<Arc<AgentTls>>,
-    place: OwnedSemaphorePermit,
+    place: Held,
     misled: &Seldom,
 ) -> io::Result<Wire> {
     // Each token is a message of its own.
@@ -135,7 +137,7 @@ async fn shake(
     let mut said = [0; PREFACE.len()];
     wire.read_exact(&mut said).await?;
     match said == *PREFACE {
-        true => Ok(wire.placed(Peer(Some(from)), PREFACE, place)),
+        true => Ok(wire.placed(Peer::at(from), PREFACE, place)),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2")),
     }
 }
@@ -168,6 +170,7 @@ async fn turn_away(mut stream: TcpStream, answer: &[u8], why: &'static str) -> i
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpSocket;
     use tokio_stream::StreamExt;
     use tonic::transport::server::Connected;
 
@@ -196,7 +199,7 @@ mod tests {
         }
         let _client = saying(to, &[PREFACE, b"more"].concat()).await;
         let mut wire = connections.next().await.unwrap().unwrap();
-        assert_eq!(wire.connect_info(), Peer(Some(to.ip())));
+        assert_eq!(wire.connect_info(), Peer::at(to.ip()));
         let mut said = [0; PREFACE.len() + 4];
         // It may be read in pieces.
         wire.read_exact(&mut said[..5]).await.unwrap();
@@ -216,19 +219,31 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn there_are_no_more_connections_than_have_places() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let to = listener.local_addr().unwrap();
-        let mut connections = accept(listener, None, Bounds { connections: 2, ..Bounds::default() });
+    async fn an_address_has_as_many_connections_at_most_as_it_leaves_to_others() {
+        let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut connections = accept(listener, None, Bounds { connections: 8, ..Bounds::default() });
+        let from = async |machine: u8| {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind(([127, 0, 0, machine], 0).into()).unwrap();
+            let mut stream = socket.connect(([127, 0, 0, 1], port).into()).await.unwrap();
+            // It may be closed already.
+            let _ = stream.write_all(PREFACE).await;
+            stream
+        };
         let mut clients = Vec::new();
         let mut wires = Vec::new();
-        for _ in 0..2 {
-            clients.push(saying(to, PREFACE).await);
-            wires.push(connections.next().await.unwrap().unwrap());
+        for (machine, most) in [(1, 4), (2, 2), (3, 1)] {
+            for _ in 0..most {
+                clients.push(from(machine).await);
+                wires.push(timeout(Duration::from_secs(10), connections.next()).await.unwrap().unwrap().unwrap());
+            }
+            assert!(is_closed(from(machine).await).await, "{machine}");
         }
-        assert!(is_closed(saying(to, PREFACE).await).await);
-        wires.pop();
-        let _client = saying(to, PREFACE).await;
+        // The first one has more than it leaves to others, until it has less.
+        assert!(is_closed(from(1).await).await);
+        wires.drain(..3);
+        let _client = from(1).await;
         assert!(timeout(Duration::from_secs(10), connections.next()).await.unwrap().unwrap().is_ok());
     }
 }

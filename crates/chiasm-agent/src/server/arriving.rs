@@ -1,19 +1,21 @@
 //! Messages that are on their way here: counted as their bytes come, whatever length is claimed.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use bytes::{Buf, Bytes, BytesMut};
+use http_body::Frame;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
 
+use super::shares::{Held, Shares};
 use crate::wire::Peer;
-use crate::{CHUNK, MOST_MESSAGE_BYTES};
+use crate::{CHUNK, MOST_MESSAGE_BYTES, job};
 
 /// Bytes of all messages that have begun to come and are not whole, of all frontends.
 pub(super) const MOST_ARRIVING: u64 = 512 << 20;
@@ -21,90 +23,40 @@ pub(super) const MOST_ARRIVING: u64 = 512 << 20;
 const MOST_SHORT: usize = 4 * CHUNK;
 /// What stands before each message of gRPC: whether it is compressed, and its length.
 const PREFIX: usize = 5;
+/// An empty message.
+const EMPTY: &[u8] = &[0; PREFIX];
+/// Bytes of each message that are not counted: what ends a job always comes, and of one without room its number.
+const START: usize = 64;
+/// Bytes that came together and are kept as they came. Less may be part of much more memory.
+const KEPT_AS_IT_CAME: usize = 8 << 10;
 
-/// Bytes of messages that have begun to come, by who sends them. Each address may hold as many as it leaves to all others: one alone half
-/// of what there is, two a third each. Whoever comes later finds half as much as each of those before.
-#[derive(Clone)]
-pub(super) struct Arriving {
-    most: u64,
-    held: Arc<Mutex<Held>>,
-}
+/// The jobs of a call whose messages have found no room. In the place of each an empty message comes.
+#[derive(Clone, Default)]
+pub(super) struct WithoutRoom(Arc<Mutex<Vec<u64>>>);
 
-#[derive(Default)]
-struct Held {
-    all: u64,
-    /// None of them is zero.
-    of: HashMap<Peer, u64>,
-}
-
-impl Arriving {
-    /// So many bytes of all together.
-    pub(super) fn new(most: u64) -> Self {
-        Self { most, held: Arc::default() }
+impl WithoutRoom {
+    fn add(&self, job: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(job);
     }
 
-    /// A part that holds nothing yet, of what comes from there.
-    fn part(&self, of: Peer) -> Part {
-        Part { arriving: self.clone(), of, bytes: 0 }
-    }
-
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Those of which this has not told before.
+    pub(super) fn take(&self) -> Vec<u64> {
+        mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// What one message holds until it is whole, or this is dropped.
-struct Part {
-    arriving: Arriving,
-    of: Peer,
-    bytes: u64,
-}
-
-impl Part {
-    /// Holds `more` bytes as well. If there is no room nothing has changed.
-    fn grow(&mut self, more: u64) -> Result<(), Status> {
-        let Held { all, of } = &mut *self.arriving.held();
-        let own = of.get(&self.of).copied().unwrap_or_default() + more;
-        if own + *all + more > self.arriving.most {
-            return Err(Status::resource_exhausted("too much is on its way there"));
-        }
-        *all += more;
-        of.insert(self.of, own);
-        self.bytes += more;
-        Ok(())
-    }
-
-    fn clear(&mut self) {
-        if self.bytes == 0 {
-            return;
-        }
-        let Held { all, of } = &mut *self.arriving.held();
-        *all -= self.bytes;
-        match of.get_mut(&self.of) {
-            Some(own) if *own > self.bytes => *own -= self.bytes,
-            _ => drop(of.remove(&self.of)),
-        }
-        self.bytes = 0;
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        self.clear();
-    }
-}
-
-/// A service whose callers' messages are counted while they come. Who has no room for more of one has its call ended: a frontend's
-/// messages are whole within milliseconds.
+/// A service whose callers' messages are counted while they come, and passed on when they are whole. A job that there is no room for is
+/// left out, and goes to another agent: nothing waits for room, so that who holds some always gets on. Of other calls, each of which is
+/// about one thing, that ends the call. A frontend's messages are whole within milliseconds.
 #[derive(Clone)]
 pub(super) struct Counting<S> {
     service: S,
-    arriving: Arriving,
+    arriving: Shares,
 }
 
 impl<S> Counting<S> {
     /// What callers send is counted in `arriving`.
-    pub(super) fn new(service: S, arriving: Arriving) -> Self {
+    pub(super) fn new(service: S, arriving: Shares) -> Self {
         Self { service, arriving }
     }
 }
@@ -122,11 +74,15 @@ impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for Counting<
         self.service.poll_ready(context)
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> S::Future {
+    fn call(&mut self, mut request: http::Request<Body>) -> S::Future {
         let is_jobs = request.uri().path().ends_with("/Generate");
         let most = if is_jobs { MOST_MESSAGE_BYTES } else { MOST_SHORT };
         let from = request.extensions().get::<Peer>().copied().unwrap_or_default();
-        let message = Message::new(self.arriving.part(from), most);
+        let without_room = is_jobs.then(WithoutRoom::default);
+        if let Some(jobs) = &without_room {
+            request.extensions_mut().insert(jobs.clone());
+        }
+        let message = Message::new(self.arriving.of(from).nothing(), most, without_room);
         self.service.call(request.map(|body| Body::new(Counted { body, message })))
     }
 }
@@ -142,22 +98,24 @@ impl http_body::Body for Counted {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        Pin::new(&mut this.body).poll_frame(context).map(|next| {
-            next.map(|frame| {
-                let frame = frame?;
-                frame.data_ref().map_or(Ok(()), |bytes| this.message.take(bytes))?;
-                Ok(frame)
-            })
-        })
+        let Self { body, message } = &mut *self;
+        loop {
+            if let Some(bytes) = message.whole.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            match ready!(Pin::new(&mut *body).poll_frame(context)?) {
+                Some(frame) => match frame.into_data() {
+                    Ok(bytes) => message.take(bytes)?,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                None if message.is_begun() => return Poll::Ready(Some(Err(Status::internal("a message is cut off")))),
+                None => return Poll::Ready(None),
+            }
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.message.whole.is_empty() && !self.message.is_begun() && self.body.is_end_stream()
     }
 }
 
@@ -170,38 +128,122 @@ struct Message {
     missing: usize,
     /// How many may.
     most: usize,
-    /// Counts what has come.
-    part: Part,
+    /// What has come of it, its prefix included.
+    came: Pieces,
+    /// Counts that.
+    held: Held,
+    /// There was no room for it: what comes of it is let go.
+    is_left_out: bool,
+    /// Whole ones, that are to be passed on.
+    whole: VecDeque<Bytes>,
+    /// Takes the numbers of jobs that are left out, if these are jobs.
+    without_room: Option<WithoutRoom>,
 }
 
 impl Message {
-    fn new(part: Part, most: usize) -> Self {
-        Self { prefix: [0; PREFIX], begun: 0, missing: 0, most, part }
+    fn new(held: Held, most: usize, without_room: Option<WithoutRoom>) -> Self {
+        let (came, whole) = (Pieces::default(), VecDeque::new());
+        Self { prefix: [0; PREFIX], begun: 0, missing: 0, most, came, held, is_left_out: false, whole, without_room }
+    }
+
+    fn is_begun(&self) -> bool {
+        self.begun > 0
     }
 
     /// More has come, of this message and perhaps of later ones. What is whole is its reader's to count.
-    fn take(&mut self, mut bytes: &[u8]) -> Result<(), Status> {
-        let mut came = 0;
-        while !bytes.is_empty() {
+    fn take(&mut self, mut bytes: Bytes) -> Result<(), Status> {
+        if self.is_left_out {
+            let now = bytes.len().min(self.missing);
+            bytes.advance(now);
+            self.missing -= now;
+            if self.missing > 0 {
+                return Ok(());
+            }
+            (self.is_left_out, self.begun) = (false, 0);
+        }
+        let whole = bytes.split_to(self.whole_bytes(&bytes)?);
+        if !whole.is_empty() {
+            self.whole.extend(self.came.take());
+            self.whole.push_back(whole);
+            self.held.clear();
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.came.push(bytes);
+        let more = (self.came.bytes.saturating_sub(START) as u64).saturating_sub(self.held.count());
+        if more == 0 { Ok(()) } else { self.held.grow(more).or_else(|_| self.leave_out()) }
+    }
+
+    /// How many of these bytes belong to messages that are whole with them.
+    fn whole_bytes(&mut self, bytes: &[u8]) -> Result<usize, Status> {
+        let (mut at, mut whole) = (0, 0);
+        while at < bytes.len() {
+            let rest = bytes.len() - at;
             if self.begun < PREFIX {
-                let (now, later) = bytes.split_at(bytes.len().min(PREFIX - self.begun));
-                self.prefix[self.begun..self.begun + now.len()].copy_from_slice(now);
-                (self.begun, bytes) = (self.begun + now.len(), later);
+                let now = rest.min(PREFIX - self.begun);
+                self.prefix[self.begun..self.begun + now].copy_from_slice(&bytes[at..at + now]);
+                (self.begun, at) = (self.begun + now, at + now);
                 let [_, length @ ..] = self.prefix;
                 self.missing = if self.begun == PREFIX { u32::from_be_bytes(length) as usize } else { 0 };
                 if self.missing > self.most {
                     return Err(Status::out_of_range(format!("a message has {} bytes at most", self.most)));
                 }
             } else {
-                let now = bytes.len().min(self.missing);
-                (self.missing, bytes, came) = (self.missing - now, &bytes[now..], came + now);
+                let now = rest.min(self.missing);
+                (self.missing, at) = (self.missing - now, at + now);
             }
             if self.begun == PREFIX && self.missing == 0 {
-                (self.begun, came) = (0, 0);
-                self.part.clear();
+                (self.begun, whole) = (0, at);
             }
         }
-        if came > 0 { self.part.grow(came as u64) } else { Ok(()) }
+        Ok(whole)
+    }
+
+    /// Lets go of the message that is coming, if it is a job.
+    fn leave_out(&mut self) -> Result<(), Status> {
+        let full = || Status::resource_exhausted("too much is on its way there");
+        let jobs = self.without_room.as_ref().ok_or_else(full)?;
+        let start = self.came.take().flatten().take(START).collect::<Vec<_>>();
+        jobs.add(job::number_at(&start[PREFIX..]).ok_or_else(full)?);
+        self.held.clear();
+        self.is_left_out = true;
+        self.whole.push_back(Bytes::from_static(EMPTY));
+        Ok(())
+    }
+}
+
+/// What has come of a message.
+#[derive(Default)]
+struct Pieces {
+    kept: Vec<Bytes>,
+    /// What came in small pieces since.
+    small: BytesMut,
+    bytes: usize,
+}
+
+impl Pieces {
+    fn push(&mut self, piece: Bytes) {
+        self.bytes += piece.len();
+        if piece.len() < KEPT_AS_IT_CAME {
+            self.small.extend_from_slice(&piece);
+        } else {
+            self.join();
+            self.kept.push(piece);
+        }
+    }
+
+    fn join(&mut self) {
+        if !self.small.is_empty() {
+            self.kept.push(mem::take(&mut self.small).freeze());
+        }
+    }
+
+    /// All that has come, which is gone here then.
+    fn take(&mut self) -> impl Iterator<Item = Bytes> + use<> {
+        self.join();
+        self.bytes = 0;
+        mem::take(&mut self.kept).into_iter()
     }
 }
 
@@ -209,58 +251,110 @@ impl Message {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use super::*;
+    use chiasm_media::ByteBudget;
+    use prost::Message as _;
 
-    const ONE: Peer = Peer(Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))));
-    const TWO: Peer = Peer(Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))));
+    use super::*;
+    use crate::proto;
+    use crate::proto::generate_request::Request;
+
     const FULL: Result<(), tonic::Code> = Err(tonic::Code::ResourceExhausted);
+
+    fn arriving(most: u64) -> (ByteBudget, Shares) {
+        let all = ByteBudget::new(most);
+        (all.clone(), Shares::new(all, 1))
+    }
+
+    fn peer(number: u8) -> Peer {
+        Peer::at(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
+    }
+
+    fn of(shares: &Shares, most: usize, jobs: Option<&WithoutRoom>) -> Message {
+        Message::new(shares.of(peer(1)).nothing(), most, jobs.cloned())
+    }
+
+    fn framed(message: &[u8]) -> Vec<u8> {
+        [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
+    }
+
+    /// A job of so many bytes and some more.
+    fn job(number: u64, bytes: usize) -> Vec<u8> {
+        let job = proto::Job { number, tokens: vec![7; bytes].into(), ..proto::Job::default() };
+        framed(&proto::GenerateRequest { request: Some(Request::Begin(job.encode_to_vec().into())) }.encode_to_vec())
+    }
 
     #[test]
     fn what_has_come_of_a_message_is_counted_until_it_is_whole() {
-        let arriving = Arriving::new(1000);
-        let message = |length: usize| [&[0][..], &(length as u32).to_be_bytes(), &vec![7; length]].concat();
-        let sent = [message(300), message(0), message(500), message(1)].concat();
+        let (all, shares) = arriving(1000);
+        let sent = [300, 0, 500, 1].map(|length| framed(&vec![7; length])).concat();
         for piece in [1, 2, 5, 7, 99, 305, 400, sent.len()] {
-            let mut coming = Message::new(arriving.part(ONE), 500);
-            let mut most = 0;
+            let mut coming = of(&shares, 500, None);
+            let (mut most, mut passed_on) = (0, Vec::new());
             for bytes in sent.chunks(piece) {
-                coming.take(bytes).unwrap();
-                most = most.max(arriving.held().all);
+                coming.take(Bytes::copy_from_slice(bytes)).unwrap();
+                most = most.max(all.held());
+                passed_on.extend(coming.whole.drain(..).flatten());
             }
             // The last piece of the longest is never held: it is whole then.
             assert!(most < 500 && (piece > 400 || most > 0), "{piece}: {most}");
-            assert!(arriving.held().all == 0 && arriving.held().of.is_empty());
+            assert_eq!((all.held(), &passed_on), (0, &sent), "{piece}");
         }
     }
 
     #[test]
     fn who_claims_much_and_sends_little_holds_little_and_all_hold_no_more_than_there_is() {
-        let arriving = Arriving::new(2000);
-        let claim = [&[0][..], &u32::MAX.to_be_bytes(), &[7; 395]].concat();
-        let mut coming: Vec<_> = (0..3).map(|_| Message::new(arriving.part(ONE), usize::MAX)).collect();
-        let taken = coming.iter_mut().map(|message| message.take(&claim).map_err(|status| status.code()));
+        let (all, shares) = arriving(2000);
+        let claim = Bytes::from([&[0][..], &u32::MAX.to_be_bytes(), &[7; 395 + START - PREFIX]].concat());
+        let mut coming: Vec<_> = (0..3).map(|_| of(&shares, usize::MAX, None)).collect();
+        let taken = coming.iter_mut().map(|message| message.take(claim.clone()).map_err(|status| status.code()));
         assert_eq!(taken.collect::<Vec<_>>(), [Ok(()), Ok(()), FULL]);
-        assert_eq!(arriving.held().all, 790);
+        assert_eq!(all.held(), 790);
         drop(coming);
-        let mut longer = Message::new(arriving.part(ONE), 500);
-        assert_eq!(longer.take(&claim).unwrap_err().code(), tonic::Code::OutOfRange);
-        assert!(arriving.held().all == 0 && arriving.held().of.is_empty());
+        assert_eq!(of(&shares, 500, None).take(claim).unwrap_err().code(), tonic::Code::OutOfRange);
+        assert_eq!(all.held(), 0);
     }
 
     #[test]
-    fn one_address_leaves_as_much_to_others_as_it_holds_and_may_send_the_largest_message() {
-        let arriving = Arriving::new(MOST_ARRIVING);
-        let grown = |part: &mut Part, bytes: u64| part.grow(bytes).map_err(|status| status.code());
-        let largest = MOST_MESSAGE_BYTES as u64;
-        let mut greedy: Vec<_> = (0..5).map(|_| arriving.part(ONE)).collect();
-        let taken: Vec<_> = greedy.iter_mut().map(|part| grown(part, largest)).collect();
-        assert_eq!(taken, [Ok(()), Ok(()), Ok(()), Ok(()), FULL]);
-        let mut others: Vec<_> = (0..3).map(|_| arriving.part(TWO)).collect();
-        let taken: Vec<_> = others.iter_mut().map(|part| grown(part, largest)).collect();
-        assert_eq!(taken, [Ok(()), Ok(()), FULL]);
-        // Whoever has held more than there is left for others gets no more until it is less.
-        assert_eq!(grown(&mut greedy[0], 1), FULL);
-        greedy.truncate(1);
-        assert_eq!((grown(&mut greedy[0], largest), grown(&mut others[2], 1)), (Ok(()), Ok(())));
+    fn a_job_without_room_is_left_out_alone() {
+        for piece in [1, 7, 63, 4000, 20_000] {
+            let (all, shares) = arriving(20_000);
+            let jobs = WithoutRoom::default();
+            let mut coming = of(&shares, usize::MAX, Some(&jobs));
+            // One address has half.
+            let sent = [job(1, 9000), job(1 << 40, 30_000), job(3, 100), job(4, 30_000), job(5, 9000)].concat();
+            let mut passed_on = Vec::new();
+            for bytes in sent.chunks(piece) {
+                coming.take(Bytes::copy_from_slice(bytes)).unwrap();
+                passed_on.extend(coming.whole.drain(..).flatten());
+            }
+            let expected = [job(1, 9000), EMPTY.to_vec(), job(3, 100), EMPTY.to_vec(), job(5, 9000)].concat();
+            assert!(passed_on == expected, "{piece}");
+            assert_eq!((jobs.take(), all.held(), jobs.take()), (vec![1 << 40, 4], 0, vec![]), "{piece}");
+        }
+    }
+
+    #[test]
+    fn what_ends_a_job_comes_whether_there_is_room_or_not_and_no_job_without_a_number() {
+        let (all, shares) = arriving(1000);
+        let _all_of_it = all.charge(1000).unwrap();
+        let jobs = WithoutRoom::default();
+        let mut coming = of(&shares, usize::MAX, Some(&jobs));
+        let end = framed(&proto::GenerateRequest { request: Some(Request::Abort(u64::MAX)) }.encode_to_vec());
+        for byte in &end {
+            coming.take(Bytes::copy_from_slice(&[*byte])).unwrap();
+        }
+        assert_eq!(coming.whole.drain(..).flatten().collect::<Vec<_>>(), end);
+        let taken = coming.take(job(0, 1000)[..500].to_vec().into());
+        assert_eq!(taken.map_err(|status| status.code()), FULL);
+        assert!(jobs.take().is_empty());
+    }
+
+    #[test]
+    fn one_address_may_send_the_largest_messages_and_leaves_room_for_those_of_others() {
+        let (_, shares) = arriving(MOST_ARRIVING);
+        let largest = |number: u8| shares.of(peer(number)).take(MOST_MESSAGE_BYTES as u64).ok();
+        let greedy: Vec<_> = std::iter::from_fn(|| largest(1)).collect();
+        let others: Vec<_> = std::iter::from_fn(|| largest(2)).collect();
+        assert_eq!((greedy.len(), others.len()), (4, 2));
     }
 }

@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use chiasm_backend::{Death, JobError};
-use chiasm_media::Charge;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
@@ -16,7 +15,9 @@ use prost::Message;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
+use super::arriving::WithoutRoom;
 use super::jobs::{Place, Teller, run};
+use super::shares::Held;
 use crate::MOST_MESSAGE_BYTES;
 use crate::answer::failure_to_message;
 use crate::job::{self, MOST_CHOICES};
@@ -41,6 +42,8 @@ const MOST_EVENT_BYTES: usize = MOST_MESSAGE_BYTES - 64;
 pub(super) struct JobCall {
     place: Arc<Place>,
     requests: Streaming<GenerateRequest>,
+    /// Jobs in whose place an empty request comes.
+    without_room: WithoutRoom,
     running: FuturesUnordered<Abortable<BoxFuture<'static, u64>>>,
     /// Of the jobs that run, by their numbers.
     handles: HashMap<u64, Handle>,
@@ -61,12 +64,12 @@ struct Handle {
     /// The continuations that nobody has ended: each can be ended once.
     open: Vec<bool>,
     /// Counts what the job holds.
-    _charge: Charge,
+    _charge: Held,
 }
 
 impl Handle {
     /// A job of `n` continuations, and those that are to end.
-    fn new(abort: AbortHandle, n: usize, charge: Charge) -> (Self, mpsc::UnboundedReceiver<usize>) {
+    fn new(abort: AbortHandle, n: usize, charge: Held) -> (Self, mpsc::UnboundedReceiver<usize>) {
         let (stop, stops) = mpsc::unbounded_channel();
         (Self { abort, stop, open: vec![true; n], _charge: charge }, stops)
     }
@@ -83,12 +86,13 @@ impl Handle {
 
 impl JobCall {
     /// No jobs yet, and those that the frontend asks for.
-    pub(super) fn new(place: Place, requests: Streaming<GenerateRequest>) -> Self {
+    pub(super) fn new(place: Place, requests: Streaming<GenerateRequest>, without_room: WithoutRoom) -> Self {
         let (told_by, events) = mpsc::unbounded_channel();
         let over = place.drain.over().boxed();
         Self {
             place: Arc::new(place),
             requests,
+            without_room,
             running: FuturesUnordered::new(),
             handles: HashMap::new(),
             events,
@@ -132,8 +136,8 @@ impl JobCall {
             return Ok(());
         }
         // Nothing waits for room.
-        let full = |_| not_taken("the agent has no memory for more jobs (--max-bytes-in-flight)".to_owned());
-        let Ok(mut charge) = self.place.budget.charge(RUNNING_BYTES + head.bytes).map_err(full) else { return Ok(()) };
+        let full = |_| not_taken("the agent has no memory for more jobs from there (--max-bytes-in-flight)".to_owned());
+        let Ok(mut charge) = self.place.memory.take(RUNNING_BYTES + head.bytes).map_err(full) else { return Ok(()) };
         let job = proto::Job::decode(message).map_err(|_| malformed())?;
         if charge.grow(job::claimed_bytes(&job)).map_err(full).is_err() {
             return Ok(());
@@ -145,6 +149,15 @@ impl JobCall {
         self.running.push(Abortable::new(running.boxed(), registration));
         self.handles.insert(number, handle);
         Ok(())
+    }
+
+    /// Tells of jobs that there was no room for while they came.
+    fn leave_out(&mut self) {
+        for job in self.without_room.take() {
+            let why = Death::new("the agent has no room for more that is on its way from there");
+            let failure = failure_to_message(&JobError::NotTaken(why));
+            Teller { job, events: self.told_by.clone() }.tell(Event::Failure(failure));
+        }
     }
 
     fn abort(&mut self, job: u64) {
@@ -207,8 +220,11 @@ impl Stream for JobCall {
         {
             let taken = match request {
                 Some(Ok(GenerateRequest { request: Some(request) })) => this.take(request).map_err(Some),
-                // What a later version may ask for.
-                Some(Ok(GenerateRequest { request: None })) => Ok(()),
+                // It stands for a job that is left out, or is what a later version may ask for.
+                Some(Ok(GenerateRequest { request: None })) => {
+                    this.leave_out();
+                    Ok(())
+                }
                 Some(Err(status)) => Err(Some(status)),
                 None => Err(None),
             };
@@ -241,10 +257,12 @@ mod tests {
     use chiasm_media::ByteBudget;
 
     use super::*;
+    use crate::server::shares::Shares;
+    use crate::wire::Peer;
 
     #[test]
     fn a_continuation_is_ended_once() {
-        let charge = ByteBudget::new(0).empty_charge();
+        let charge = Shares::new(ByteBudget::new(0), 1).of(Peer::default()).nothing();
         let (mut handle, mut stops) = Handle::new(AbortHandle::new_pair().0, 2, charge);
         for choice in [1, 1, 2, u32::MAX, 0, 1, 0] {
             handle.stop(choice);

@@ -11,13 +11,14 @@ use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
 use super::digest;
+use super::shares::Held;
 use crate::SENT_WITHIN;
 use crate::proto::{MediaChunk, ReadTensorsReply, ReadTensorsRequest, TensorChunk, TensorField};
 use crate::tensors::Announced;
 
-/// Takes in one file.
-pub(super) async fn put(media: &MachineMedia, chunks: Streaming<MediaChunk>) -> Result<(), Status> {
-    let file = timeout(SENT_WITHIN, read(media, chunks)).await;
+/// Takes in one file. While it is on its way it is counted in `memory`.
+pub(super) async fn put(media: &MachineMedia, memory: Held, chunks: Streaming<MediaChunk>) -> Result<(), Status> {
+    let file = timeout(SENT_WITHIN, read(media, memory, chunks)).await;
     let (content, modality, file) = file.map_err(|_| Status::deadline_exceeded("the file took too long"))??;
     media.put(content, &modality, file).await.map_err(|error| match error {
         PutError::Media(_) | PutError::OtherContent => Status::invalid_argument(error.to_string()),
@@ -27,6 +28,7 @@ pub(super) async fn put(media: &MachineMedia, chunks: Streaming<MediaChunk>) -> 
 
 async fn read(
     media: &MachineMedia,
+    mut memory: Held,
     mut chunks: Streaming<MediaChunk>,
 ) -> Result<(ContentHash, Modality, Bytes), Status> {
     let first = chunks.message().await?.ok_or_else(|| Status::invalid_argument("no file came"))?;
@@ -43,7 +45,8 @@ async fn read(
         if file.as_slice().len() + bytes.len() > length {
             return Err(other_length());
         }
-        file.extend(&bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        memory.grow(bytes.len() as u64).map_err(|_| no_room())?;
+        file.extend(&bytes).map_err(|_| no_room())?;
         next = chunks.message().await?;
     }
     if file.as_slice().len() != length {
@@ -52,15 +55,20 @@ async fn read(
     Ok((ContentHash::new(content), modality, file.freeze()))
 }
 
-/// Takes in the tensors of one item.
-pub(super) async fn put_tensors(media: &MachineMedia, chunks: Streaming<TensorChunk>) -> Result<(), Status> {
-    let tensors = timeout(SENT_WITHIN, read_tensors(media, chunks)).await;
+/// Takes in the tensors of one item. While they are on their way they are counted in `memory`.
+pub(super) async fn put_tensors(
+    media: &MachineMedia,
+    memory: Held,
+    chunks: Streaming<TensorChunk>,
+) -> Result<(), Status> {
+    let tensors = timeout(SENT_WITHIN, read_tensors(media, memory, chunks)).await;
     let (hash, announced, bytes) = tensors.map_err(|_| Status::deadline_exceeded("the tensors took too long"))??;
     media.put_tensors(hash, announced.with(bytes)).map_err(|why| Status::invalid_argument(format!("tensors: {why}")))
 }
 
 async fn read_tensors(
     media: &MachineMedia,
+    mut memory: Held,
     mut chunks: Streaming<TensorChunk>,
 ) -> Result<(MmHash, Announced, Bytes), Status> {
     let first = chunks.message().await?.ok_or_else(|| Status::invalid_argument("no tensors came"))?;
@@ -73,13 +81,18 @@ async fn read_tensors(
         if (tensors.as_slice().len() + bytes.len()) as u64 > announced.bytes {
             return Err(other_length());
         }
-        tensors.extend(&bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        memory.grow(bytes.len() as u64).map_err(|_| no_room())?;
+        tensors.extend(&bytes).map_err(|_| no_room())?;
         next = chunks.message().await?.map(|chunk| chunk.bytes);
     }
     if tensors.as_slice().len() as u64 != announced.bytes {
         return Err(other_length());
     }
     Ok((hash, announced, tensors.freeze()))
+}
+
+fn no_room() -> Status {
+    Status::resource_exhausted("the agent has no memory for more from there (--max-bytes-in-flight)")
 }
 
 /// Reads the tensors of one item out of its frontend's memory.

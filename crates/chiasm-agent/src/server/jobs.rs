@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{Adapter, Death, Input, Job, JobError, OthersJob, Stage};
-use chiasm_media::ByteBudget;
 use chiasm_server::fleet::{Fleet, Worker};
 use chiasm_server::{CheckedJob, MachineMedia, NotFetched};
 use tokio::sync::mpsc;
@@ -13,6 +12,7 @@ use tokio::time::sleep;
 
 use super::announcements::Announcements;
 use super::drain::Drain;
+use super::shares::Share;
 use crate::answer::{delivered_to_message, embeddings_to_message, failure_to_message, output_to_message};
 use crate::job::{self, JobParts};
 use crate::proto::job_event::Event;
@@ -26,8 +26,8 @@ const STARTED_WITHIN: Duration = Duration::from_secs(1);
 pub(super) struct Place {
     pub(super) fleet: Arc<Fleet>,
     pub(super) media: Arc<MachineMedia>,
-    /// What jobs hold is counted in it.
-    pub(super) budget: ByteBudget,
+    /// The frontend's share of memory: what jobs hold is counted in it.
+    pub(super) memory: Share,
     pub(super) worker: Arc<Worker>,
     pub(super) frontend: u64,
     /// Of the engine.

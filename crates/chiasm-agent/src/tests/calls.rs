@@ -273,6 +273,69 @@ async fn a_job_that_memory_has_no_room_for_is_for_another_agent() {
     assert_eq!((told.job, failure.kind()), (1, proto::job_failure::Kind::NotTaken));
 }
 
+/// A job whose message has so many bytes and some more, and takes sixteen times as many.
+fn long_job(bytes: usize) -> Job {
+    let mut long = job(&[TokenId(1)]);
+    long.sampling.structured =
+        Some(Structured { constraint: Constraint::Regex("a".repeat(bytes).into()), field: "regex" });
+    long
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_there_is_no_room_for_hurts_its_own_job_alone() {
+    const OTHERS: usize = 8;
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let mut others = Vec::new();
+    for _ in 0..OTHERS {
+        stand.engine.next_job(Script { hangs: true, ..Script::tokens(&[7]) });
+        others.push(begun(&*engine, &job(&[TokenId(1)])).await.unwrap().0);
+    }
+    // Another frontend at this address has begun as many messages as there may be from there, and they don't end.
+    let (_, arriving) = &stand.shares;
+    let here = arriving.of(Peer::at([127, 0, 0, 1].into()));
+    let mut all_of_it = here.nothing();
+    while all_of_it.grow(1 << 20).is_ok() {}
+    let long = long_job(2 << 20);
+    let mut not_taken = 0;
+    for _ in 0..3 {
+        not_taken += usize::from(matches!(begun(&*engine, &long).await, Err(JobError::NotTaken(_))));
+    }
+    stand.engine.next_job(Script::tokens(&[8]));
+    let is_short_one_taken = begun(&*engine, &job(&[TokenId(1)])).await.is_ok();
+    let lost = others.iter_mut().filter_map(|running| running.next().now_or_never()).count();
+    assert_eq!((not_taken, is_short_one_taken, lost), (3, true, 0));
+    assert!(engine.ended().now_or_never().is_none());
+    drop(all_of_it);
+    stand.engine.next_job(Script::tokens(&[9]));
+    begun(&*engine, &long).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_from_one_address_leave_memory_to_others() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let room = 1_000_000;
+    let _others = stand.budget.charge(stand.budget.limit() - room).unwrap();
+    let mut running = Vec::new();
+    let full = loop {
+        stand.engine.next_job(Script { hangs: true, ..Script::tokens(&[7]) });
+        match begun(&*engine, &long_job(1000)).await {
+            Ok((job, _)) => running.push(job),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(&full, JobError::NotTaken(why) if why.to_string().contains("--max-bytes-in-flight")), "{full}");
+    let free = stand.budget.limit() - stand.budget.held();
+    assert!((room / 8..room / 5).contains(&free), "{free} after {} jobs", running.len());
+    // A file from there has no room either, and one from elsewhere has.
+    let file = |number| {
+        let (memory, _) = &stand.shares;
+        memory.of(Peer::at([127, 0, 0, number].into())).nothing_beside().grow(room / 10).is_ok()
+    };
+    assert_eq!((file(1), file(2)), (false, true));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_jobs_are_aborted_and_those_of_an_engine_that_ended_are_not_taken() {
     let stand = Stand::new().await;
