@@ -77,4 +77,45 @@ def add_all():
         name = f"webp-simple-then-{len(rest)}-bytes.webp"
         add(name, b"RIFF" + struct.pack("<I", len(whole) - 8 + len(rest)) + whole[8:] + rest)
     add("webp-riff-too-long.webp", webp(riff_chunks(whole), size=len(whole) + 100))
+    add_odd_chunks(still, clear)
     add("webp-bomb.webp", webp([(b"VP8X", vp8x(0, 16000, 16000)), *lossy]))
+
+
+def add_odd_chunks(still, clear):
+    """Chunks that only libwebp's demuxer itself reads as it does: padding, what follows an image, frames behind the first."""
+    lossy, lossless = riff_chunks(save(still, "WEBP"))[0], riff_chunks(save(clear, "WEBP", lossless=True))[-1]
+    alph = next(chunk for chunk in riff_chunks(save(clear, "WEBP")) if chunk[0] == b"ALPH")
+    anim = (b"ANIM", b"\xff\xff\xff\xff\0\0")
+    # The last byte of an image of even length lies where its chunk's padding is.
+    images = (riff_chunks(save(picture(20, 14, seed), "WEBP", lossless=True))[0] for seed in range(99))
+    kind, payload = next(image for image in images if len(image[1]) % 2 == 0 and image[1][-1] > 15)
+    add("webp-ends-in-padding.webp", webp([(kind, payload[:-1])])[:-1] + payload[-1:])
+    flagless = bytearray(lossless[1])
+    flagless[4] &= ~0x10
+    canvas = (b"VP8X", vp8x(0x12, 31, 22))
+    first = (b"ANMF", anmf(6, 4, 20, 14, [lossy]))
+    for name, chunk in (
+        ("lossless-without-its-alpha-flag", (b"ANMF", anmf(6, 4, 20, 14, [(b"VP8L", bytes(flagless))]))),
+        ("unknown-chunk-in-frame", (b"ANMF", anmf(6, 4, 20, 14, [lossy, (b"abcd", b"xyz")]))),
+        ("image-behind-image-in-frame", (b"ANMF", anmf(6, 4, 20, 14, [lossy, lossy]))),
+    ):
+        add(f"webp-{name}.webp", webp([canvas, anim, chunk]))
+    for name, chunk in (
+        ("second-frame-outside", (b"ANMF", anmf(14, 4, 20, 14, [lossy]))),
+        ("second-frame-without-image", (b"ANMF", anmf(6, 4, 20, 14, [alph]))),
+        ("second-frame-empty", (b"ANMF", anmf(6, 4, 20, 14, []))),
+        ("second-frame-of-unknown-chunk", (b"ANMF", anmf(6, 4, 20, 14, [(b"abcd", b"")]))),
+        ("second-frame-alpha-behind-image", (b"ANMF", anmf(6, 4, 20, 14, [lossy, alph]))),
+        ("second-frame-with-bad-alpha", (b"ANMF", anmf(6, 4, 20, 14, [(b"ALPH", b"\xff"), lossy]))),
+    ):
+        add(f"webp-{name}.webp", webp([canvas, anim, first, chunk]))
+    # A chunk in a frame that reaches behind the frame, to the end of the file: libwebp reads on in there.
+    frame = anmf(6, 4, 20, 14, [lossy]) + b"abcd" + struct.pack("<I", 6)
+    file = webp([canvas, anim, (b"ANMF", frame)]) + b"uvwxyz"
+    add("webp-chunk-across-the-end-of-its-frame.webp", file[:4] + struct.pack("<I", len(file) - 8) + file[8:])
+    add("webp-short-anim.webp", webp([canvas, (b"ANIM", b"\xff\xff\xff\xff"), first]))
+    add("webp-long-header.webp", webp([(b"VP8X", vp8x(0, 20, 14) + b"\0\0"), lossy]))
+    add("webp-simple-then-alpha.webp", webp([lossy, alph]))
+    add("webp-simple-then-alpha-then-lossless.webp", webp([lossy, alph, lossless]))
+    add("webp-alpha-behind-image.webp", webp([(b"VP8X", vp8x(0x10, 20, 14)), lossy, alph]))
+    add("webp-chunk-between-alpha-and-image.webp", webp([(b"VP8X", vp8x(0x10, 20, 14)), alph, (b"abcd", b""), lossy]))

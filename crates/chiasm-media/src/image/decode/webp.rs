@@ -1,8 +1,8 @@
 //! WebP pixels of the first frame by libwebp, as in Pillow, laid on the canvas.
 
-use webpx::{Decoder, DecoderConfig, Limits};
+use webpx::{BitstreamFormat, Decoder, DecoderConfig, Limits};
 
-use crate::image::container::webp::{Frame, Image, WebPHeader};
+use crate::image::container::webp::{Frame, WebPHeader};
 use crate::image::decode::memory::{Reused, Scratch, bytes_of, rgb_bytes};
 use crate::image::decode::pixel::{RGB, RGBA, row_on_white};
 use crate::{ImageFormat, MediaError};
@@ -14,14 +14,14 @@ fn corrupt(reason: &'static str) -> MediaError {
 /// Decodes to RGB rows.
 pub(super) fn decode(header: &WebPHeader<'_>, scratch: &mut Scratch, rgb: &mut Reused) -> Result<(), MediaError> {
     let frame = &header.frame;
-    let file = scratch.file.cleared();
-    write_still_file(frame, file);
-    let decoder = Decoder::new(file).map_err(|_| corrupt("the image data is broken"))?;
+    // As libwebp does with the frames of an animation: an image's chunks are read without a file around them, too.
+    let decoder = Decoder::new(frame.chunks).map_err(|_| corrupt("the image data is broken"))?;
     let info = decoder.info();
     if (info.width, info.height) != (frame.width, frame.height) {
         return Err(corrupt("a frame does not agree with its image"));
     }
-    let with_alpha = header.has_alpha && info.has_alpha;
+    // A lossless image may have alpha also where it says that it has none, and in an animation that shows.
+    let with_alpha = header.has_alpha && (info.has_alpha || info.format == BitstreamFormat::Lossless);
     let rgb = rgb.take(ImageFormat::WebP, rgb_bytes(ImageFormat::WebP, header.size)?)?;
     if (frame.width, frame.height) == header.size && !with_alpha {
         return pixels(decoder, frame, RGB, rgb);
@@ -56,33 +56,4 @@ fn pixels(decoder: Decoder<'_>, frame: &Frame<'_>, step: usize, out: &mut [u8]) 
         Ok(size) if size == (frame.width, frame.height) => Ok(()),
         _ => Err(corrupt("the image data is broken")),
     }
-}
-
-/// Appends a WebP file with this frame as its only image.
-fn write_still_file(frame: &Frame<'_>, file: &mut Vec<u8>) {
-    // The size is filled in at the end.
-    file.extend_from_slice(b"RIFF\0\0\0\0WEBP");
-    let mut chunk = |kind: &[u8; 4], content: &[u8]| {
-        file.extend_from_slice(kind);
-        file.extend_from_slice(&(content.len() as u32).to_le_bytes());
-        file.extend_from_slice(content);
-        if content.len() % 2 == 1 {
-            file.push(0);
-        }
-    };
-    match (frame.image, frame.alpha) {
-        (Image::Lossless(content), _) => chunk(b"VP8L", content),
-        (Image::Lossy(content), None) => chunk(b"VP8 ", content),
-        (Image::Lossy(content), Some(alpha)) => {
-            let [width, height] = [frame.width - 1, frame.height - 1].map(u32::to_le_bytes);
-            let mut header = vec![0x10, 0, 0, 0];
-            header.extend_from_slice(&width[..3]);
-            header.extend_from_slice(&height[..3]);
-            chunk(b"VP8X", &header);
-            chunk(b"ALPH", alpha);
-            chunk(b"VP8 ", content);
-        }
-    }
-    let length = file.len() as u32 - 8;
-    file[4..8].copy_from_slice(&length.to_le_bytes());
 }
