@@ -27,6 +27,11 @@ def add_all():
         for progressive in (0, 1):
             options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling, cv2.IMWRITE_JPEG_PROGRESSIVE, progressive]
             add(f"jpeg-sampling{sampling:x}{'-progressive' if progressive else ''}.jpg", cv2.imencode(".jpg", array, options)[1].tobytes())
+    # Brightness with fewer pixels than one of the colours: as stored, only the factors in the frame's header are others.
+    swapped = bytearray(save(image, "JPEG", subsampling="4:2:2"))
+    frame = swapped.index(b"\xff\xc0") + 10
+    swapped[frame + 1], swapped[frame + 4] = 0x11, 0x21
+    add("jpeg-first-component-subsampled.jpg", bytes(swapped), "the decoder reads no such files", refused=True)
     for quality in (1, 30, 95, 100):
         add(f"jpeg-quality{quality}.jpg", save(image, "JPEG", quality=quality))
     add("jpeg-restarts.jpg", save(image, "JPEG", restart_marker_blocks=2))
@@ -62,6 +67,25 @@ def add_all():
         # The tables of the next scan are in front of it.
         add(f"jpeg-progressive-cut-behind-scan-{number}.jpg", progressive[:at])
         add(f"jpeg-progressive-cut-behind-scan-{number}-eoi.jpg", progressive[:at] + b"\xff\xd9")
+    # Segments whose content does not fill them, or is out of range: libjpeg gives up.
+    for what, marker, change in (
+        ("quantization-too-short", 0xDB, lambda content: content[:-1]),
+        ("quantization-out-of-range", 0xDB, lambda content: b"\4" + content[1:]),
+        ("huffman-out-of-range", 0xC4, lambda content: b"\4" + content[1:]),
+        ("frame-too-long", 0xC0, lambda content: content + b"\0"),
+        ("scan-too-long", 0xDA, lambda content: content + b"\0"),
+    ):
+        at = plain.index(bytes([0xFF, marker]))
+        end = at + 2 + int.from_bytes(plain[at + 2 : at + 4], "big")
+        file = plain[:at] + jpeg_segment(marker, change(plain[at + 4 : end])) + plain[end:]
+        by_pillow = what in ("quantization-too-short", "frame-too-long")
+        add(f"jpeg-{what}.jpg", file, *(() if by_pillow else (PARTIAL, True)))
+    for what, segment in (
+        ("restarts-too-long", jpeg_segment(0xDD, b"\0\0\0")),
+        ("conditions-out-of-range", jpeg_segment(0xCC, b"\0\x01")),
+        ("conditions-cut-off", jpeg_segment(0xCC, b"\0")),
+    ):
+        add(f"jpeg-{what}.jpg", with_segments(plain, segment), PARTIAL, refused=True)
     thumbnail = jpeg_segment(0xE1, b"Exif\0\0" + exif(6) + save(picture(7, 5), "JPEG"))
     add("jpeg-thumbnail.jpg", with_segments(plain, thumbnail))
     add("jpeg-thumbnail-cut-off.jpg", with_segments(plain, thumbnail)[: len(thumbnail) + len(plain) // 2])

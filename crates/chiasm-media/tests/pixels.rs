@@ -111,6 +111,12 @@ fn a_header_that_promises_too_many_pixels_is_refused_before_anything_is_decoded(
 }
 
 #[test]
+fn a_kind_of_subsampling_that_is_not_read_is_not_called_damage() {
+    let file = std::fs::read(directory().join("jpeg-first-component-subsampled.jpg")).unwrap();
+    assert_eq!(decode(&open(file).unwrap()).unwrap_err().fault(), Fault::Unsupported);
+}
+
+#[test]
 fn the_pixel_limit_is_exact() {
     let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
     assert!(open_within(file.clone(), limit_of_pixels(37 * 23)).is_ok());

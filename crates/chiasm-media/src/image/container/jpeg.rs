@@ -32,6 +32,10 @@ fn unsupported(reason: &'static str) -> MediaError {
     MediaError::UnsupportedVariant { format: ImageFormat::Jpeg, reason }
 }
 
+fn wrong_length() -> MediaError {
+    corrupt("a segment has another length than what is in it")
+}
+
 /// Walks the markers to the start of the first scan.
 pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
     let mut reader = Reader::at(bytes, 2);
@@ -48,9 +52,14 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
                 progressive |= matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce);
                 arithmetic |= matches!(marker, 0xc9..=0xcf);
             }
-            0xda => break segment(&mut reader)?.first().copied(),
+            0xda => break scan_components(segment(&mut reader)?)?,
             0xc4 => check_huffman_tables(segment(&mut reader)?)?,
-            0xdd => restarts |= segment(&mut reader)?.iter().any(|&byte| byte != 0),
+            0xdb => check_quantization_tables(segment(&mut reader)?)?,
+            0xcc => check_arithmetic_conditions(segment(&mut reader)?)?,
+            0xdd => {
+                let interval: [u8; 2] = segment(&mut reader)?.try_into().map_err(|_| wrong_length())?;
+                restarts |= interval != [0; 2];
+            }
             0xe0 | 0xee => check_application(segment(&mut reader)?)?,
             0xe1 => {
                 let content = segment(&mut reader)?;
@@ -63,7 +72,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
                     xmp = Some(packet);
                 }
             }
-            0xcc | 0xdb | 0xdc | 0xdf | 0xe2..=0xed | 0xef | 0xfe => {
+            0xdc | 0xdf | 0xe2..=0xed | 0xef | 0xfe => {
                 segment(&mut reader)?;
             }
             0xc8 | 0xd0..=0xd9 | 0xf0..=0xfd => {}
@@ -75,7 +84,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
         return Err(corrupt("no width or height"));
     }
     let scan_start = reader.position();
-    let single_scan = !progressive && scan_components == Some(components);
+    let single_scan = !progressive && scan_components == components;
     Ok(JpegHeader {
         size,
         components,
@@ -144,8 +153,38 @@ fn read_frame(content: &[u8]) -> Result<((u32, u32), u8), MediaError> {
     if !matches!(components, 1 | 3 | 4) {
         return Err(unsupported("only 1, 3 or 4 components are read"));
     }
+    if content.len() != 6 + 3 * usize::from(components) {
+        return Err(wrong_length());
+    }
     let size = (u16::from_be_bytes([w1, w0]).into(), u16::from_be_bytes([h1, h0]).into());
     Ok((size, components))
+}
+
+/// How many components a scan has, of what precedes its data.
+fn scan_components(content: &[u8]) -> Result<u8, MediaError> {
+    match content {
+        &[components @ 1..=4, ..] if content.len() == 4 + 2 * usize::from(components) => Ok(components),
+        _ => Err(wrong_length()),
+    }
+}
+
+/// libjpeg refuses tables behind the fourth and those that are cut off.
+fn check_quantization_tables(mut content: &[u8]) -> Result<(), MediaError> {
+    while let [precision_and_number, rest @ ..] = content {
+        let bytes = if precision_and_number >> 4 == 0 { 64 } else { 128 };
+        content = rest.get(bytes..).ok_or_else(wrong_length)?;
+        if precision_and_number & 15 > 3 {
+            return Err(corrupt("a quantization table is not valid"));
+        }
+    }
+    Ok(())
+}
+
+/// libjpeg refuses bounds of differences of which the lower one is above the upper one.
+fn check_arithmetic_conditions(content: &[u8]) -> Result<(), MediaError> {
+    let (conditions, rest) = content.as_chunks();
+    let is_valid = |&[table, value]: &[u8; 2]| table < 16 && value & 15 <= value >> 4 || (16..32).contains(&table);
+    if rest.is_empty() && conditions.iter().all(is_valid) { Ok(()) } else { Err(corrupt("a table is not valid")) }
 }
 
 /// libjpeg refuses tables with difference categories that eight-bit samples do not have.
@@ -156,7 +195,7 @@ fn check_huffman_tables(mut content: &[u8]) -> Result<(), MediaError> {
         let count = counts.iter().map(|&count| usize::from(count)).sum();
         let (symbols, rest) = rest.split_at_checked(count).ok_or_else(cut_off)?;
         let is_dc = class_and_number >> 4 == 0;
-        if count > 256 || (is_dc && symbols.iter().any(|&symbol| symbol > 15)) {
+        if count > 256 || class_and_number & !0x13 != 0 || (is_dc && symbols.iter().any(|&symbol| symbol > 15)) {
             return Err(corrupt("a Huffman table is not valid"));
         }
         content = rest;

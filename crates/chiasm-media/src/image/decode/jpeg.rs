@@ -34,15 +34,8 @@ pub(super) fn decode(
     }
     let sampling: Vec<_> =
         frame.components.iter().map(|part| (part.horizontal_sampling, part.vertical_sampling)).collect();
-    if let &[first, second, third, fourth] = sampling.as_slice() {
-        // The decoder takes it for granted that of four components the first and the last have all pixels and the two in
-        // the middle an equal, whole fraction of them, and panics where that is not so.
-        let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
-        let as_usual = first == fourth && second == third && divides(first.0, second.0) && divides(first.1, second.1);
-        if !as_usual {
-            let reason = "its kind of subsampling";
-            return Err(MediaError::UnsupportedVariant { format: ImageFormat::Jpeg, reason });
-        }
+    if !can_be_decoded(&sampling) {
+        return Err(MediaError::UnsupportedVariant { format: ImageFormat::Jpeg, reason: "its kind of subsampling" });
     }
     // libjpeg's default; it shows in progressive files whose last scans are missing.
     decoder.set_block_smoothing(true);
@@ -57,6 +50,21 @@ pub(super) fn decode(
         pixel.copy_from_slice(&cmyk_to_rgb([!stored[0], !stored[1], !stored[2], !stored[3]]));
     }
     Ok(())
+}
+
+/// Whether the decoder knows what to do with components that have so many pixels in either direction.
+fn can_be_decoded(sampling: &[(u8, u8)]) -> bool {
+    match *sampling {
+        // It takes it for granted that of four components the first and the last have all pixels and the two in the middle an
+        // equal, whole fraction of them, and panics where that is not so.
+        [first, second, third, fourth] => {
+            let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
+            first == fourth && second == third && divides(first.0, second.0) && divides(first.1, second.1)
+        }
+        // Of three the first one has to have all pixels. Its error for others would call the file broken.
+        [first, ..] => sampling.iter().all(|part| part.0 <= first.0 && part.1 <= first.1),
+        [] => false,
+    }
 }
 
 /// Fills `pixels`, all of them.
