@@ -27,6 +27,10 @@ impl Picture for Named {
     fn count(&self) -> usize {
         self.addresses.len()
     }
+
+    fn differences(&self, other: &Self) -> usize {
+        self.addresses.symmetric_difference(&other.addresses).count()
+    }
 }
 
 /// A source that is followed by a task of its own, until this is dropped.

@@ -23,24 +23,31 @@ pub(crate) trait Picture: Clone + Default + PartialEq + Send + Sync + 'static {
 
     /// The number of things that it consists of.
     fn count(&self) -> usize;
+
+    /// The number of things that are in only one of the two.
+    fn differences(&self, other: &Self) -> usize;
 }
 
 /// The least time between two changes that followers are told of. A picture may be large, and a server may say many changes at once.
 const TELL_EVERY: Duration = Duration::from_millis(50);
+/// How much longer that time is for each thing that came or went: followers have a task and connections for each, so thousands that come
+/// and go on and on would leave no CPU time for requests.
+const TELL_LATER: Duration = Duration::from_micros(500);
 
 /// When followers are told of changes: of the first at once, of those that come close behind it together.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Whether there is one that has not been told.
     is_changed: bool,
-    told: Option<Instant>,
+    /// When the next one may be told.
+    next: Option<Instant>,
 }
 
 impl Changes {
     /// What the server says next; none once a change is to be told before.
     pub(crate) async fn next<T>(&self, said: impl Future<Output = Result<T, Failure>>) -> Result<Option<T>, Failure> {
-        match self.told {
-            Some(told) if self.is_changed => timeout_at(told + TELL_EVERY, said).await.ok().transpose(),
+        match self.next {
+            Some(next) if self.is_changed => timeout_at(next, said).await.ok().transpose(),
             _ => said.await.map(Some),
         }
     }
@@ -50,13 +57,15 @@ impl Changes {
         self.is_changed |= is_change;
     }
 
-    /// Whether a change is to be told now.
-    pub(crate) fn take_due(&mut self) -> bool {
-        let is_due = self.is_changed && self.told.is_none_or(|told| told.elapsed() >= TELL_EVERY);
-        if is_due {
-            (self.is_changed, self.told) = (false, Some(Instant::now()));
-        }
-        is_due
+    /// Whether a change is to be told now. Then [`told`](Self::told) has to follow.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_changed && self.next.is_none_or(|next| Instant::now() >= next)
+    }
+
+    /// All was told that there is, with so many things that came or went.
+    pub(crate) fn told(&mut self, differences: usize) {
+        let differences = u32::try_from(differences).unwrap_or(u32::MAX);
+        (self.is_changed, self.next) = (false, Some(Instant::now() + TELL_EVERY.max(TELL_LATER * differences)));
     }
 }
 
@@ -84,15 +93,17 @@ pub(crate) struct View<P> {
 }
 
 impl<P: Picture> View<P> {
-    /// The source has exactly this now.
-    pub(crate) fn set(&mut self, mut picture: P) {
+    /// The source has exactly this now. Returns how many things came or went.
+    pub(crate) fn set(&mut self, mut picture: P) -> usize {
         self.since.get_or_insert_with(Instant::now);
         let (count, source, what) = (picture.count(), &self.name, P::WHAT);
         if std::mem::take(&mut self.is_told) {
             tracing::info!(%source, count, "{what} are discovered again");
         }
         picture.set_current(true);
+        let mut differences = 0;
         self.picture.send_if_modified(|known| {
+            differences = picture.differences(known);
             let was_current = known.set_current(true);
             let is_other = *known != picture;
             if is_other && P::IS_TOLD {
@@ -101,6 +112,7 @@ impl<P: Picture> View<P> {
             *known = picture;
             is_other || !was_current
         });
+        differences
     }
 
     /// Ends a session, and says for how long it was fine.
@@ -158,19 +170,33 @@ mod tests {
     async fn the_first_change_is_told_at_once_and_those_close_behind_it_together() {
         let mut changes = Changes::default();
         changes.note(false);
-        assert!(!changes.take_due());
+        assert!(!changes.is_due());
         changes.note(true);
-        assert!(changes.take_due());
+        assert!(changes.is_due());
+        changes.told(1);
         let begun = Instant::now();
         changes.note(true);
         changes.note(false);
-        assert!(!changes.take_due());
+        assert!(!changes.is_due());
         // What is said meanwhile is heard; where nothing is, the wait ends when the change is due.
         assert_eq!(changes.next(async { Ok(7) }).await.unwrap(), Some(7));
         assert_eq!(changes.next(std::future::pending::<Result<u8, Failure>>()).await.unwrap(), None);
-        assert!(changes.take_due() && !changes.take_due());
+        assert!(changes.is_due());
         assert!(begun.elapsed() + Duration::from_millis(20) >= TELL_EVERY);
+        changes.told(1);
+        assert!(!changes.is_due());
         let late = changes.next(async { Err::<u8, _>(Failure::Ended) }).await;
         assert!(matches!(late, Err(Failure::Ended)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_thousands_that_came_or_went_the_next_change_waits_longer() {
+        let mut changes = Changes::default();
+        changes.told(5000);
+        changes.note(true);
+        tokio::time::advance(Duration::from_millis(2490)).await;
+        assert!(!changes.is_due());
+        tokio::time::advance(Duration::from_millis(20)).await;
+        assert!(changes.is_due());
     }
 }

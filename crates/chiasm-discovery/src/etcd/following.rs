@@ -113,8 +113,8 @@ async fn apply<K: Below>(
             seen.keys.store(keys.len() as u64, Relaxed);
             seen.messages.fetch_add(1, Relaxed);
         }
-        if changes.take_due() {
-            view.set(keys.picture());
+        if changes.is_due() {
+            changes.told(view.set(keys.picture()));
         }
     }
 }

@@ -35,6 +35,11 @@ impl Picture for Values {
     fn count(&self) -> usize {
         self.by_key.len()
     }
+
+    fn differences(&self, other: &Self) -> usize {
+        let new = self.by_key.iter().filter(|&(key, value)| other.by_key.get(key) != Some(value)).count();
+        new + other.by_key.keys().filter(|key| !self.by_key.contains_key(*key)).count()
+    }
 }
 
 /// Values by their keys; none for what is not kept, which is counted all the same.

@@ -64,8 +64,8 @@ impl KubernetesUpstream {
                     Some(None) => break,
                     None => {}
                 }
-                if changes.take_due() {
-                    view.set(Named { addresses: told.slices.addresses(), is_current: true });
+                if changes.is_due() {
+                    changes.told(view.set(Named { addresses: told.slices.addresses(), is_current: true }));
                 }
             }
             sleep(SHORTEST_WATCH.saturating_sub(begun.elapsed())).await;
