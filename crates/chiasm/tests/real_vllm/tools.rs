@@ -161,7 +161,7 @@ pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
         let mut bias = no_white_space();
         bias["1"] = json!(100);
         let request = json!({
-            "model": "m", "max_output_tokens": 60, "temperature": 0, "input": text, "logit_bias": bias, "stream": is_stream,
+            "model": "m", "max_output_tokens": 100, "temperature": 0, "input": text, "logit_bias": bias, "stream": is_stream,
             "tools": [{"type": "custom", "name": "sql"}, {"type": "custom", "name": "sh", "description": "runs it"}],
             "tool_choice": {"type": "custom", "name": "sh"}, "parallel_tool_calls": false,
         });
