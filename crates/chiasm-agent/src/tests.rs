@@ -64,7 +64,7 @@ struct Stand {
     places_of_files: Arc<Semaphore>,
     /// What files and jobs are counted in.
     budget: ByteBudget,
-    /// Of memory, and of messages that have begun to come.
+    /// How memory, and room for messages that have begun to come, are shared.
     shares: (Shares, Shares),
     drain: Drain,
     /// Sent to when the agent is to go down.

@@ -21,7 +21,7 @@ const LONGEST: usize = 1 + size_of::<u32>();
 /// How a number is written: a marker, if it has one, and then as many of its bytes as it needs, from the highest byte of eight down.
 #[derive(Clone, Copy)]
 struct Form {
-    /// In its place.
+    /// The marker, where it stands among the eight bytes.
     marker: u64,
     /// Bits by which the number is shifted to its place.
     shift: u8,

@@ -61,7 +61,7 @@ fn can_be_decoded(sampling: &[(u8, u8)]) -> bool {
             let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
             first == fourth && second == third && divides(first.0, second.0) && divides(first.1, second.1)
         }
-        // Of three the first one has to have all pixels. Its error for others would call the file broken.
+        // The first one of three has to have all pixels. The decoder's error for others would call the file broken.
         [first, ..] => sampling.iter().all(|part| part.0 <= first.0 && part.1 <= first.1),
         [] => false,
     }

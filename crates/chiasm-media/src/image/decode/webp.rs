@@ -14,7 +14,7 @@ fn corrupt(reason: &'static str) -> MediaError {
 /// Decodes to RGB rows.
 pub(super) fn decode(header: &WebPHeader<'_>, scratch: &mut Scratch, rgb: &mut Reused) -> Result<(), MediaError> {
     let frame = &header.frame;
-    // As libwebp does with the frames of an animation: an image's chunks are read without a file around them, too.
+    // libwebp reads an image's chunks without a file around them, too, as it does with the frames of an animation.
     let decoder = Decoder::new(frame.chunks).map_err(|_| corrupt("the image data is broken"))?;
     let info = decoder.info();
     if (info.width, info.height) != (frame.width, frame.height) {
