@@ -3,11 +3,17 @@
 import { brief, bytes, count, element, percent, write } from "./elements.js";
 
 const GAUGES = ["KV cache in use", "Prompt tokens found", "Arena"];
+/** How far beside what the window shows tiles are kept up to date, so that scrolling finds them so. */
+const MARGIN = "50%";
 
 export class Fleet {
   #workers = new Map();
   #tiles = new Map();
+  /** Workers whose tiles show older numbers. */
   #changed = new Set();
+  /** Workers whose tiles the window shows, or nearly: of a thousand tiles that change each second only these are drawn again. */
+  #near = new Set();
+  #observer = new IntersectionObserver((entries) => this.#move(entries), { rootMargin: MARGIN });
   #root;
   #filter;
   #shown;
@@ -25,6 +31,9 @@ export class Fleet {
   begin({ rows }) {
     this.#workers.clear();
     this.#tiles.clear();
+    this.#changed.clear();
+    this.#near.clear();
+    this.#observer.disconnect();
     this.#root.replaceChildren();
     this.#take(rows);
   }
@@ -32,10 +41,23 @@ export class Fleet {
   go({ rows, gone }) {
     for (const id of gone) {
       this.#workers.delete(id);
-      this.#tiles.get(id)?.root.remove();
+      this.#changed.delete(id);
+      const tile = this.#tiles.get(id);
+      if (!tile) continue;
+      this.#observer.unobserve(tile.root);
+      this.#near.delete(id);
+      tile.root.remove();
       this.#tiles.delete(id);
     }
     this.#take(rows);
+  }
+
+  #move(entries) {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting && target.isConnected) this.#near.add(target.dataset.worker);
+      else this.#near.delete(target.dataset.worker);
+    }
+    this.redraw();
   }
 
   #take(rows) {
@@ -49,17 +71,19 @@ export class Fleet {
     const added = document.createDocumentFragment();
     for (const id of this.#changed) {
       const row = this.#workers.get(id);
-      if (!row) continue;
       let tile = this.#tiles.get(id);
-      if (!tile) {
+      const isNew = !tile;
+      if (isNew) {
         tile = new Tile(id);
         this.#tiles.set(id, tile);
+        this.#observer.observe(tile.root);
         added.append(tile.root);
       }
-      tile.show(row);
       tile.root.hidden = !this.#wants(row);
+      if (!isNew && !this.#near.has(id)) continue;
+      tile.show(row);
+      this.#changed.delete(id);
     }
-    this.#changed.clear();
     if (added.childElementCount > 0) this.#place(added);
     const all = this.#workers.size;
     const hidden = this.#root.querySelectorAll(":scope > [hidden]").length;
