@@ -39,12 +39,13 @@ const ALL_CASES: &str = "all cases, geometric mean";
 const BASELINE_TARGET: f64 = 1.03;
 
 /// What has to come out of a run, for each number of clients; Dynamo takes part in all but the last.
-const CASES: [(&str, &[u32]); 6] = [
+const CASES: [(&str, &[u32]); 7] = [
     ("repeated image, data URI", &[1, 16, 64]),
     ("repeated image, URL", &[1, 16, 64]),
     ("distinct images, data URI", &[1, 16, 64]),
     ("1k-token text", &[1, 16, 64]),
     ("1k-token text, shared system prompt", &[1, 16, 64]),
+    ("conversation", &[1, 16, 64]),
     (STREAMING, &[64]),
 ];
 const STREAMING: &str = "streaming";
@@ -89,12 +90,14 @@ pub(crate) const METRICS: [Metric; 14] = [
 ];
 
 /// Ratios by which we want to beat peers: the start of a case's name, the start of the peer's, the ratio.
-const TARGETS: [(&str, &str, f64); 5] = [
+const TARGETS: [(&str, &str, f64); 7] = [
     ("repeated image", VLLM_RS, 8.0),
     ("repeated image", DYNAMO, 4.0),
     ("distinct images", VLLM_RS, 1.8),
     ("1k-token text", VLLM_RS, 1.3),
     ("1k-token text", DYNAMO, 3.0),
+    ("conversation", VLLM_RS, 1.3),
+    ("conversation", DYNAMO, 3.0),
 ];
 
 pub(crate) const MANDATORY: [Mandatory; 3] = [
@@ -115,6 +118,9 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
             "1k-token text, shared system prompt, 1 client",
             "1k-token text, shared system prompt, 16 clients",
             "1k-token text, shared system prompt, 64 clients",
+            "conversation, 1 client",
+            "conversation, 16 clients",
+            "conversation, 64 clients",
         ],
         lines: &[(PER_CPU, VLLM_RS), (PER_CPU, DYNAMO), ("load generator", VLLM_RS)],
     },
@@ -123,7 +129,7 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
         lines: &[(DIFFERENT, VLLM_RS)],
     },
     Mandatory {
-        cases: &["1k-token text", "1k-token text, shared system prompt"],
+        cases: &["1k-token text", "1k-token text, shared system prompt", "conversation"],
         lines: &[(DIFFERENT, VLLM_RS), (DIFFERENT, DYNAMO)],
     },
 ];

@@ -30,6 +30,7 @@ beyond themselves. Only ratios of one run mean something.
 | distinct images | another JPEG file of that size in each request: one of 4 pictures, with a comment segment that no other has |
 | 1k-token text | 1,000 tokens in each request, of words drawn by Zipf's law, one of 25 made of two |
 | shared system prompt | the same, but the first seven tenths are the same system prompt each time |
+| conversation | the next question, of 40 words, in one of 16 conversations with all that was said in it, answers of 200 words: up to 6,000 tokens, 3,000 on average |
 | streaming | 64 clients that each open two streams of 128 tokens, one after the other, each after a short text; the engine makes 100 steps per second, in each of which every stream gets a token. Its mocker has no such pace, so Dynamo takes no part |
 
 - chiasm and vllm-rs have the same engine: `chiasm sim-engine`, so fast that it waits for nothing, a receiver cache of 0.25 GiB. Dynamo

@@ -228,7 +228,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         }
         "load" => {
             let address = flag("--address")?.parse()?;
-            let case = Case::ALL.get(flag("--case")?.parse::<usize>()?).copied().ok_or("--case is 0 to 5")?;
+            let case = Case::ALL.get(flag("--case")?.parse::<usize>()?).copied().ok_or("--case is 0 to 6")?;
             let time = Duration::from_secs(flag("--seconds")?.parse()?);
             let url = workload.borrow().origin().url();
             let answered =

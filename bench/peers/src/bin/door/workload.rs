@@ -1,4 +1,4 @@
-//! Who asks what: eight cases of requests and three of long streams, and the next request of each.
+//! Who asks what: nine cases of requests and three of long streams, and the next request of each.
 
 use std::error::Error;
 use std::ops::RangeInclusive;
@@ -37,6 +37,12 @@ pub(crate) const PROMPT_TOKENS: u64 = 1_000;
 const TOLERANCE: u64 = 150;
 /// The part of it that is a system prompt, where there is one.
 const SYSTEM_PART: f64 = 0.7;
+/// Conversations that go on at once in [`Case::Conversation`], each at another length.
+const CONVERSATIONS: usize = 16;
+/// Questions of a conversation until another one begins in its place: some 6,000 tokens.
+const TURNS: usize = 24;
+const QUESTION_WORDS: usize = 40;
+const ANSWER_WORDS: usize = 200;
 /// Seed of all that is drawn, so that each run asks the same. The number has no meaning.
 const SEED: u64 = 20_261_122;
 
@@ -57,6 +63,8 @@ pub(crate) enum Case {
     TextAnswered,
     /// A new text in every request after a system prompt that all have.
     TextAfterSystem,
+    /// The next question of a conversation, after all that was said in it.
+    Conversation,
     /// A short text, and an answer that is streamed token by token.
     Streaming,
     /// The same with longer answers, of which something is told besides their text.
@@ -105,8 +113,15 @@ impl Rate {
 }
 
 impl Case {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::RepeatedInline, Self::RepeatedUrl, Self::Distinct, Self::Text, Self::TextAfterSystem, Self::Streaming];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::RepeatedInline,
+        Self::RepeatedUrl,
+        Self::Distinct,
+        Self::Text,
+        Self::TextAfterSystem,
+        Self::Conversation,
+        Self::Streaming,
+    ];
 
     /// Cases that are measured before engines of this pace.
     pub(crate) fn at(pace: Pace) -> Vec<Self> {
@@ -125,6 +140,7 @@ impl Case {
             Self::TextStreamed => "1k-token text, streamed",
             Self::TextAnswered => "1k-token text, 64 tokens streamed",
             Self::TextAfterSystem => "1k-token text, shared system prompt",
+            Self::Conversation => "conversation",
             Self::Streaming => "streaming",
             Self::Long(Told::Plain, _) => "plain",
             Self::Long(Told::Call, _) => "tools",
@@ -174,6 +190,8 @@ impl Case {
             }
             // The words of a short text are of one token or of two.
             Self::Streaming | Self::Long(..) => 1..=PROMPT_TOKENS,
+            // The words of a conversation are of up to a third more tokens, and each message has some of its own.
+            Self::Conversation => 1..=(TURNS * (QUESTION_WORDS + ANSWER_WORDS)) as u64 * 4 / 3,
             Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct => counted..=counted,
         }
     }
@@ -203,6 +221,14 @@ impl Case {
     }
 }
 
+/// What was said in a conversation.
+struct Conversation {
+    /// Messages as JSON writes them in a list.
+    messages: String,
+    /// Questions that it may have yet.
+    left: usize,
+}
+
 /// Makes requests, no two alike.
 pub(crate) struct Workload {
     origin: Origin,
@@ -212,6 +238,7 @@ pub(crate) struct Workload {
     /// Words of a text prompt.
     length: usize,
     system: String,
+    conversations: Vec<Conversation>,
     rng: Rng,
     made: u64,
 }
@@ -232,6 +259,10 @@ impl Workload {
             words: Words::of(model)?,
             length: 0,
             system: String::new(),
+            // Else all would be short at once, and long at once.
+            conversations: (1..=CONVERSATIONS)
+                .map(|nth| Conversation { messages: String::new(), left: TURNS * nth / CONVERSATIONS })
+                .collect(),
             rng: Rng::with_seed(SEED),
             made: 0,
         };
@@ -296,6 +327,7 @@ impl Workload {
                 let (system, text) = (&self.system, self.words.text(own, &mut self.rng));
                 chat(&format!(r#"{{"role":"system","content":"{system}"}},{{"role":"user","content":"{text}"}}"#))
             }
+            Case::Conversation => self.turn(),
             Case::Streaming => self.stream(STREAM_TOKENS, ""),
             Case::Long(Told::Plain, _) => self.stream(LONG_TOKENS, ""),
             Case::Long(Told::Call, _) => self.stream(LONG_TOKENS, TOOLS),
@@ -307,6 +339,24 @@ impl Workload {
     pub(crate) fn call(&mut self) -> String {
         let text = self.words.text(LONG_TOKENS as usize, &mut self.rng);
         format!("<tool_call>\n{{\"name\": \"note\", \"arguments\": {{\"text\": \"{text}\"}}}}\n</tool_call>")
+    }
+
+    /// The next question of the conversation whose turn it is.
+    fn turn(&mut self) -> Pieces {
+        let [question, answer] = [QUESTION_WORDS, ANSWER_WORDS].map(|words| self.words.text(words, &mut self.rng));
+        let at = self.made as usize % CONVERSATIONS;
+        let conversation = &mut self.conversations[at];
+        if conversation.left == 0 {
+            *conversation = Conversation { messages: String::new(), left: TURNS };
+        }
+        conversation.left -= 1;
+        if !conversation.messages.is_empty() {
+            conversation.messages.push(',');
+        }
+        conversation.messages += &format!(r#"{{"role":"user","content":"{question}"}}"#);
+        let request = chat(&conversation.messages);
+        conversation.messages += &format!(r#",{{"role":"assistant","content":"{answer}"}}"#);
+        request
     }
 
     /// A request for a streamed answer to a short text, with `more` fields.
