@@ -80,7 +80,8 @@ pub async fn serve(
         let socket = Socket::new(stream, connection.clone(), limits.write_timeout, metrics.clone());
         let service = service(app.clone(), frontend.clone(), connection.clone());
         let handshake = certificate.as_ref().map(|certificate| Handshake {
-            acceptor: certificate.acceptor(),
+            tls: certificate.current(),
+            cpu: frontend.cpu.clone(),
             head_timeout: limits.head_timeout,
             serving: serving.subscribe(),
             metrics: metrics.clone(),

@@ -11,7 +11,6 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::time::MissedTickBehavior;
-use tokio_rustls::TlsAcceptor;
 
 /// How often the files are read to see whether they have changed. Their contents are compared, as whoever renews certificates
 /// may exchange a symbolic link, or keep the files' times.
@@ -133,8 +132,8 @@ impl Certificate {
     }
 
     /// What a new connection is encrypted with.
-    pub(crate) fn acceptor(&self) -> TlsAcceptor {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).tls.clone().into()
+    pub(crate) fn current(&self) -> Arc<ServerConfig> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).tls.clone()
     }
 }
 

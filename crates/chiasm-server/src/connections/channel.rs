@@ -2,20 +2,26 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustls::ServerConfig;
+use rustls::server::Acceptor;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::connection::Connection;
 use super::metrics::ConnectionMetrics;
 use super::socket::Socket;
+use crate::cpu::{CpuBudget, CpuPool};
 
 /// The longest that a client may take for the handshake of TLS, which is two steps of a fraction of a second each.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// What an answer to a client's hello costs: a key exchange and a signature, of which one by RSA takes most of a millisecond.
+const PRICE: Duration = Duration::from_millis(1);
 
 /// The channel to a client.
 pub(super) enum Channel {
@@ -93,7 +99,8 @@ impl AsyncWrite for Channel {
 
 /// The handshake of TLS that a connection begins with.
 pub(super) struct Handshake {
-    pub(super) acceptor: TlsAcceptor,
+    pub(super) tls: Arc<ServerConfig>,
+    pub(super) cpu: CpuPool,
     /// The time for the head of a request, which the handshake is given, too, but no more than [`HANDSHAKE`].
     pub(super) head_timeout: Duration,
     /// Its other end is dropped when the server goes down: until then nobody has asked for anything.
@@ -103,20 +110,34 @@ pub(super) struct Handshake {
 
 impl Handshake {
     /// The channel, if the client agrees on TLS in time. Else that is counted.
-    pub(super) async fn shake(mut self, socket: Socket, connection: &Connection) -> Option<Channel> {
-        let accepted = tokio::time::timeout(self.head_timeout.min(HANDSHAKE), self.acceptor.accept(socket));
+    pub(super) async fn shake(self, socket: Socket, connection: &Connection) -> Option<Channel> {
+        let Self { tls, cpu, head_timeout, mut serving, metrics } = self;
+        let accepted = tokio::time::timeout(head_timeout.min(HANDSHAKE), accept(tls, cpu, socket, connection));
         let accepted = tokio::select! {
             accepted = accepted => accepted,
             // Nothing is ever sent: this is its end.
-            _ = self.serving.changed() => return None,
+            _ = serving.changed() => return None,
         };
         let failed = match accepted {
             Ok(Ok(stream)) => return Some(Channel::Encrypted(Box::new(stream))),
             Ok(Err(error)) => error.to_string(),
             Err(late) => late.to_string(),
         };
-        self.metrics.closed_unencrypted();
+        metrics.closed_unencrypted();
         tracing::debug!(peer = %connection.peer(), error = failed, "a connection is closed: no TLS was agreed on");
         None
     }
+}
+
+/// Agrees with a client on TLS. A hello costs its sender nothing and us a signature, so these take turns by who asks for them,
+/// like all work that costs: an address that says hello without end delays others by one such answer.
+async fn accept(
+    tls: Arc<ServerConfig>,
+    cpu: CpuPool,
+    socket: Socket,
+    connection: &Connection,
+) -> io::Result<TlsStream<Socket>> {
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
+    let ticket = CpuBudget::new(connection.owner(), Duration::MAX).ticket(PRICE).map_err(io::Error::other)?;
+    cpu.run(&ticket, move || hello.into_stream(tls)).await.map_err(io::Error::other)?.await
 }

@@ -56,7 +56,7 @@ impl Made {
 }
 
 fn tls(certificate: &Certificate) -> Arc<ServerConfig> {
-    certificate.acceptor().config().clone()
+    certificate.current()
 }
 
 #[tokio::test]

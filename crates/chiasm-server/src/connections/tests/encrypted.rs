@@ -6,6 +6,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::*;
+use crate::cpu::CpuBudget;
 use crate::tls::tests::Made;
 
 /// A server within TLS, and what is needed to reach it.
@@ -119,6 +120,30 @@ async fn whoever_is_in_a_handshake_makes_room_and_keeps_up_nobody() {
     drop(stop);
     tokio::time::timeout(SOON, serving).await.expect("the end in time").unwrap();
     assert!(started.elapsed() < Duration::from_secs(5), "its end is waited for: {:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn hellos_wait_for_their_turn_like_all_work_that_costs() {
+    let server = Encrypted::with(Limits { cpu_threads: 1, ..Limits::default() }).await;
+    let cpu = server.server.stand.frontend.cpu.clone();
+    let short = || cpu.load().pending[0];
+    // Work of others keeps both threads for short work busy.
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = Arc::new(std::sync::Mutex::new(released));
+    for _ in 0..2 {
+        let (cpu, released) = (cpu.clone(), released.clone());
+        tokio::spawn(async move {
+            let ticket = CpuBudget::shared().ticket(Duration::from_millis(1)).unwrap();
+            cpu.run(&ticket, move || released.lock().unwrap().recv()).await
+        });
+    }
+    let busy = Duration::from_millis(2);
+    wait_for("both threads", || short() == busy).await;
+    let mut answer = Box::pin(server.answer(get("/health")));
+    assert!(tokio::time::timeout(Duration::from_millis(100), &mut answer).await.is_err(), "no thread was free");
+    assert!(short() > busy, "the hello waits");
+    drop(release);
+    assert!(answer.await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]
