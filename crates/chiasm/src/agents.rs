@@ -181,7 +181,10 @@ impl Keeper {
                     self.workers.iter().for_each(|worker| self.shared.fleet.set_named(*worker, is_named));
                 }
                 Err(error) if !is_named => {
-                    tracing::info!(agent = self.address, %error, "an agent is gone: nothing names it, and it does not answer");
+                    // Of addresses that never answered there may be thousands.
+                    if !self.workers.is_empty() {
+                        tracing::info!(agent = self.address, %error, "an agent is gone: nothing names it, and it does not answer");
+                    }
                     self.match_workers(0);
                     self.forget(incarnation);
                     return;
@@ -202,7 +205,7 @@ impl Keeper {
                         // Nobody looks for agents any more.
                         return;
                     }
-                    if !*self.is_named.borrow() {
+                    if !*self.is_named.borrow() && !self.workers.is_empty() {
                         tracing::info!(agent = self.address, "an agent is named no more; it goes on while it answers");
                     }
                 }
