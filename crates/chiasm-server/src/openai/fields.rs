@@ -58,7 +58,7 @@ impl Fields {
     pub(crate) fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ApiError> {
         match self.map.shift_remove(field) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_json::from_value(value).map(Some).map_err(|error| {
+            Some(value) => serde_json::from_value(integer(value)).map(Some).map_err(|error| {
                 let name = self.name(field);
                 ApiError::invalid(&name, format!("'{name}': {error}"))
             }),
@@ -115,6 +115,16 @@ impl Fields {
     }
 }
 
+/// A number such as `16.0` as the integer that it is: clients whose JSON has one kind of number, such as Gson's maps, write all so.
+fn integer(value: Value) -> Value {
+    /// Those below are exact.
+    const BOUND: f64 = (1_u64 << 53) as f64;
+    match value.as_f64() {
+        Some(number) if value.is_f64() && number.fract() == 0.0 && number.abs() < BOUND => Value::from(number as i64),
+        _ => value,
+    }
+}
+
 /// The JSON type of a value, for messages.
 pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
@@ -138,6 +148,17 @@ mod tests {
         let mut fields = Fields::new(json!({"a": 1, "b": null, "c": 2}), "x[0]").unwrap();
         assert_eq!(fields.take::<u32>("a").unwrap(), Some(1));
         assert_eq!(fields.finish().unwrap_err().param.as_deref(), Some("x[0].c"));
+    }
+
+    #[test]
+    fn an_integer_may_be_written_as_a_float() {
+        let taken = |value: Value| Fields::new(json!({"n": value}), "").unwrap().take::<u64>("n").map_err(|_| ());
+        assert_eq!(taken(json!(16.0)), Ok(Some(16)));
+        for wrong in [json!(16.5), json!(-16.0), json!(1e300), json!("16.0"), json!([16.0])] {
+            assert_eq!(taken(wrong), Err(()));
+        }
+        let mut fields = Fields::new(json!({"t": 1.0, "u": 0.5}), "").unwrap();
+        assert_eq!((fields.take::<f64>("t").unwrap(), fields.take::<f64>("u").unwrap()), (Some(1.0), Some(0.5)));
     }
 
     #[test]

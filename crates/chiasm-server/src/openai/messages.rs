@@ -151,16 +151,22 @@ fn check<E: Error>(intake: &mut Intake, role: &str, message: &ChatMessage) -> Re
         let name = intake.below(".role");
         let known = "system, developer, user, assistant or tool";
         ApiError::invalid(&name, format!("'{name}' must be {known}, got '{role}'"))
-    } else if message.tool_calls.is_some() && role != "assistant" {
+    } else if role != "assistant" && message.tool_calls.as_ref().is_some_and(calls_something) {
         ApiError::invalid(intake.below(".tool_calls"), "only an assistant message has tool calls")
     } else if message.reasoning.is_some() && role != "assistant" {
         ApiError::invalid(intake.below(".reasoning"), "only an assistant message has reasoning")
-    } else if message.content.is_none() && message.tool_calls.is_none() && message.reasoning.is_none() {
+    } else if message.content.is_none() && role != "assistant" {
+        // An answer that says nothing has none: a refusal, reasoning that was left out of it. vLLM asks nobody for content.
         ApiError::missing(&intake.below(".content"))
     } else {
         return Ok(());
     };
     Err(intake.refuse(error))
+}
+
+/// Whether these are tool calls. Clients that write all fields of a message have an empty list in any.
+fn calls_something(calls: &Value) -> bool {
+    calls.as_array().is_none_or(|list| !list.is_empty())
 }
 
 impl<'de> Visitor<'de> for Seed<'_, Option<ChatContent>> {
@@ -210,6 +216,8 @@ struct PartFields {
     /// The item of each of [`MEDIA_KINDS`].
     media: [Option<MediaUrl>; MEDIA_KINDS.len()],
     uuid: Option<String>,
+    /// Whether it says how closely to look at an image, as parts of the type `input_image` do.
+    has_detail: bool,
     /// The first field that no part has.
     unknown: Option<String>,
 }
@@ -224,6 +232,8 @@ impl PartFields {
             match (&*name, text, media) {
                 ("type", ..) => fields.kind = intake.borrowed(map)?.map(Cow::into_owned),
                 ("uuid", ..) => fields.uuid = take_uuid(intake, map)?,
+                // Ignored as that of an `image_url`.
+                ("detail", ..) => fields.has_detail = intake.borrowed(map)?.is_some(),
                 // Anthropic's, which LiteLLM passes on.
                 ("cache_control", ..) => drop(map.next_value_seed(intake.seed::<Value>())?),
                 (_, Some(index), _) => fields.texts[index] = take_prompt_text(intake, map)?,
@@ -255,7 +265,8 @@ impl PartFields {
         let other_text =
             TEXT_KINDS.iter().zip(&self.texts).find(|(_, text)| text.is_some()).map(|(kind, _)| kind.field);
         let uuid_of_text = (text.is_some() && self.uuid.is_some()).then_some("uuid");
-        let other = other_media.or(other_text).or(uuid_of_text);
+        let detail = (self.has_detail && kind != "input_image").then_some("detail");
+        let other = other_media.or(other_text).or(uuid_of_text).or(detail);
         let unknown = self.unknown.or(other.map(|field| intake.below(&format!(".{field}"))));
         let part = if let Some((asked, text)) = text {
             ChatPart::Text(text.ok_or_else(|| intake.missing(&format!(".{}", asked.field)))?)

@@ -162,7 +162,9 @@ impl Common {
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
         fields.refuse_unless("best_of", |v| v.as_u64() == Some(u64::from(self.sampling.n)))?;
         fields.refuse_unless("modalities", |v| v == &json!(["text"]))?;
-        fields.refuse_unless("spaces_between_special_tokens", |v| v == true)?;
+        // They are between special tokens alone, of which an answer has none unless it is asked for them.
+        let shows_none = self.sampling.skip_special_tokens.unwrap_or(true);
+        fields.refuse_unless("spaces_between_special_tokens", |v| v == true || (v == false && shows_none))?;
         harmless::take(fields)
     }
 }
@@ -397,11 +399,13 @@ mod tests {
     fn what_asks_for_nothing_is_taken() {
         let body = json!({
             "functions": [], "response_format": {"type": "text"}, "logit_bias": {},
-            "best_of": 1, "user": "u", "metadata": {"a": "b"}, "stop": null, "stream": false
+            "best_of": 1, "user": "u", "metadata": {"a": "b"}, "stop": null, "stream": false, "spaces_between_special_tokens": false
         });
         let mut fields = Fields::new(body, "").unwrap();
         Common::take(&mut fields).unwrap();
         fields.finish().unwrap();
+        let shown = json!({"skip_special_tokens": false, "spaces_between_special_tokens": false});
+        assert_eq!(refused(shown).as_deref(), Some("spaces_between_special_tokens"));
     }
 
     #[test]

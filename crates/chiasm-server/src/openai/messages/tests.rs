@@ -74,7 +74,9 @@ fn videos_and_recordings_are_items_too() {
 #[test]
 fn what_is_wrong_is_named() {
     assert_eq!(refused(json!([])), "messages");
-    assert_eq!(refused(json!([{"role": "user"}])), "messages[0].content");
+    for role in ["user", "system", "developer", "tool"] {
+        assert_eq!(refused(json!([{"role": role, "content": null}])), "messages[0].content");
+    }
     assert_eq!(refused(json!([{"role": "king", "content": "x"}])), "messages[0].role");
     assert_eq!(refused(json!([{"role": "user", "content": 3}])), "messages[0].content");
     assert_eq!(
@@ -89,6 +91,8 @@ fn what_is_wrong_is_named() {
         (json!({"type": "text", "refusal": "x"}), ".text"),
         (json!({"type": "refusal", "refusal": "x", "text": "x"}), ".text"),
         (json!({"type": "image_url", "image_url": "x", "thinking": "x"}), ".thinking"),
+        (json!({"type": "image_url", "image_url": "x", "detail": "low"}), ".detail"),
+        (json!({"type": "text", "text": "x", "detail": "low"}), ".detail"),
         (json!({"type": "input_audio", "input_audio": {"format": "wav"}}), ".input_audio.data"),
         (json!({"type": "input_audio", "input_audio": "x"}), ".input_audio"),
         (json!({"type": "audio_url", "audio_url": {"data": "x"}}), ".audio_url.data"),
@@ -111,6 +115,9 @@ fn what_is_wrong_is_named() {
 fn an_assistant_message_may_have_tool_calls_and_no_content() {
     let messages = json!([{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]);
     assert!(parse(&messages).unwrap().0[0].content.is_none());
+    let called = |calls: Value| json!([{"role": "user", "content": "x", "tool_calls": calls}]);
+    assert_eq!(refused(called(json!([{"id": "1"}]))), "messages[0].tool_calls");
+    assert!(parse(&called(json!([]))).is_ok());
 }
 
 #[test]
@@ -127,7 +134,8 @@ fn an_answer_may_come_back_as_it_was_given() {
     assert_eq!(thought(json!({"reasoning_content": "b", "reasoning": "a"})), some("a"));
     assert_eq!(thought(json!({"reasoning_content": "b", "reasoning": null})), some("b"));
     let beside = json!({"refusal": null, "annotations": [], "audio": null, "function_call": null, "tool_calls": null});
-    assert_eq!(thought(beside), Err("messages[0].content".to_owned()));
+    assert_eq!(thought(beside), Ok(None));
+    assert_eq!(thought(json!({"refusal": "no"})), Ok(None));
     let beside =
         json!({"provider_specific_fields": {"refusal": null}, "content": "x", "cache_control": {"type": "ephemeral"}});
     assert_eq!(thought(beside), Ok(None));
@@ -151,6 +159,14 @@ fn parts_of_text_have_the_types_of_several_apis() {
     let texts = ["a", "b", "c", "d", "e", "f"].map(|text| ChatPart::Text(text.to_owned()));
     assert_eq!(messages[0].content, Some(ChatContent::Parts(texts.to_vec())));
     assert!(media.is_empty());
+}
+
+#[test]
+fn an_image_may_have_the_type_and_detail_of_responses() {
+    let part = json!({"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,eA=="});
+    let (messages, media) = parse(&json!([{"role": "user", "content": [part]}])).unwrap();
+    assert_eq!(messages[0].content, Some(ChatContent::Parts(vec![ChatPart::Media(Modality::Image)])));
+    assert_eq!(media.len(), 1);
 }
 
 #[test]
