@@ -30,11 +30,13 @@ use crate::proto::agent_client::AgentClient;
 use crate::proto::{DrainRequest, HelloReply, HelloRequest, MediaChunk, StatusReply, StatusRequest};
 use crate::tensors;
 use crate::tls::AgentTls;
-use crate::{
-    ANSWER_WITHIN, ASK_EVERY, CHUNK, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN, STREAM_WINDOW,
-};
+use crate::{ANSWER_WITHIN, ASK_EVERY, CHUNK, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN};
 use connecting::Connecting;
 use images::AgentWork;
+
+/// Bytes that an agent may have under way on a stream, and on a connection: what a network of 10 Gbit/s carries in some milliseconds.
+pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// How long an agent's machine may take to accept a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);

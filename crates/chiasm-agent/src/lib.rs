@@ -44,15 +44,11 @@ const PROTOCOLS: std::ops::RangeInclusive<u32> = 2..=2;
 /// Bytes of a file or of tensors in one message.
 const CHUNK: usize = 256 << 10;
 
-/// How long a file or tensors may be on their way.
+/// How long a file or tensors may be on their way, and a message.
 const SENT_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Bytes of one message, either way. The largest are log probabilities of long prompts.
 const MOST_MESSAGE_BYTES: usize = 64 << 20;
-
-/// Bytes that may be under way on a stream, and on a connection: what a network of 10 Gbit/s carries in some milliseconds.
-const STREAM_WINDOW: u32 = 2 << 20;
-const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// How often a connection that says nothing is asked for a sign of life, and how long that may take: together the time in which a
 /// silent machine is noticed.

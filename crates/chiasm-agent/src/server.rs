@@ -8,6 +8,7 @@ mod drain;
 mod files;
 mod jobs;
 mod shares;
+mod turns;
 mod watching;
 
 use std::pin::Pin;
@@ -41,7 +42,7 @@ use crate::proto::{
 };
 use crate::tls::AgentTls;
 use crate::wire::Peer;
-use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
+use crate::{ANSWER_WITHIN, ASK_EVERY, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN};
 use accepting::Bounds;
 use announcements::Announcements;
 use arriving::{Counting, MOST_ARRIVING, WithoutRoom};
@@ -53,6 +54,11 @@ use watching::Watch;
 /// Calls of one connection: two for each engine, or files that are under way, which have the connection's bytes in common. A frontend that
 /// wants more waits.
 const MOST_STREAMS: u32 = 256;
+
+/// Bytes that may be under way on a stream, and on a connection. What nobody reads stays in memory, of each connection that there may be:
+/// a frontend that does not read what it is told of its jobs is not heard any more.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 2 << 20;
 
 /// Files and tensors that may be on their way here at once, of all frontends: each call takes memory before any byte of a file has come.
 const MOST_FILES: usize = 4096;
@@ -181,7 +187,7 @@ pub async fn serve(
         .max_decoding_message_size(MOST_MESSAGE_BYTES)
         .max_encoding_message_size(MOST_MESSAGE_BYTES);
     let connections = accepting::accept(listener, tls, Bounds::default());
-    let routes = Counting::new(routes, arriving);
+    let routes = Counting::new(routes, arriving, SENT_WITHIN);
     let serving = server.add_service(routes).serve_with_incoming_shutdown(connections, stop);
     tokio::select! {
         served = serving => served,

@@ -41,6 +41,7 @@ mod lending;
 mod messages;
 mod refusals;
 mod tensors;
+mod windows;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
 const PICTURE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));

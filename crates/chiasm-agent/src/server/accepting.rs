@@ -3,17 +3,21 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use chiasm_media::ByteBudget;
+use rustls::server::Acceptor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::shares::{Held, Shares};
+use super::turns::Turns;
 use crate::tls::AgentTls;
 use crate::wire::{Peer, Wire};
 
@@ -24,6 +28,9 @@ const TOLD_EVERY: Duration = Duration::from_secs(10);
 /// What each client of HTTP/2 says first, as soon as it is connected. One that says nothing would be waited for without an end: what
 /// serves it asks for signs of life once it has heard this.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// How many cores there are for each thread that agrees on keys. There is always one.
+const CORES_OF_A_TURN: usize = 4;
 
 /// The first byte of TLS.
 const HANDSHAKE: u8 = 0x16;
@@ -57,6 +64,7 @@ pub(super) fn accept(
     tokio::spawn(async move {
         let places = Shares::new(ByteBudget::new(bounds.connections), 1);
         let (full, misled) = (Seldom::default(), Arc::new(Seldom::default()));
+        let turns = Arc::new(Turns::new((available_parallelism().map_or(1, usize::from) / CORES_OF_A_TURN).max(1)));
         loop {
             let (stream, from) = tokio::select! {
                 () = accepted.closed() => return,
@@ -81,6 +89,7 @@ pub(super) fn accept(
                 continue;
             };
             let (accepted, tls) = (accepted.clone(), tls.clone());
+            let tls = tls.map(|tls| (tls, turns.clone()));
             let misled = misled.clone();
             tokio::spawn(async move {
                 match timeout(bounds.handshake, shake(stream, from, tls, place, &misled)).await {
@@ -116,7 +125,7 @@ impl Seldom {
 async fn shake(
     stream: TcpStream,
     from: IpAddr,
-    tls: Option<Arc<AgentTls>>,
+    tls: Option<(Arc<AgentTls>, Arc<Turns>)>,
     place: Held,
     misled: &Seldom,
 ) -> io::Result<Wire> {
@@ -131,7 +140,7 @@ async fn shake(
         return Err(turn_away(stream, answer, why).await?);
     }
     let mut wire = match tls {
-        Some(tls) => Wire::encrypted(TlsAcceptor::from(tls.sides().await.server).accept(stream).await?),
+        Some((tls, turns)) => Wire::encrypted(agree(stream, Peer::at(from), &tls, &turns).await?),
         None => Wire::plain(stream),
     };
     let mut said = [0; PREFACE.len()];
@@ -140,6 +149,13 @@ async fn shake(
         true => Ok(wire.placed(Peer::at(from), PREFACE, place)),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2")),
     }
+}
+
+/// Agrees on TLS. The answer to the first message, which anybody can send, takes a key exchange and a signature: a millisecond with RSA.
+async fn agree(stream: TcpStream, peer: Peer, tls: &Arc<AgentTls>, turns: &Turns) -> io::Result<TlsStream<TcpStream>> {
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+    let server = tls.sides().await.server;
+    turns.take(peer, move || hello.into_stream(server)).await?.await
 }
 
 /// What is answered to a frontend that speaks TLS and should not, or the other way round, and what is wrong then.

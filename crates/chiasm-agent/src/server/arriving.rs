@@ -3,11 +3,14 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body::Frame;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -47,17 +50,20 @@ impl WithoutRoom {
 
 /// A service whose callers' messages are counted while they come, and passed on when they are whole. A job that there is no room for is
 /// left out, and goes to another agent: nothing waits for room, so that who holds some always gets on. Of other calls, each of which is
-/// about one thing, that ends the call. A frontend's messages are whole within milliseconds.
+/// about one thing, that ends the call. A frontend's messages are whole within milliseconds: what takes much longer ends its call, and
+/// holds room no more.
 #[derive(Clone)]
 pub(super) struct Counting<S> {
     service: S,
     arriving: Shares,
+    /// How long a message may take to become whole.
+    within: Duration,
 }
 
 impl<S> Counting<S> {
-    /// What callers send is counted in `arriving`.
-    pub(super) fn new(service: S, arriving: Shares) -> Self {
-        Self { service, arriving }
+    /// What callers send is counted in `arriving`, each message for as long as `within` at most.
+    pub(super) fn new(service: S, arriving: Shares, within: Duration) -> Self {
+        Self { service, arriving, within }
     }
 }
 
@@ -83,14 +89,44 @@ impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for Counting<
             request.extensions_mut().insert(jobs.clone());
         }
         let message = Message::new(self.arriving.of(from).nothing(), most, without_room);
-        self.service.call(request.map(|body| Body::new(Counted { body, message })))
+        let message = Arc::new(Mutex::new(message));
+        let within = self.within;
+        self.service.call(request.map(|body| Body::new(Counted { body, message, within, deadline: None })))
     }
 }
 
 /// What a caller sends.
 struct Counted {
     body: Body,
-    message: Message,
+    message: Arc<Mutex<Message>>,
+    /// How long a message may take to become whole.
+    within: Duration,
+    /// Ends the wait for the one that has begun.
+    deadline: Option<Deadline>,
+}
+
+/// What happens after a while, unless this is dropped before.
+struct Deadline(JoinHandle<()>);
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Deadline {
+    /// Gives up the message that is coming then. A task of its own does that: while a caller does not read what it is told, nobody asks
+    /// for what it sends.
+    fn after(within: Duration, message: Arc<Mutex<Message>>) -> Self {
+        Self(tokio::spawn(async move {
+            sleep(within).await;
+            lock(&message).give_up();
+        }))
+    }
+}
+
+fn lock(message: &Mutex<Message>) -> MutexGuard<'_, Message> {
+    message.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl http_body::Body for Counted {
@@ -98,24 +134,43 @@ impl http_body::Body for Counted {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Self { body, message } = &mut *self;
+        let Self { body, message: shared, within, deadline } = &mut *self;
+        let mut message = lock(shared);
         loop {
             if let Some(bytes) = message.whole.pop_front() {
+                *deadline = None;
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
-            match ready!(Pin::new(&mut *body).poll_frame(context)?) {
-                Some(frame) => match frame.into_data() {
+            if message.is_late {
+                let why = format!("a message was not whole after {} s", within.as_secs());
+                return Poll::Ready(Some(Err(Status::deadline_exceeded(why))));
+            }
+            match Pin::new(&mut *body).poll_frame(context)? {
+                Poll::Ready(Some(frame)) => match frame.into_data() {
                     Ok(bytes) => message.take(bytes)?,
                     Err(other) => return Poll::Ready(Some(Ok(other))),
                 },
-                None if message.is_begun() => return Poll::Ready(Some(Err(Status::internal("a message is cut off")))),
-                None => return Poll::Ready(None),
+                Poll::Ready(None) if message.is_begun() => {
+                    return Poll::Ready(Some(Err(Status::internal("a message is cut off"))));
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => {
+                    if message.is_begun() {
+                        message.asker = Some(context.waker().clone());
+                        deadline.get_or_insert_with(|| Deadline::after(*within, shared.clone()));
+                    } else {
+                        // One that is left out ends without its being passed on.
+                        *deadline = None;
+                    }
+                    return Poll::Pending;
+                }
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.message.whole.is_empty() && !self.message.is_begun() && self.body.is_end_stream()
+        let message = lock(&self.message);
+        message.whole.is_empty() && !message.is_begun() && self.body.is_end_stream()
     }
 }
 
@@ -134,6 +189,10 @@ struct Message {
     held: Held,
     /// There was no room for it: what comes of it is let go.
     is_left_out: bool,
+    /// It took too long: nothing comes any more.
+    is_late: bool,
+    /// Is woken then.
+    asker: Option<Waker>,
     /// Whole ones, that are to be passed on.
     whole: VecDeque<Bytes>,
     /// Takes the numbers of jobs that are left out, if these are jobs.
@@ -143,11 +202,34 @@ struct Message {
 impl Message {
     fn new(held: Held, most: usize, without_room: Option<WithoutRoom>) -> Self {
         let (came, whole) = (Pieces::default(), VecDeque::new());
-        Self { prefix: [0; PREFIX], begun: 0, missing: 0, most, came, held, is_left_out: false, whole, without_room }
+        Self {
+            prefix: [0; PREFIX],
+            begun: 0,
+            missing: 0,
+            most,
+            came,
+            held,
+            is_left_out: false,
+            is_late: false,
+            asker: None,
+            whole,
+            without_room,
+        }
     }
 
     fn is_begun(&self) -> bool {
         self.begun > 0
+    }
+
+    /// Lets go of the message that is coming, if it is not whole by now, and of all that would come after it.
+    fn give_up(&mut self) {
+        if !self.is_begun() {
+            return;
+        }
+        self.came = Pieces::default();
+        self.held.clear();
+        self.is_late = true;
+        self.asker.take().into_iter().for_each(Waker::wake);
     }
 
     /// More has come, of this message and perhaps of later ones. What is whole is its reader's to count.
@@ -252,7 +334,11 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     use chiasm_media::ByteBudget;
+    use futures_util::StreamExt;
+    use http_body::Body as _;
     use prost::Message as _;
+    use tokio::sync::mpsc;
+    use tokio::time::timeout;
 
     use super::*;
     use crate::proto;
@@ -356,5 +442,88 @@ mod tests {
         let greedy: Vec<_> = std::iter::from_fn(|| largest(1)).collect();
         let others: Vec<_> = std::iter::from_fn(|| largest(2)).collect();
         assert_eq!((greedy.len(), others.len()), (4, 2));
+    }
+
+    /// A body of what is sent to it.
+    struct Sent(mpsc::UnboundedReceiver<Bytes>);
+
+    impl http_body::Body for Sent {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            self.0.poll_recv(context).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+        }
+    }
+
+    /// A body whose messages may take as long to become whole.
+    fn counted(message: Message, within: Duration) -> (mpsc::UnboundedSender<Bytes>, Counted) {
+        let (sender, sent) = mpsc::unbounded_channel();
+        let message = Arc::new(Mutex::new(message));
+        (sender, Counted { body: Body::new(Sent(sent)), message, within, deadline: None })
+    }
+
+    /// What comes next, or nothing for now.
+    async fn next_of(body: &mut Counted, within: Duration) -> Option<Result<usize, tonic::Code>> {
+        let mut frames = futures_util::stream::poll_fn(|context| Pin::new(&mut *body).poll_frame(context));
+        let next = timeout(within, frames.next()).await.ok()?.unwrap();
+        Some(next.map(|frame| frame.into_data().unwrap().len()).map_err(|status| status.code()))
+    }
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_does_not_become_whole_is_let_go_whether_somebody_asks_for_it_or_not() {
+        let (all, shares) = arriving(2000);
+        let within = Duration::from_secs(30);
+        let begun = Bytes::from(framed(&[7; 900])).slice(..500);
+        for is_asked_for in [true, false] {
+            let (sender, mut body) = counted(of(&shares, 1000, None), within);
+            sender.send(begun.clone()).unwrap();
+            assert_eq!(next_of(&mut body, SOON).await, None);
+            assert_eq!(all.held(), 500 - START as u64);
+            // A byte now and then changes nothing.
+            sender.send(Bytes::from_static(&[7])).unwrap();
+            if is_asked_for {
+                assert_eq!(next_of(&mut body, SOON).await, None);
+            } else {
+                sleep(2 * within).await;
+                assert_eq!(all.held(), 0);
+            }
+            assert_eq!(next_of(&mut body, within).await, Some(Err(tonic::Code::DeadlineExceeded)));
+            assert_eq!(all.held(), 0);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_message_has_a_time_of_its_own_and_none_is_waited_for_in_vain() {
+        let (_, shares) = arriving(2000);
+        let (sender, mut body) = counted(of(&shares, 1000, None), Duration::from_secs(30));
+        let message = Bytes::from(framed(&[7; 900]));
+        for _ in 0..5 {
+            sender.send(message.slice(..500)).unwrap();
+            assert_eq!(next_of(&mut body, 2 * SOON).await, None);
+            sender.send(message.slice(500..)).unwrap();
+            assert_eq!(next_of(&mut body, SOON).await, Some(Ok(500)));
+            assert_eq!(next_of(&mut body, SOON).await, Some(Ok(405)));
+        }
+        assert_eq!(next_of(&mut body, 100 * SOON).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_was_left_out_is_not_waited_for_any_more() {
+        let (_, shares) = arriving(2000);
+        let jobs = WithoutRoom::default();
+        let (sender, mut body) = counted(of(&shares, usize::MAX, Some(&jobs)), Duration::from_secs(30));
+        let job = Bytes::from(job(1, 9000));
+        sender.send(job.slice(..5000)).unwrap();
+        assert_eq!(next_of(&mut body, SOON).await, Some(Ok(EMPTY.len())));
+        assert_eq!(next_of(&mut body, SOON).await, None);
+        sender.send(job.slice(5000..)).unwrap();
+        assert_eq!(next_of(&mut body, 100 * SOON).await, None);
+        assert_eq!(jobs.take(), [1]);
     }
 }

@@ -4,7 +4,7 @@ use chiasm_backend::PromptLogprobs;
 
 use super::calls::{begin, call};
 use super::*;
-use crate::STREAM_WINDOW;
+use crate::client::STREAM_WINDOW;
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event as JobEvent;
 use crate::proto::{Open, WatchRequest};
