@@ -351,7 +351,7 @@ pub(crate) mod tests {
         measurements.iter_mut().filter(|it| it.metric == SHARE).for_each(|it| it.value = 1.04);
         let all = rows(&measurements, 7, 3, None);
         assert_eq!(find(&all, "1k-token text, 1 client", CPU, BASELINE).ok, Some(false));
-        assert_eq!(all.iter().filter(|row| row.target.is_some()).count(), 17);
+        assert_eq!(all.iter().filter(|row| row.target.is_some()).count(), 20);
         assert_eq!((find(&all, ALL_CASES, CPU, BASELINE).ratio, all.last().unwrap().ok), (Some(1.04), Some(false)));
     }
 
