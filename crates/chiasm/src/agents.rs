@@ -181,7 +181,7 @@ impl Keeper {
                     self.workers.iter().for_each(|worker| self.shared.fleet.set_named(*worker, is_named));
                 }
                 Err(error) if !is_named => {
-                    // Of addresses that never answered there may be thousands.
+                    // There may be thousands of addresses that never answered.
                     if !self.workers.is_empty() {
                         tracing::info!(agent = self.address, %error, "an agent is gone: nothing names it, and it does not answer");
                     }

@@ -13,12 +13,12 @@ use crate::wire::Peer;
 /// one step at a time, and it alone stands in line: who asks for many keeps others waiting no longer than who asks for one.
 pub(super) struct Turns {
     of_all: Semaphore,
-    /// Of each address that has a step, or waits for one.
+    /// There is one of each address that has a step, or waits for one.
     of_each: SyncMutex<HashMap<Peer, Weak<Mutex<()>>>>,
 }
 
 impl Turns {
-    /// As many steps at once.
+    /// Lets as many steps run at once.
     pub(super) fn new(at_once: usize) -> Self {
         Self { of_all: Semaphore::new(at_once), of_each: SyncMutex::default() }
     }

@@ -42,6 +42,6 @@ async fn what_all_connections_may_send_without_its_being_read_fits_into_memory()
             _ => {}
         }
     }
-    // Of 1,024 connections, 2 GiB; and a stream that is not read leaves room to the others of its connection.
+    // All 1,024 connections hold 2 GiB at most, and a stream that is not read leaves room to the others of its connection.
     assert_eq!((of_stream, of_connection), (Some(1 << 20), Some(2 << 20)));
 }
