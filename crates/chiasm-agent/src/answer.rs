@@ -57,8 +57,9 @@ pub(crate) fn output_to_message(output: Output) -> proto::Output {
         has_logprobs: logprobs.is_some(),
         logprobs: logprobs.into_iter().flatten().map(logprob_to_message).collect(),
         finish: finish.map(finish_to_message),
-        prefill: prefill.map(|Prefill { cached_tokens, queued }| proto::Prefill {
+        prefill: prefill.map(|Prefill { cached_tokens, created_tokens, queued }| proto::Prefill {
             cached_tokens: cached_tokens as u64,
+            created_tokens: created_tokens.map(|tokens| tokens as u64),
             queued_us: queued.map(|queued| u64::try_from(queued.as_micros()).unwrap_or(u64::MAX)),
         }),
         prompt_logprobs: prompt_logprobs.map(|PromptLogprobs { width, tokens, logprobs, ranks }| {
@@ -90,8 +91,9 @@ pub(crate) fn output_from_message(message: proto::Output) -> Option<Output> {
         choice: message.choice as usize,
         content: Content::Tokens { tokens, logprobs: message.has_logprobs.then_some(logprobs) },
         finish,
-        prefill: message.prefill.map(|proto::Prefill { cached_tokens, queued_us }| Prefill {
+        prefill: message.prefill.map(|proto::Prefill { cached_tokens, created_tokens, queued_us }| Prefill {
             cached_tokens: cached_tokens as usize,
+            created_tokens: created_tokens.map(|tokens| tokens as usize),
             queued: queued_us.map(Duration::from_micros),
         }),
         prompt_logprobs,

@@ -113,6 +113,8 @@ pub enum Finish {
 pub struct Prefill {
     /// Prompt tokens that the backend found in its KV cache, by its own count.
     pub cached_tokens: usize,
+    /// Prompt tokens that it has computed and keeps there for others, where it tells.
+    pub created_tokens: Option<usize>,
     /// How long the request waited in the backend before it was first scheduled, where the backend tells.
     pub queued: Option<Duration>,
 }

@@ -112,7 +112,7 @@ impl RunningDynamoJob {
         continuation.has_ended = finish.is_some();
         let cached = output.cached_tokens().filter(|_| !continuation.is_told);
         continuation.is_told |= cached.is_some();
-        let prefill = cached.map(|cached_tokens| Prefill { cached_tokens, queued: None });
+        let prefill = cached.map(|cached_tokens| Prefill { cached_tokens, created_tokens: None, queued: None });
         let tokens: Vec<TokenId> = output.token_ids.into_iter().map(TokenId).collect();
         // The token that ends a text is no part of it. Some workers keep it to themselves.
         let ending = match &finish {

@@ -361,9 +361,8 @@ fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &Attempted, wanted: bool)
 pub(crate) fn usage(attempted: &Attempted, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
     let sum = |tokens: fn(&FinishedChoice) -> usize| choices.iter().map(tokens).sum();
     Usage {
-        prompt_tokens: attempted.prompt_tokens,
         completion_tokens: sum(|choice| choice.tokens.len()),
-        cached_tokens: attempted.prefill.cached_tokens,
         reasoning_tokens: reads_reasoning.then(|| sum(|choice| choice.reasoning_tokens)),
+        ..Usage::of_prompt(attempted, reads_reasoning)
     }
 }

@@ -36,14 +36,8 @@ impl Meter {
         reads_reasoning: bool,
     ) -> Self {
         admission.record.streamed();
-        let reasoning_tokens = reads_reasoning.then_some(0);
         attempted.iter().for_each(|attempted| admission.record.attempted(*attempted));
-        let usage = |attempted: &Attempted| Usage {
-            prompt_tokens: attempted.prompt_tokens,
-            completion_tokens: 0,
-            cached_tokens: attempted.prefill.cached_tokens,
-            reasoning_tokens,
-        };
+        let usage = |attempted| Usage::of_prompt(attempted, reads_reasoning);
         let (frontend, usages) = (frontend.clone(), attempted.iter().map(usage).collect());
         Self { frontend, options, usages, admission }
     }
@@ -52,7 +46,9 @@ impl Meter {
     pub(crate) fn count(&mut self, prompt: usize, delta: &ChoiceDelta) -> Option<Usage> {
         let usage = &mut self.usages[prompt];
         usage.completion_tokens += delta.tokens.len();
-        usage.cached_tokens = delta.cached_tokens.unwrap_or(usage.cached_tokens);
+        if let Some(prefill) = delta.prefill {
+            usage.prefilled(prefill);
+        }
         usage.reasoning_tokens = usage.reasoning_tokens.map(|tokens| tokens + delta.reasoning_tokens);
         self.options.continuous_usage.then_some(*usage)
     }

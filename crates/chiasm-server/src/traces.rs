@@ -175,6 +175,9 @@ fn describe(span: &mut Span, attempted: &Attempted, over: &Over<'_>) {
     span.count("gen_ai.usage.input_tokens", attempted.prompt_tokens);
     span.count("gen_ai.usage.output_tokens", over.usage.completion_tokens);
     span.count("gen_ai.usage.cache_read.input_tokens", over.usage.cached_tokens);
+    if let Some(created) = over.usage.created_tokens {
+        span.count("gen_ai.usage.cache_creation.input_tokens", created);
+    }
     if let Some(first) = attempted.first_token {
         span.number("gen_ai.latency.time_to_first_token", first.as_secs_f64());
     }

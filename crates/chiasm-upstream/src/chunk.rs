@@ -1,6 +1,6 @@
 //! What one event of an answer says (`GenerateTokensStreamResponse` of vLLM).
 
-use chiasm_backend::{Finish, TokenLogprob};
+use chiasm_backend::{Finish, Prefill, TokenLogprob};
 use chiasm_types::TokenId;
 use std::fmt;
 
@@ -97,12 +97,15 @@ pub(crate) struct Usage {
 #[derive(Debug, Deserialize)]
 struct PromptTokensDetails {
     cached_tokens: Option<usize>,
+    created_cache_tokens: Option<usize>,
 }
 
 impl Usage {
-    /// Prompt tokens that the engine found in its cache, where the server tells (`--enable-prompt-tokens-details`).
-    pub(crate) fn cached_tokens(&self) -> Option<usize> {
-        self.prompt_tokens_details.as_ref()?.cached_tokens
+    /// How the engine computed the prompt, where the server tells (`--enable-prompt-tokens-details`).
+    pub(crate) fn prefill(&self) -> Option<Prefill> {
+        let details = self.prompt_tokens_details.as_ref()?;
+        let cached_tokens = details.cached_tokens?;
+        Some(Prefill { cached_tokens, created_tokens: details.created_cache_tokens, queued: None })
     }
 }
 

@@ -93,8 +93,8 @@ impl RunningUpstreamJob {
         for choice in choices {
             self.take_choice(choice)?;
         }
-        if let Some(cached_tokens) = usage.and_then(|usage| usage.cached_tokens()) {
-            self.release(Some(Prefill { cached_tokens, queued: None }));
+        if let Some(prefill) = usage.and_then(|usage| usage.prefill()) {
+            self.release(Some(prefill));
         }
         Ok(())
     }

@@ -24,7 +24,13 @@ assert whole.usage.output_tokens == 12 or whole.stop_reason == "end_turn", whole
 text = "".join(block.text for block in whole.content)
 
 counted = client.messages.count_tokens(model=model, messages=messages, system="be brief")
-assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens, (counted, whole)
+
+
+def prompt(usage):
+    return usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+
+
+assert counted.input_tokens == prompt(whole.usage), (counted, whole)
 
 with client.messages.stream(
     model=model, messages=messages, system="be brief", max_tokens=12, extra_body={"temperature": 0}
@@ -45,7 +51,7 @@ history = [
 seen = client.messages.create(
     model=model, messages=history, max_tokens=8, tools=tools, tool_choice={"type": "none"}
 )
-assert seen.usage.input_tokens + seen.usage.cache_read_input_tokens > counted.input_tokens, seen
+assert prompt(seen.usage) > counted.input_tokens, seen
 
 stopped = client.messages.create(model=model, messages=[{"role": "user", "content": "x"}], max_tokens=1)
 assert stopped.stop_reason == "max_tokens", stopped

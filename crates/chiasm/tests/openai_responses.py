@@ -47,7 +47,8 @@ for event in client.responses.create(**asked, stream=True):
     last = event
 assert text == whole.output_text, (text, whole.output_text)
 assert last.response.output_text == text and last.response.status == whole.status, last
-assert last.response.usage.input_tokens_details.cached_tokens > 0, last.response.usage
+details = last.response.usage.input_tokens_details
+assert details.cached_tokens > 0 and details.cache_write_tokens >= 0, last.response.usage
 
 # What was said goes back as it came, and so do calls and what they gave.
 tools = [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}]

@@ -94,6 +94,10 @@ async fn the_simulated_engine_says_what_it_saw() {
     let text = answer["choices"][0]["message"]["content"].as_str().expect("text");
     assert!(text.starts_with("1 image 280x224 (80 tokens, ") && text.contains("); 0 of "), "{text}");
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let details = &answer["usage"]["prompt_tokens_details"];
+    assert_eq!(details["multimodal_tokens"], json!({"image": 80}));
+    let blocks = answer["usage"]["prompt_tokens"].as_u64().expect("a count") / 16;
+    assert_eq!((&details["cached_tokens"], &details["created_cache_tokens"]), (&json!(0), &json!(blocks * 16)));
     let again = server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
     let text = again["choices"][0]["message"]["content"].as_str().expect("text");

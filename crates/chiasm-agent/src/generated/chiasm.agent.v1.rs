@@ -600,6 +600,8 @@ pub struct Prefill {
     pub cached_tokens: u64,
     #[prost(uint64, optional, tag = "2")]
     pub queued_us: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    pub created_tokens: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Finish {

@@ -198,10 +198,11 @@ impl RunningEngineJob {
         let logprobs = top.map(|top| {
             output.new_logprobs.as_ref().map(|logprobs| top_logprobs(logprobs, top as usize)).unwrap_or_default()
         });
-        let prefill = output
-            .prefill_stats
-            .as_ref()
-            .map(|stats| Prefill { cached_tokens: stats.num_cached_tokens as usize, queued: output.time_in_queue() });
+        let prefill = output.prefill_stats.as_ref().map(|stats| Prefill {
+            cached_tokens: stats.num_cached_tokens as usize,
+            created_tokens: Some(stats.num_cache_creation_tokens as usize),
+            queued: output.time_in_queue(),
+        });
         let prompt_logprobs = output.prompt_logprobs.map(|Logprobs { width, token_ids, logprobs, ranks }| {
             PromptLogprobs { width, tokens: token_ids, logprobs, ranks }
         });

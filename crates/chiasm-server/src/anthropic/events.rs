@@ -188,8 +188,16 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::pipeline::MediaTokens;
 
-    const USAGE: Usage = Usage { prompt_tokens: 10, completion_tokens: 5, cached_tokens: 4, reasoning_tokens: None };
+    const USAGE: Usage = Usage {
+        prompt_tokens: 10,
+        completion_tokens: 5,
+        cached_tokens: 4,
+        created_tokens: Some(3),
+        media_tokens: MediaTokens { image: 0, video: 0, audio: 0 },
+        reasoning_tokens: None,
+    };
 
     fn parsed(bytes: &[u8]) -> Vec<Value> {
         let parse = |event: &str| {
@@ -253,7 +261,7 @@ mod tests {
     fn message_delta(reason: &str) -> Value {
         json!({
             "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": null},
-            "usage": {"input_tokens": 6, "cache_read_input_tokens": 4, "output_tokens": 5},
+            "usage": {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 3, "output_tokens": 5},
         })
     }
 
@@ -319,7 +327,7 @@ mod tests {
         let head = Head::new(&RequestId::new("r").unwrap(), "m");
         let message = json!({
             "id": "msg_r", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": null,
-            "stop_sequence": null, "usage": {"input_tokens": 6, "cache_read_input_tokens": 4, "output_tokens": 0},
+            "stop_sequence": null, "usage": {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 3, "output_tokens": 0},
         });
         let begun = start(&head, Usage { completion_tokens: 0, ..USAGE });
         assert_eq!(parsed(&begun), [json!({"type": "message_start", "message": message})]);

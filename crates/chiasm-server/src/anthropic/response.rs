@@ -75,19 +75,23 @@ impl<'a> Ending<'a> {
     }
 }
 
-/// Token counts in Anthropic's words: what was read from a cache is no input.
+/// Token counts in Anthropic's words: what was read from a cache or written to it is no input.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct UsageBody {
     input_tokens: usize,
     cache_read_input_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_creation_input_tokens: Option<usize>,
     output_tokens: usize,
 }
 
 impl From<Usage> for UsageBody {
     fn from(usage: Usage) -> Self {
+        let cached = usage.cached_tokens + usage.created_tokens.unwrap_or(0);
         Self {
-            input_tokens: usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+            input_tokens: usage.prompt_tokens.saturating_sub(cached),
             cache_read_input_tokens: usage.cached_tokens,
+            cache_creation_input_tokens: usage.created_tokens,
             output_tokens: usage.completion_tokens,
         }
     }
@@ -123,8 +127,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::pipeline::MediaTokens;
 
-    const USAGE: Usage = Usage { prompt_tokens: 10, completion_tokens: 5, cached_tokens: 4, reasoning_tokens: None };
+    const USAGE: Usage = Usage {
+        prompt_tokens: 10,
+        completion_tokens: 5,
+        cached_tokens: 4,
+        created_tokens: Some(3),
+        media_tokens: MediaTokens { image: 0, video: 0, audio: 0 },
+        reasoning_tokens: None,
+    };
 
     fn call(index: usize, arguments: &str) -> ToolCallDelta {
         let (id, name) = (Some(format!("call{index}")), Some("f".to_owned()));
@@ -162,7 +174,7 @@ mod tests {
                 {"type": "tool_use", "id": "call1", "name": "f", "input": {}},
             ],
             "stop_reason": "tool_use", "stop_sequence": null,
-            "usage": {"input_tokens": 6, "cache_read_input_tokens": 4, "output_tokens": 5},
+            "usage": {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 3, "output_tokens": 5},
         });
         assert_eq!(answer, expected);
     }

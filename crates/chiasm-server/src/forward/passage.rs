@@ -226,7 +226,7 @@ fn counted(tail: &[u8]) -> Option<Counted> {
         prompt_tokens: count(&["/prompt_tokens", "/input_tokens"]).unwrap_or(0),
         completion_tokens: count(&["/completion_tokens", "/output_tokens"]).unwrap_or(0),
         cached_tokens: cached.unwrap_or(0),
-        reasoning_tokens: None,
+        ..Usage::default()
     };
     Some(Counted { usage, tells_cached: cached.is_some() })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Content, Finish, Output, PromptLogprobs, TokenLogprob, ToolCallDelta};
+use chiasm_backend::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
 use chiasm_prompt::{Detokenizer, StopStrings};
 use chiasm_types::TokenId;
 use tokio::time::Instant;
@@ -34,8 +34,8 @@ pub(crate) struct ChoiceDelta {
     pub tool_calls: Vec<ToolCallDelta>,
     /// Set with the last delta.
     pub finish: Option<Finish>,
-    /// Prompt tokens that the engine found in its cache, where that becomes known behind the first token.
-    pub cached_tokens: Option<usize>,
+    /// How the engine computed the prompt, where that becomes known behind the first token.
+    pub prefill: Option<Prefill>,
 }
 
 /// A whole continuation.

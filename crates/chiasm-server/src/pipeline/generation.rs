@@ -22,7 +22,7 @@ use futures_util::stream::Stream;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
-pub(crate) use self::attempted::{Asked, Attempted};
+pub(crate) use self::attempted::{Asked, Attempted, MediaTokens};
 pub(crate) use self::attempts::Attempts;
 use self::attempts::Failure;
 use self::encode::encode;
@@ -128,6 +128,7 @@ impl Generation {
             overlap_blocks: prefilled.map_or(reservation.overlap_blocks, |by| by.overlap_blocks),
             total_blocks: plan.keys.len(),
             prompt_tokens: plan.tokens.len(),
+            media_tokens: MediaTokens::of(&plan.job_items),
             asked: Asked::of(&prepared.sampling),
             took: prepared.took,
             prefill: prefilled.map(|by| by.prefill).unwrap_or_default(),
@@ -210,7 +211,7 @@ impl Generation {
             return Poll::Ready(Err(error.into()));
         };
         let mut delta = choice.push(output);
-        delta.cached_tokens = late.map(|prefill| prefill.cached_tokens);
+        delta.prefill = late;
         if let Some(gap) = choice.gap(&delta) {
             self.frontend.metrics.between_tokens(gap, delta.tokens.len());
         }

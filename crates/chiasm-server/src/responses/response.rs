@@ -165,6 +165,8 @@ struct ResponseUsage {
 #[derive(Serialize)]
 struct InputDetails {
     cached_tokens: usize,
+    /// The type of OpenAI's clients has it always.
+    cache_write_tokens: usize,
 }
 
 #[derive(Serialize)]
@@ -174,10 +176,10 @@ struct OutputDetails {
 
 impl From<Usage> for ResponseUsage {
     fn from(usage: Usage) -> Self {
-        let Usage { prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens } = usage;
+        let Usage { prompt_tokens, completion_tokens, cached_tokens, created_tokens, reasoning_tokens, .. } = usage;
         Self {
             input_tokens: prompt_tokens,
-            input_tokens_details: InputDetails { cached_tokens },
+            input_tokens_details: InputDetails { cached_tokens, cache_write_tokens: created_tokens.unwrap_or(0) },
             output_tokens: completion_tokens,
             output_tokens_details: OutputDetails { reasoning_tokens: reasoning_tokens.unwrap_or(0) },
             total_tokens: prompt_tokens + completion_tokens,

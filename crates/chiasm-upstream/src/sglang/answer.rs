@@ -167,7 +167,7 @@ impl MetaInfo {
     /// How the prompt was computed. The times are those of servers with `--enable-metrics`.
     pub(super) fn prefill(&self) -> Option<Prefill> {
         let queued = self.queue_time.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        self.cached_tokens.map(|cached_tokens| Prefill { cached_tokens, queued })
+        self.cached_tokens.map(|cached_tokens| Prefill { cached_tokens, created_tokens: None, queued })
     }
 
     /// The log probabilities of the last `new` tokens, with the likeliest `top` candidates.

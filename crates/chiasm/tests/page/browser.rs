@@ -81,17 +81,24 @@ impl Browser {
 
     /// What a script comes to; promises are awaited.
     pub(crate) fn evaluate(&mut self, script: &str) -> Value {
+        self.try_evaluate(script).unwrap_or_else(|error| panic!("{script}: {error}"))
+    }
+
+    /// As [`evaluate`](Self::evaluate), or why the browser ran nothing.
+    fn try_evaluate(&mut self, script: &str) -> Result<Value, Value> {
         let arguments = json!({"expression": script, "awaitPromise": true, "returnByValue": true});
-        let answer = self.tell("Runtime.evaluate", arguments);
+        let answer = self.ask("Runtime.evaluate", arguments)?;
         assert!(answer["exceptionDetails"].is_null(), "{script}: {answer}");
-        answer["result"]["value"].clone()
+        Ok(answer["result"]["value"].clone())
     }
 
     /// Waits until a script comes to something true, and says how long that took.
+    ///
+    /// A page that goes to another address meanwhile ends the scripts in it, which is not yet true.
     #[track_caller]
     pub(crate) fn wait_for(&mut self, script: &str, patience: Duration) -> Duration {
         let began = Instant::now();
-        while self.evaluate(&format!("Boolean({script})")) != true {
+        while self.try_evaluate(&format!("Boolean({script})")) != Ok(Value::Bool(true)) {
             let body = "document.body?.innerText.slice(0, 2000)";
             assert!(began.elapsed() < patience, "not within {patience:?}: {script}\n{}", self.evaluate(body));
             thread::sleep(Duration::from_millis(20));
@@ -143,6 +150,11 @@ impl Browser {
     }
 
     fn tell(&mut self, method: &str, params: Value) -> Value {
+        self.ask(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    /// The browser's answer to a message: a result, or an error as the protocol has it.
+    fn ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         self.next += 1;
         let mut message = json!({"id": self.next, "method": method, "params": params});
         if !self.session.is_empty() {
@@ -154,8 +166,11 @@ impl Browser {
         loop {
             let answer = self.from.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{method}: {error}"));
             if answer["id"] == self.next {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].clone();
+                return if answer["error"].is_null() {
+                    Ok(answer["result"].clone())
+                } else {
+                    Err(answer["error"].clone())
+                };
             }
             self.events.push_back(answer);
         }

@@ -29,13 +29,12 @@ pub(crate) async fn a_server_answers_through_us_as_by_itself(
     model: &str,
     server: &Reference,
     requests: &[Value],
-    answers: &[(Value, Value)],
+    answers: &[Value],
 ) {
     let frontend = before(environment, model, &[server], "").await;
     let is_own = |request: &Value| !request["mm_processor_kwargs"].is_null();
     let plain = requests.iter().zip(answers).filter(|(request, _)| !is_own(request));
-    let (plain, answers): (Vec<Value>, Vec<(Value, Value)>) =
-        plain.map(|(one, other)| (one.clone(), other.clone())).unzip();
+    let (plain, answers): (Vec<Value>, Vec<Value>) = plain.map(|(one, other)| (one.clone(), other.clone())).unzip();
     answers_are_those_of_vllm_serve(&frontend, &plain, &answers).await;
     for request in requests.iter().filter(|request| is_own(request)) {
         assert_eq!(frontend.chat(request).await.refused(400), "mm_processor_kwargs");

@@ -1,9 +1,11 @@
 //! What is told of a request: in headers, metrics, logs and traces.
 
+use std::ops::AddAssign;
 use std::time::Duration;
 
-use chiasm_backend::{Delivered, Prefill};
-use chiasm_types::{PlanClassId, WorkerId};
+use chiasm_backend::{Delivered, JobItem, Prefill};
+use chiasm_types::{Modality, PlanClassId, WorkerId};
+use serde::Serialize;
 
 use super::encode::EncodedBy;
 use super::prefill::PrefilledBy;
@@ -27,6 +29,8 @@ pub(crate) struct Attempted {
     pub total_blocks: usize,
     /// Tokens of the expanded prompt.
     pub prompt_tokens: usize,
+    /// Those of them that stand for media items.
+    pub media_tokens: MediaTokens,
     /// How the media items travelled.
     pub delivered: Delivered,
     /// How the engine computed the prompt, by its own account; known with the first output.
@@ -47,6 +51,45 @@ pub(crate) struct Attempted {
     pub moves: usize,
     /// Its number on the live page, if that tells of it.
     pub explained: Option<u64>,
+}
+
+/// Tokens of a prompt that stand for media items, by what these are. Those that only the model's own processor knows are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct MediaTokens {
+    #[serde(skip_serializing_if = "is_zero")]
+    pub image: usize,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub video: usize,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub audio: usize,
+}
+
+fn is_zero(tokens: &usize) -> bool {
+    *tokens == 0
+}
+
+impl MediaTokens {
+    pub(crate) fn of(items: &[JobItem]) -> Self {
+        let mut tokens = Self::default();
+        for item in items {
+            let counted = match item.modality {
+                Modality::Image => &mut tokens.image,
+                Modality::Video => &mut tokens.video,
+                Modality::Audio => &mut tokens.audio,
+                Modality::Other(_) => continue,
+            };
+            *counted += item.placeholder.length;
+        }
+        tokens
+    }
+}
+
+impl AddAssign for MediaTokens {
+    fn add_assign(&mut self, other: Self) {
+        self.image += other.image;
+        self.video += other.video;
+        self.audio += other.audio;
+    }
 }
 
 /// What a client has asked for that traces tell.
@@ -84,6 +127,7 @@ impl Attempted {
             overlap_blocks: 0,
             total_blocks: 0,
             prompt_tokens: 0,
+            media_tokens: MediaTokens::default(),
             delivered: Delivered::default(),
             prefill: Prefill::default(),
             asked: Asked::default(),

@@ -452,7 +452,7 @@ async fn a_worker_that_expands_prompts_itself_is_given_one_marker_for_each_item(
 #[tokio::test(start_paused = true)]
 async fn what_was_cached_may_be_told_behind_the_answer_and_counts_once() {
     let stand = Stand::of(1).await;
-    let prefill = |cached_tokens| Some(Prefill { cached_tokens, queued: None });
+    let prefill = |cached_tokens| Some(Prefill { cached_tokens, ..Prefill::default() });
     for (first, last, known) in [(None, prefill(3), 3), (prefill(0), prefill(5), 0), (prefill(4), None, 4)] {
         let mut script = Script::tokens(&[40]).then(0, &[41]).finish(Finish::Eos);
         (script.outputs[0].prefill, script.outputs[1].prefill) = (first, last);
@@ -460,8 +460,8 @@ async fn what_was_cached_may_be_told_behind_the_answer_and_counts_once() {
         let prepared = stand.text(Sampling::default()).await;
         let before = stand.frontend.metrics.found_in_all().cached;
         let generation = Generation::start(&stand.frontend, &prepared).await.unwrap();
-        let told: Vec<_> = deltas(generation).await.into_iter().map(|delta| delta.unwrap().cached_tokens).collect();
-        assert_eq!(told, [None, if first.is_none() { Some(3) } else { None }]);
+        let told: Vec<_> = deltas(generation).await.into_iter().map(|delta| delta.unwrap().prefill).collect();
+        assert_eq!(told, [None, if first.is_none() { prefill(3) } else { None }]);
         assert_eq!(stand.frontend.metrics.found_in_all().cached - before, known);
     }
 }

@@ -38,7 +38,14 @@ fn called_otherwise(finish: Finish) -> Vec<ChoiceDelta> {
 }
 
 fn usage() -> Usage {
-    Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 3, reasoning_tokens: Some(2) }
+    Usage {
+        prompt_tokens: 5,
+        completion_tokens: 7,
+        cached_tokens: 3,
+        created_tokens: Some(2),
+        reasoning_tokens: Some(2),
+        ..Usage::default()
+    }
 }
 
 fn piece(index: usize, begin: Option<(&str, &str)>, arguments: &str) -> ToolCallDelta {
@@ -134,7 +141,7 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
         assert_eq!(response[field], value, "{field}");
     }
     let expected = json!({
-        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 3},
+        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 2},
         "output_tokens": 7, "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 12,
     });
     assert_eq!(response["usage"], expected);
