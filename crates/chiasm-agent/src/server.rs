@@ -48,7 +48,7 @@ use announcements::Announcements;
 use arriving::{Counting, MOST_ARRIVING, WithoutRoom};
 use call::JobCall;
 use jobs::Place;
-use shares::Share;
+use shares::{NoRoom, Share};
 use watching::Watch;
 
 /// Calls of one connection: two for each engine, or files that are under way, which have the connection's bytes in common. A frontend that
@@ -63,12 +63,17 @@ const CONNECTION_WINDOW: u32 = 2 << 20;
 /// Files and tensors that may be on their way here at once, of all frontends: each call takes memory before any byte of a file has come.
 const MOST_FILES: usize = 4096;
 
+/// Calls that may watch an engine, of all frontends: each has queues of its own. A frontend has one for each engine.
+const MOST_WATCHES: u64 = 4096;
+/// Snapshots of what an engine holds that were made and not yet read, of all frontends.
+const MOST_SNAPSHOTS: u64 = 32;
+
 /// How many times as much memory the frontends at one address may hold as they leave to all others. One alone has seven eighths of it, and
 /// may need that.
 const MEMORY_TIMES: u64 = 7;
 
 /// How long frontends may take to read what they are told last, and to hang up. Longer than a silent one is taken for gone.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// The engines of this machine, for frontends on any.
 pub struct AgentServer {
@@ -78,6 +83,10 @@ pub struct AgentServer {
     memory: Shares,
     /// Messages that have begun to come are counted in it.
     arriving: Shares,
+    /// Calls that watch an engine.
+    watches: Shares,
+    /// Snapshots for these.
+    snapshots: Shares,
     engines: u32,
     incarnation: u64,
     /// Of each engine.
@@ -100,8 +109,22 @@ impl AgentServer {
         let admissions = (0..engines).map(|_| Arc::new(())).collect();
         let (incarnation, files) = (rand::random(), Arc::new(Semaphore::new(MOST_FILES)));
         let (memory, arriving) = (Shares::new(budget, MEMORY_TIMES), Shares::new(ByteBudget::new(MOST_ARRIVING), 1));
-        let reader = None;
-        Self { fleet, media, memory, arriving, engines, incarnation, announcements, admissions, drain, files, reader }
+        let [watches, snapshots] = [MOST_WATCHES, MOST_SNAPSHOTS].map(|most| Shares::new(ByteBudget::new(most), 1));
+        Self {
+            fleet,
+            media,
+            memory,
+            arriving,
+            watches,
+            snapshots,
+            engines,
+            incarnation,
+            announcements,
+            admissions,
+            drain,
+            files,
+            reader: None,
+        }
     }
 
     /// Reads tensors out of the memory of frontends that lend them.
@@ -126,6 +149,12 @@ impl AgentServer {
         (self.memory.clone(), self.arriving.clone())
     }
 
+    /// The places of calls that watch.
+    #[cfg(test)]
+    pub(crate) fn watches(&self) -> Shares {
+        self.watches.clone()
+    }
+
     /// The places of files.
     #[cfg(test)]
     pub(crate) fn places_of_files(&self) -> Arc<Semaphore> {
@@ -134,7 +163,7 @@ impl AgentServer {
 
     /// The share of memory of whoever sends a request.
     fn memory<T>(&self, request: &Request<T>) -> Share {
-        self.memory.of(request.extensions().get::<Peer>().copied().unwrap_or_default())
+        self.memory.of(peer(request))
     }
 
     fn engine(&self, number: u32) -> Result<WorkerId, Status> {
@@ -226,7 +255,10 @@ impl Agent for AgentServer {
     type WatchStream = Events<WatchEvent>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let from = peer(&request);
         let WatchRequest { engine, frontend } = request.into_inner();
+        let place = self.watches.of(from).take(1);
+        let place = place.map_err(|NoRoom| Status::resource_exhausted("too many calls watch engines there"))?;
         let (id, announcements) = (self.engine(engine)?, self.announcements(engine)?.clone());
         let watch = Watch {
             fleet: self.fleet.clone(),
@@ -235,6 +267,8 @@ impl Agent for AgentServer {
             announcements,
             frontend,
             drain: self.drain.clone(),
+            _place: place,
+            snapshots: self.snapshots.of(from),
         };
         Ok(Response::new(Box::pin(ReceiverStream::new(watch.begin()))))
     }
@@ -310,6 +344,11 @@ impl Agent for AgentServer {
         let _place = self.place_of_file()?;
         files::read_lent(&self.media, reader, request.into_inner()).await.map(Response::new)
     }
+}
+
+/// Where a request comes from.
+fn peer<T>(request: &Request<T>) -> Peer {
+    request.extensions().get::<Peer>().copied().unwrap_or_default()
 }
 
 /// What a hash of a message is.

@@ -67,6 +67,7 @@ struct Stand {
     budget: ByteBudget,
     /// How memory, and room for messages that have begun to come, are shared.
     shares: (Shares, Shares),
+    watches: Shares,
     drain: Drain,
     /// Sent to when the agent is to go down.
     stop: oneshot::Sender<()>,
@@ -100,10 +101,10 @@ impl Stand {
             Some(reader) => agent.with_reader(reader),
             None => agent,
         };
-        let (places_of_files, shares) = (agent.places_of_files(), agent.shares());
+        let (places_of_files, shares, watches) = (agent.places_of_files(), agent.shares(), agent.watches());
         let (drain, (stop, stopped)) = (agent.drain(), oneshot::channel());
         let serving = tokio::spawn(serve(agent, listener, None, stopped.map(drop)));
-        Self { engine, model, link, fleet, places_of_files, budget, shares, drain, stop, serving }
+        Self { engine, model, link, fleet, places_of_files, budget, shares, watches, drain, stop, serving }
     }
 
     /// The engine as a frontend has it.

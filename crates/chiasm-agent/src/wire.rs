@@ -9,10 +9,11 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
 
-use crate::server::Held;
+use crate::server::{Held, LAST_WORDS};
 
 /// The first byte of what TLS says when it can't go on. A frame of HTTP/2 that begins so would be longer than any that may be sent.
 const ALERT: u8 = 0x15;
@@ -25,8 +26,10 @@ pub(crate) struct Wire {
     /// Was read already, and is read again first.
     again: &'static [u8],
     peer: Peer,
-    /// Its place among those that there may be.
-    _place: Option<Held>,
+    /// Its place among those that there may be, at an agent.
+    place: Option<Held>,
+    /// How long what else is sent is read, once the last is written.
+    closing: Option<Pin<Box<Sleep>>>,
 }
 
 /// Who connects to an agent: whoever is at an IPv4 address, or in an IPv6 network of 64 bits, as a host has all addresses of it.
@@ -63,13 +66,34 @@ impl Wire {
     }
 
     fn new(socket: Socket) -> Self {
-        Self { socket, unheard: None, again: &[], peer: Peer::default(), _place: None }
+        Self { socket, unheard: None, again: &[], peer: Peer::default(), place: None, closing: None }
     }
 
     /// The same, which comes from there, of which these bytes were read and are read again, and which gives its place back when it is
     /// closed.
     pub(crate) fn placed(self, peer: Peer, again: &'static [u8], place: Held) -> Self {
-        Self { peer, again, _place: Some(place), ..self }
+        Self { peer, again, place: Some(place), ..self }
+    }
+
+    /// Reads what a frontend still sends until it hangs up. A socket that is closed with something in it that was not read is reset, and
+    /// what the frontend has not read by then is lost to it.
+    fn poll_hung_up(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let closing = self.closing.get_or_insert_with(|| Box::pin(sleep(LAST_WORDS)));
+        if closing.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let stream = match &mut self.socket {
+            Socket::Plain(stream) => stream,
+            Socket::Encrypted(stream) => stream.get_mut().0,
+        };
+        let mut unread = [0; 1024];
+        loop {
+            let mut unread = ReadBuf::new(&mut unread);
+            match ready!(Pin::new(&mut *stream).poll_read(cx, &mut unread)) {
+                Ok(()) if !unread.filled().is_empty() => {}
+                Ok(()) | Err(_) => return Poll::Ready(()),
+            }
+        }
     }
 }
 
@@ -131,9 +155,16 @@ impl AsyncWrite for Wire {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().socket {
-            Socket::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Socket::Encrypted(stream) => Pin::new(stream).poll_shutdown(cx),
+        let this = self.get_mut();
+        if this.closing.is_none() {
+            ready!(match &mut this.socket {
+                Socket::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+                Socket::Encrypted(stream) => Pin::new(stream).poll_shutdown(cx),
+            })?;
+        }
+        match this.place {
+            Some(_) => this.poll_hung_up(cx).map(Ok),
+            None => Poll::Ready(Ok(())),
         }
     }
 }

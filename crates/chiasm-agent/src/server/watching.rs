@@ -11,11 +11,12 @@ use chiasm_server::fleet::{Fleet, KvHeard, KvKnown, Worker};
 use chiasm_types::WorkerId;
 use tokio::sync::mpsc;
 use tokio::sync::watch::Receiver;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use tonic::Status;
 
 use super::announcements::Announcements;
 use super::drain::Drain;
+use super::shares::{Held, Share};
 use crate::capabilities::{self, OfAgent};
 use crate::others;
 use crate::proto::watch_event::Event;
@@ -23,6 +24,8 @@ use crate::proto::{KvBatch, Load, SnapshotPart, WatchEvent};
 
 /// Messages that wait for a frontend to take them. What comes meanwhile waits in the fleet, which has a limit of its own.
 const MOST_WAITING: usize = 16;
+/// How often it is asked again whether there is room for a snapshot.
+const ROOM_EVERY: Duration = Duration::from_millis(20);
 /// Bytes of a snapshot in one message.
 const PART: usize = 1 << 20;
 /// How often the load is told of, if it has changed.
@@ -40,6 +43,10 @@ pub(super) struct Watch {
     pub(super) frontend: u64,
     /// Whether the engine gets no new jobs because the agent goes down.
     pub(super) drain: Drain,
+    /// Its place among those that watch.
+    pub(super) _place: Held,
+    /// The places of snapshots that were made and not yet read, as far as they are for frontends at its address.
+    pub(super) snapshots: Share,
 }
 
 impl Watch {
@@ -87,7 +94,7 @@ async fn tell_all(watch: &Watch, worker: &Worker, events: &Teller) -> Result<Inf
     let kv = async {
         match &worker.backend.capabilities().kv {
             KvSource::Unknown { .. } => std::future::pending().await,
-            KvSource::Events(_) | KvSource::Backend => tell_kv(&watch.fleet, worker.id, events).await,
+            KvSource::Events(_) | KvSource::Backend => tell_kv(watch, events).await,
         }
     };
     tokio::select! {
@@ -150,27 +157,46 @@ async fn tell_load(
     }
 }
 
-async fn tell_kv(fleet: &Arc<Fleet>, id: WorkerId, events: &Teller) -> Result<Infallible, Gone> {
+async fn tell_kv(watch: &Watch, events: &Teller) -> Result<Infallible, Gone> {
+    let id = watch.id;
     loop {
+        let place = place_of_snapshot(&watch.snapshots).await;
         let known = {
-            let fleet = fleet.clone();
+            let fleet = watch.fleet.clone();
             tokio::task::spawn_blocking(move || fleet.follow_kv(id)).await.ok().flatten()
         };
         // The engine is gone, or says nothing of its cache: its end is what comes next.
-        let Some(known) = known else { return std::future::pending().await };
-        tell_known(known, events).await?;
+        let Some(mut known) = known else { return std::future::pending().await };
+        tell_snapshot(std::mem::take(&mut known.snapshot), known.history_known, events).await?;
+        drop(place);
+        tell_heard(known, events).await?;
         tracing::debug!(worker = %id, "a frontend was too slow for KV events: it gets another snapshot");
     }
 }
 
-/// Tells what is known and what is heard, until some of that is lost.
-async fn tell_known(mut known: KvKnown, events: &Teller) -> Result<(), Gone> {
-    let (mut rest, history_known) = (Bytes::from(std::mem::take(&mut known.snapshot)), known.history_known);
+/// Waits for a place. Who reads its snapshot gives it back within a moment.
+async fn place_of_snapshot(snapshots: &Share) -> Held {
+    loop {
+        if let Ok(place) = snapshots.take(1) {
+            return place;
+        }
+        sleep(ROOM_EVERY).await;
+    }
+}
+
+/// Tells a snapshot. Over when all of it has left the queue, so that whoever reads nothing keeps its place.
+async fn tell_snapshot(snapshot: Vec<u8>, history_known: bool, events: &Teller) -> Result<(), Gone> {
+    let mut rest = Bytes::from(snapshot);
     while !rest.is_empty() {
         let bytes = rest.split_to(rest.len().min(PART));
         let is_last = rest.is_empty();
         tell(events, Event::Snapshot(SnapshotPart { bytes, is_last, history_known })).await?;
     }
+    events.reserve_many(events.max_capacity()).await.map(drop).map_err(|_| Gone)
+}
+
+/// Tells what is heard behind a snapshot, until some of that is lost.
+async fn tell_heard(mut known: KvKnown, events: &Teller) -> Result<(), Gone> {
     tell(events, Event::CaughtUp(known.caught_up)).await?;
     while let Some((heard, history_known)) = known.next().await {
         let event = match heard {
@@ -181,4 +207,40 @@ async fn tell_known(mut known: KvKnown, events: &Teller) -> Result<(), Gone> {
         tell(events, event).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use chiasm_media::ByteBudget;
+    use futures_util::FutureExt;
+
+    use super::super::shares::Shares;
+    use super::*;
+    use crate::wire::Peer;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_reads_no_snapshot_keeps_its_place_and_leaves_one_to_others() {
+        let shares = Shares::new(ByteBudget::new(4), 1);
+        let [one, other] = [1, 2].map(|host| shares.of(Peer::at(IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)))));
+        let (events, mut read) = mpsc::channel(MOST_WAITING);
+        let (place, _another) = (place_of_snapshot(&one).await, place_of_snapshot(&one).await);
+        let mut told = Box::pin(tell_snapshot(vec![7; 2 * PART + 1], true, &events));
+        assert!((&mut told).now_or_never().is_none(), "it is in the queue");
+        let again = tokio::spawn(async move { place_of_snapshot(&one).await });
+        sleep(Duration::from_secs(60)).await;
+        assert!(!again.is_finished());
+        assert!(place_of_snapshot(&other).now_or_never().is_some());
+        let mut bytes = 0;
+        for is_last in [false, false, true] {
+            let Event::Snapshot(part) = read.recv().await.unwrap().unwrap().event.unwrap() else { panic!("a part") };
+            bytes += part.bytes.len();
+            assert_eq!(part.is_last, is_last);
+        }
+        assert_eq!(bytes, 2 * PART + 1);
+        assert!(told.await.is_ok());
+        drop(place);
+        again.await.unwrap();
+    }
 }

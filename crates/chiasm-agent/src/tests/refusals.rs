@@ -29,6 +29,29 @@ async fn versions_that_do_not_meet_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_watch_from_one_address_leave_places_to_others() {
+    let stand = Stand::new().await;
+    let (mut jobs, _) = stand.link.clients();
+    let mut others = stand.watches.of(Peer::at([127, 0, 0, 1].into())).nothing();
+    while others.grow(1).is_ok() {}
+    assert_eq!(others.count(), 2048);
+    let watch = WatchRequest { engine: 0, frontend: 9 };
+    assert_eq!(jobs.watch(watch).await.unwrap_err().code(), Code::ResourceExhausted);
+    assert!(stand.watches.of(Peer::at([127, 0, 0, 2].into())).take(1).is_ok());
+    others.clear();
+    let mut events = jobs.watch(watch).await.unwrap().into_inner();
+    assert!(events.message().await.unwrap().is_some());
+    // A frontend that hangs up gives its place back.
+    drop(events);
+    let given_back = async {
+        while others.grow(2048).is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), given_back).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plans_that_would_be_others_here_never_reach_the_engine() {
     let stand = Stand::new().await;
     let engine = stand.connect().await;
