@@ -59,6 +59,8 @@ pub enum NativeImages {
 pub struct ServedModel {
     /// The name in `/v1/models` and in requests.
     pub name: String,
+    /// What its operator called it: a folder or its name at the hub. Clients load its tokenizer by that.
+    pub root: String,
     /// Where it was read from.
     pub dir: PathBuf,
     /// Text to tokens and back.
@@ -117,6 +119,7 @@ impl ServedModel {
         let (tools, reasoning) = (ParserChoice::Detect, ParserChoice::Detect);
         Ok(Self {
             name: name.into(),
+            root: dir.display().to_string(),
             dir: dir.to_owned(),
             answers: AnswerFormat::new(&tokenizer, template.as_ref(), &tools, &reasoning)?,
             tokenizer,

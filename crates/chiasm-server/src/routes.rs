@@ -117,6 +117,8 @@ fn served_model(frontend: &Frontend) -> Value {
         "object": "model",
         "created": frontend.fleet.created(),
         "owned_by": "chiasm",
+        "root": frontend.model.root,
+        "parent": null,
         "max_model_len": frontend.fleet.max_model_len(),
     })
 }

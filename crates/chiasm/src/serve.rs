@@ -207,7 +207,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     let model = with_engine_kwargs(model, args, &flags)?;
     let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
     let model = model.with_token_cache(args.prompts.token_cache_bytes);
-    let model = Arc::new(ServedModel { chats, ..model });
+    let model = Arc::new(ServedModel { root: given, chats, ..model });
     let helper = match side {
         Side::Frontend => {
             vllm_processor::options(args, &model, &flags, &vllm_args(args, model.answers.engine_parser()))?

@@ -41,9 +41,11 @@ async fn an_adapter_answers_by_its_name_in_every_api_and_shares_no_block() {
     let models = get(&server, "/v1/models").await;
     let ids: Vec<_> = models["data"].as_array().expect("a list").iter().map(|model| model["id"].clone()).collect();
     assert_eq!(ids, ["m", "a", "b"]);
+    let base = &models["data"][0];
+    assert_eq!((base["root"].as_str(), &base["parent"]), (demo_model().to_str(), &Value::Null));
     let card = get(&server, "/v1/models/a").await;
     assert_eq!((&card["parent"], card["root"].as_str()), (&json!("m"), a.strip_prefix("a=")));
-    assert_eq!(card["max_model_len"], models["data"][0]["max_model_len"]);
+    assert_eq!(card["max_model_len"], base["max_model_len"]);
 
     for model in ["m", "a", "b"] {
         let first = server.chat(&body(model)).await;

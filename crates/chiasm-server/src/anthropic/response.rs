@@ -87,7 +87,7 @@ pub(super) struct UsageBody {
 
 impl From<Usage> for UsageBody {
     fn from(usage: Usage) -> Self {
-        let cached = usage.cached_tokens + usage.created_tokens.unwrap_or(0);
+        let cached = usage.cached_tokens.saturating_add(usage.created_tokens.unwrap_or(0));
         Self {
             input_tokens: usage.prompt_tokens.saturating_sub(cached),
             cache_read_input_tokens: usage.cached_tokens,
