@@ -32,6 +32,8 @@ const STEP: u64 = 1 << 10;
 const ALLOCATION: u64 = 16;
 /// Text up to this size is rather copied than that it keeps the whole body in memory: a URL, not a file.
 const FEW_BYTES: usize = 8 << 10;
+/// What some clients write before all UTF-8, as Python's JSON reader allows.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Longer names of fields are wrong in any case, and would only be repeated in errors.
 const MAX_NAME_BYTES: usize = 256;
 
@@ -74,8 +76,9 @@ struct Countdown {
 }
 
 impl Intake {
-    /// Nothing is built of `body` yet.
+    /// Nothing is built of `body` yet. A byte order mark before it is no part of it.
     pub(crate) fn new(body: Bytes, limits: &Limits, budget: &ByteBudget) -> Self {
+        let body = if body.starts_with(BYTE_ORDER_MARK) { body.slice(BYTE_ORDER_MARK.len()..) } else { body };
         let countdown = |limit, what, flag| Countdown { limit, left: limit, what, flag };
         Self {
             body,

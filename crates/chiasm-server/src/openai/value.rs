@@ -170,6 +170,16 @@ mod tests {
     }
 
     #[test]
+    fn a_byte_order_mark_is_no_part_of_a_body() {
+        let read_all =
+            |text: String| read(&mut Intake::new(text.into(), &Limits::default(), &ByteBudget::new(1 << 20)));
+        let value = body(&json!("x".repeat(100))).to_string();
+        assert!(read_all(format!("\u{feff}{value}")).is_ok());
+        let error = read_all(format!("\u{feff}\u{feff}{value}")).unwrap_err();
+        assert_eq!(error.status, StatusCode::BAD_REQUEST);
+    }
+
+    #[test]
     fn what_has_no_room_is_refused_for_now_and_what_never_has_for_good() {
         let (value, budget) = (body(&json!(vec![0; 1000])), ByteBudget::new(200_000));
         let outcome = || {
