@@ -237,7 +237,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     };
     let loras = lora::prepare(args, &model.name, lora::stamps(args, side)).await?;
     let mut connectors = connectors(args, &model, &options, private_network, &loras)?;
-    connectors.extend(upstreams(args, &model, &given)?);
+    connectors.extend(upstreams(args, &model)?);
     let swept = SocketDir::sweep();
     if swept > 0 {
         tracing::info!(swept, "removed folders of sockets that killed processes had left");

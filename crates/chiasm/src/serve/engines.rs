@@ -146,13 +146,9 @@ fn launch_host(
     })
 }
 
-/// The connectors of servers that somebody else runs. `given` is MODEL as it was given.
-pub(super) fn upstreams(
-    args: &ServeArgs,
-    model: &Arc<ServedModel>,
-    given: &str,
-) -> Result<Vec<Box<dyn Connector>>, CliError> {
-    let mut names = vec![model.name.clone(), given.to_owned()];
+/// The connectors of servers that somebody else runs.
+pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Vec<Box<dyn Connector>>, CliError> {
+    let mut names = vec![model.name.clone(), model.root.clone()];
     names.dedup();
     let connector = |upstream: &UpstreamArg| -> Option<Result<Box<dyn Connector>, CliError>> {
         // Workers of Dynamo come as they are found.
