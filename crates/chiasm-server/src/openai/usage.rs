@@ -47,7 +47,7 @@ struct CompletionDetails {
 }
 
 impl Usage {
-    /// That of a prompt before any new token. `reads_reasoning`: whether some of them may be reasoning.
+    /// The counts of a prompt before any new token. `reads_reasoning` says whether some of the new tokens may be reasoning.
     pub(crate) fn of_prompt(attempted: &Attempted, reads_reasoning: bool) -> Self {
         let mut usage = Self {
             prompt_tokens: attempted.prompt_tokens,

@@ -84,7 +84,7 @@ impl Browser {
         self.try_evaluate(script).unwrap_or_else(|error| panic!("{script}: {error}"))
     }
 
-    /// As [`evaluate`](Self::evaluate), or why the browser ran nothing.
+    /// Does the same as [`evaluate`](Self::evaluate), and says why if the browser ran nothing.
     fn try_evaluate(&mut self, script: &str) -> Result<Value, Value> {
         let arguments = json!({"expression": script, "awaitPromise": true, "returnByValue": true});
         let answer = self.ask("Runtime.evaluate", arguments)?;
