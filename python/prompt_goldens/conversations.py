@@ -110,6 +110,10 @@ TEXT = {
     "developer later": dict(messages=[system([text("a"), text("b")]), user("Hi"), {"role": "developer", "content": "Be kind."},
                                       system(""), user("Hi again")]),
     "assistant first": dict(messages=[assistant("I begin."), user("Odd.")]),
+    "languages of parts": dict(messages=[user(text("Hi") | {"source_lang_code": "en", "target_lang_code": "de"},
+                                              text("there") | {"glossary": {"z": [1, None], "a": "ü"}, "source_lang_code": "en"}, text("!"))]),
+    "role of a template": dict(messages=[{"role": "document", "content": "A bear."}, {"role": "document", "content": [text("A"), text("bee.")]},
+                                         user("Who?")]),
 }
 
 IMAGES = {
@@ -120,6 +124,7 @@ IMAGES = {
     "images over turns": dict(messages=[system("See."), user(IMAGE, text("One")), assistant("ok"), user(text("Two"), IMAGE, IMAGE)]),
     "image ids": dict(messages=[user(IMAGE, text("a"), IMAGE)], chat_template_kwargs={"add_vision_id": True}),
     "image and functions": dict(messages=[user(IMAGE, text("What is this?"))], tools=ALL),
+    "language of an image": dict(messages=[user(IMAGE | {"source_lang_code": "en"}, text("Translate it."))]),
     "placeholder in the text": dict(messages=[user(text("<image> here"), IMAGE)]),
     "too many placeholders in the text": dict(messages=[user(text("<image><image>"), IMAGE)]),
     "image in a tool's answer": dict(messages=[user("Go"), assistant("", tool_calls=[call("a", "{}")]),

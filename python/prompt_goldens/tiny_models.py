@@ -164,6 +164,8 @@ def build(root):
     write(root / "qwen3", qwen, llama_config(qwen), qwen_tokens | dict(chat_template="decoy"),
           {"chat_template.jinja": template("qwen3")})
     write(root / "llama2", llama, llama_config(llama), llama_tokens | dict(chat_template=template("llama2")), {})
+    # A template that knows more roles and fields than the API.
+    write(root / "translator", qwen, llama_config(qwen), qwen_tokens, {"chat_template.jinja": template("translator")})
     # Tokens that only the configuration names.
     added = {str(qwen.get_vocab_size()): dict(content="<added>", lstrip=True, normalized=False, rstrip=False,
                                               single_word=False, special=False)}

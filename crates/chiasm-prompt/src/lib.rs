@@ -49,7 +49,7 @@ mod tokenizer;
 pub use detokenize::Detokenizer;
 pub use error::PromptError;
 pub use expand::{Expanded, Item, Marker, Markers, expand};
-pub use message::{ChatContent, ChatMessage, ChatPart};
+pub use message::{ChatContent, ChatMessage, ChatPart, ExtendedPart};
 pub use stop::{StopStep, StopStrings};
 pub use template::{ChatTemplate, ContentFormat, MarkerText, RenderLimits, RenderOptions, check_template_kwargs};
 pub use tokenizer::{TokenCacheCounts, Tokenizer};

@@ -1,7 +1,7 @@
 //! A conversation as the chat template's user hands it over: parsed, with media items reduced to their places.
 
 use chiasm_types::Modality;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// One message of a conversation.
 ///
@@ -49,6 +49,28 @@ pub enum ChatPart {
     Text(String),
     /// The place of the next media item of this modality.
     Media(Modality),
+    /// One of the others, with what only this template asks of a part: the language of a text that is to be translated, say.
+    Extended(Box<ExtendedPart>),
+}
+
+/// A part with fields that it has in no API: the template reads them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExtendedPart {
+    /// The part without them, which is not extended.
+    pub part: ChatPart,
+    /// They are in the part's dict behind what it says, and nowhere where the template wants its content as a string.
+    pub fields: Map<String, Value>,
+}
+
+impl ChatPart {
+    /// Its text, if it is one.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Media(_) => None,
+            Self::Extended(extended) => extended.part.text(),
+        }
+    }
 }
 
 impl ChatMessage {
@@ -57,13 +79,7 @@ impl ChatMessage {
         let content = match &self.content {
             None => 0,
             Some(ChatContent::Text(text)) => text.len(),
-            Some(ChatContent::Parts(parts)) => parts
-                .iter()
-                .map(|part| match part {
-                    ChatPart::Text(text) => text.len(),
-                    ChatPart::Media(_) => 0,
-                })
-                .sum(),
+            Some(ChatContent::Parts(parts)) => parts.iter().filter_map(ChatPart::text).map(str::len).sum(),
         };
         content + self.reasoning.as_ref().map_or(0, String::len)
     }

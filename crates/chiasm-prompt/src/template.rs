@@ -214,6 +214,33 @@ impl ChatTemplate {
         [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().any(|inner| inner.system_first_alone)
     }
 
+    /// Whether the template knows a role of this name: it writes `'name'` or `"name"`.
+    pub fn knows_role(&self, name: &str) -> bool {
+        self.quotes(name)
+    }
+
+    fn quotes(&self, name: &str) -> bool {
+        let texts = [format!("'{name}'"), format!("\"{name}\"")];
+        self.sources().any(|source| texts.iter().any(|text| source.contains(text)))
+    }
+
+    /// Whether the template reads a field of this name of the parts of a message: it writes `.name`, `'name'` or `"name"`, and wants
+    /// parts.
+    pub fn reads_of_parts(&self, name: &str) -> bool {
+        let attribute = format!(".{name}");
+        let is_read = |source: &str| {
+            source.match_indices(&attribute).any(|(at, found)| {
+                let behind = source[at + found.len()..].chars().next();
+                !behind.is_some_and(|next| next == '_' || next.is_alphanumeric())
+            })
+        };
+        self.inner.format == ContentFormat::Parts && (self.quotes(name) || self.sources().any(is_read))
+    }
+
+    fn sources(&self) -> impl Iterator<Item = &str> {
+        [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().map(|inner| &*inner.source)
+    }
+
     /// The text of the template that writes conversations with functions.
     pub fn source_for_tools(&self) -> &str {
         &self.for_tools.as_ref().unwrap_or(&self.inner).source

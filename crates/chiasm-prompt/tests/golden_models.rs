@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use chiasm_prompt::{
-    ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, Item, Marker, MarkerText, Markers,
-    RenderOptions, StopStrings, Tokenizer, expand,
+    ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, ExtendedPart, Item, Marker,
+    MarkerText, Markers, RenderOptions, StopStrings, Tokenizer, expand,
 };
 use chiasm_types::{Modality, Placeholder, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
-const MODELS: [&str; 9] =
-    ["developer", "llama2", "llama3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl", "vicuna"];
+const MODELS: [&str; 10] =
+    ["developer", "llama2", "llama3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl", "translator", "vicuna"];
 
 struct Golden {
     dir: PathBuf,
@@ -46,10 +46,15 @@ fn tokens(value: &Value) -> Vec<TokenId> {
 /// What the server does with a request body before it comes here.
 fn message(body: &Value) -> ChatMessage {
     let text = |key: &str| body[key].as_str().map(str::to_owned);
-    let part = |part: &Value| match part["type"].as_str().unwrap() {
-        "text" => ChatPart::Text(part["text"].as_str().unwrap().to_owned()),
-        "image_url" => ChatPart::Media(Modality::Image),
-        other => panic!("part of type {other}"),
+    let part = |value: &Value| {
+        let part = match value["type"].as_str().unwrap() {
+            "text" => ChatPart::Text(value["text"].as_str().unwrap().to_owned()),
+            "image_url" => ChatPart::Media(Modality::Image),
+            other => panic!("part of type {other}"),
+        };
+        let mut fields = value.as_object().unwrap().clone();
+        ["type", "text", "image_url"].iter().for_each(|field| drop(fields.shift_remove(*field)));
+        if fields.is_empty() { part } else { ChatPart::Extended(Box::new(ExtendedPart { part, fields })) }
     };
     ChatMessage {
         role: text("role").unwrap(),

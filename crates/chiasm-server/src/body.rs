@@ -29,7 +29,8 @@ pub(crate) async fn parse<T: RequestBody>(
     let Arrived { bytes, values } = body;
     let small = bytes.len() <= SMALL && values <= FEW_VALUES;
     let cost = price::json(bytes.len(), values);
-    let intake = Intake::new(bytes, &frontend.limits, frontend.door.budget());
+    let mut intake = Intake::new(bytes, &frontend.limits, frontend.door.budget());
+    intake.template = frontend.model.template.clone();
     let parsed = frontend.cpu.run_or_here(small, cpu, cost, move || T::parse(intake)).await;
     let (request, charge) = parsed.map_err(|error| error.at("body"))??;
     Ok(JsonBody { request, charge })

@@ -50,7 +50,7 @@ fn to_dict<'a>(
         "tool" => {
             extra.extend(message.tool_call_id.as_ref().map(|id| ("tool_call_id", json!(id))));
             // Most templates take a tool's answer for a string, whatever they take elsewhere.
-            if format == ContentFormat::Parts && !parts.iter().any(|part| matches!(part, Part::Media(_))) {
+            if format == ContentFormat::Parts && !parts.iter().any(|part| matches!(part.says, Says::Media(_))) {
                 content = Value::String(texts(&parts).join("\n"));
             }
         }
@@ -68,7 +68,14 @@ fn to_dict<'a>(
 
 /// A part of a message, which may be long and is not copied.
 #[derive(Clone, Copy)]
-enum Part<'a> {
+struct Part<'a> {
+    says: Says<'a>,
+    /// What else is in its dict.
+    fields: Option<&'a Map<String, Value>>,
+}
+
+#[derive(Clone, Copy)]
+enum Says<'a> {
     Text(&'a str),
     Media(&'a Modality),
 }
@@ -77,12 +84,12 @@ enum Part<'a> {
 fn parts_of(message: &ChatMessage) -> Vec<Part<'_>> {
     let mut parts = match &message.content {
         None => Vec::new(),
-        Some(ChatContent::Text(text)) => vec![Part::Text(text)],
+        Some(ChatContent::Text(text)) => vec![Part { says: Says::Text(text), fields: None }],
         Some(ChatContent::Parts(parts)) => parts.iter().map(Part::from).collect(),
     };
     if message.role == "system" {
-        parts.retain_mut(|part| match part {
-            Part::Text(text) if text.starts_with(BILLING_HEADER) => {
+        parts.retain_mut(|part| match &mut part.says {
+            Says::Text(text) if text.starts_with(BILLING_HEADER) => {
                 *text = text.split_once('\n').map_or("", |(_, rest)| rest);
                 !text.is_empty()
             }
@@ -95,23 +102,28 @@ fn parts_of(message: &ChatMessage) -> Vec<Part<'_>> {
 impl<'a> From<&'a ChatPart> for Part<'a> {
     fn from(part: &'a ChatPart) -> Self {
         match part {
-            ChatPart::Text(text) => Self::Text(text),
-            ChatPart::Media(modality) => Self::Media(modality),
+            ChatPart::Text(text) => Self { says: Says::Text(text), fields: None },
+            ChatPart::Media(modality) => Self { says: Says::Media(modality), fields: None },
+            ChatPart::Extended(extended) => Self { fields: Some(&extended.fields), ..Self::from(&extended.part) },
         }
     }
 }
 
 fn part_dict(part: &Part<'_>) -> Value {
-    match part {
-        Part::Text(text) => json!({"type": "text", "text": text}),
-        Part::Media(modality) => json!({"type": modality.name()}),
+    let mut dict = match part.says {
+        Says::Text(text) => json!({"type": "text", "text": text}),
+        Says::Media(modality) => json!({"type": modality.name()}),
+    };
+    if let (Some(dict), Some(fields)) = (dict.as_object_mut(), part.fields) {
+        dict.extend(fields.clone());
     }
+    dict
 }
 
 fn texts<'a>(parts: &[Part<'a>]) -> Vec<&'a str> {
-    let text = |part: &Part<'a>| match *part {
-        Part::Text(text) => Some(text),
-        Part::Media(_) => None,
+    let text = |part: &Part<'a>| match part.says {
+        Says::Text(text) => Some(text),
+        Says::Media(_) => None,
     };
     parts.iter().filter_map(text).collect()
 }
@@ -148,8 +160,8 @@ fn joined<'a>(
 fn counted<'m, 'a>(parts: &[Part<'a>], markers: &[MarkerText<'m>], numbers: &mut Numbers<'a>) -> Vec<(&'m str, usize)> {
     let mut modalities: Vec<(&Modality, usize)> = Vec::new();
     for part in parts {
-        let Part::Media(modality) = part else { continue };
-        match modalities.iter_mut().find(|(known, _)| known == modality) {
+        let Says::Media(modality) = part.says else { continue };
+        match modalities.iter_mut().find(|(known, _)| *known == modality) {
             Some((_, items)) => *items += 1,
             None => modalities.push((modality, 1)),
         }

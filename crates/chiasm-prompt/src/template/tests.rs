@@ -55,6 +55,19 @@ fn numbered_items_are_counted_through_the_conversation() {
     assert_eq!(rendered, "first|Audio 2: and|");
 }
 
+#[test]
+fn what_a_template_names_is_known() {
+    let parts = "{% for m in messages %}{% for p in m.content %}{{ p.lang }}{{ p['to'] }}{{ p.text_x }}{% endfor %}{% endfor %}";
+    let template = compile(parts).unwrap();
+    assert_eq!(template.content_format(), ContentFormat::Parts);
+    let read = ["lang", "to", "text_x", "text", "p", "la", "ang", ""].map(|name| template.reads_of_parts(name));
+    assert_eq!(read, [true, true, true, false, false, false, false, false]);
+    let string = compile("{{ messages[0].lang }}{% if messages[0].role == \"judge\" %}{% endif %}").unwrap();
+    assert!(!string.reads_of_parts("lang"));
+    let known = ["judge", "lang", "jud", ""].map(|role| string.knows_role(role));
+    assert_eq!(known, [true, false, false, false]);
+}
+
 /// Templates on which minijinja can't be made to agree, or nobody has needed it. All but the last fail or are more lenient.
 const KNOWN_DIFFERENCES: [&str; 6] = [
     "{{ '%s' % 'x' }}",

@@ -12,9 +12,10 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use chiasm_media::{ByteBudget, Charge, MediaError};
+use chiasm_prompt::ChatTemplate;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::frontend::Limits;
@@ -58,6 +59,8 @@ pub(crate) struct Intake {
     pub(crate) media: Vec<MediaRef>,
     /// Lists and objects around the JSON value that is being read.
     pub(crate) depth: usize,
+    /// The template that the request's messages are for, if there is one: it may know more roles and fields than the API.
+    pub(crate) template: Option<ChatTemplate>,
 }
 
 /// Things that may still be built.
@@ -96,6 +99,7 @@ impl Intake {
             refusal: None,
             media: Vec::new(),
             depth: 0,
+            template: None,
         }
     }
 
@@ -304,6 +308,27 @@ impl Intake {
     /// A field's string, which is not kept; `None` for null.
     pub(crate) fn borrowed<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
         Ok(map.next_value::<Option<Text<'de>>>()?.map(|Text(text)| text))
+    }
+
+    /// Reads a field of a part that nothing is known of but what the template does with it. Adds it to `fields` if the template reads
+    /// it, else leaves it in `first` as [`Self::unknown`] does.
+    pub(crate) fn of_template<'de, A: MapAccess<'de>>(
+        &mut self,
+        map: &mut A,
+        name: &str,
+        (fields, first): (&mut Map<String, Value>, &mut Option<String>),
+    ) -> Result<(), A::Error> {
+        if !self.template.as_ref().is_some_and(|template| template.reads_of_parts(name)) {
+            return self.unknown(map, first);
+        }
+        let built = self.built;
+        let value: Value = map.next_value_seed(self.seed())?;
+        if value.is_null() {
+            return Ok(());
+        }
+        // What planning makes of it, as of any text of a prompt.
+        self.take(PLANNED_BYTES * (self.built - built))?;
+        self.insert(fields, name, value)
     }
 
     /// Reads a field that nothing is known of. Leaves the first one that is not null in `first`, by its full name.

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::fmt;
 
 use chiasm_media::MediaInput;
-use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+use chiasm_prompt::{ChatContent, ChatMessage, ChatPart, ExtendedPart};
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::intake::{Intake, Seed};
 use super::media_parts::{InputAudio, MEDIA_KINDS, MediaUrl, take_uuid};
@@ -14,6 +14,7 @@ use super::request::LargeField;
 use crate::error::ApiError;
 use crate::pipeline::MediaRef;
 
+/// The roles of the API. A template may know others.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 /// A kind of part that is text.
@@ -147,9 +148,10 @@ fn take_prompt_text<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) ->
 
 /// What a message of a role must and must not have.
 fn check<E: Error>(intake: &mut Intake, role: &str, message: &ChatMessage) -> Result<(), E> {
-    let error = if !ROLES.contains(&role) {
+    let is_known = ROLES.contains(&role) || intake.template.as_ref().is_some_and(|template| template.knows_role(role));
+    let error = if !is_known {
         let name = intake.below(".role");
-        let known = "system, developer, user, assistant or tool";
+        let known = "system, developer, user, assistant, tool or one that the model's chat template names";
         ApiError::invalid(&name, format!("'{name}' must be {known}, got '{role}'"))
     } else if role != "assistant" && message.tool_calls.as_ref().is_some_and(calls_something) {
         ApiError::invalid(intake.below(".tool_calls"), "only an assistant message has tool calls")
@@ -218,7 +220,9 @@ struct PartFields {
     uuid: Option<String>,
     /// Whether it says how closely to look at an image, as parts of the type `input_image` do.
     has_detail: bool,
-    /// The first field that no part has.
+    /// What only the model's chat template knows.
+    extra: Map<String, Value>,
+    /// The first field that nobody knows.
     unknown: Option<String>,
 }
 
@@ -244,7 +248,7 @@ impl PartFields {
                     };
                     fields.media[index] = Some(url.unwrap_or_default());
                 }
-                _ => intake.unknown(map, &mut fields.unknown)?,
+                _ => intake.of_template(map, &name, (&mut fields.extra, &mut fields.unknown))?,
             }
             intake.leave(outer);
         }
@@ -253,7 +257,11 @@ impl PartFields {
 
     /// What its type makes of them.
     fn part<E: Error>(mut self, intake: &mut Intake) -> Result<ChatPart, E> {
-        let Some(kind) = self.kind.take() else { return Err(intake.missing(".type")) };
+        // As in vLLM, an item need not say what it is.
+        let of_item = || MEDIA_KINDS.iter().zip(&self.media).find(|(_, url)| url.is_some()).map(|(kind, _)| kind.field);
+        let Some(kind) = self.kind.take().or_else(|| of_item().map(str::to_owned)) else {
+            return Err(intake.missing(".type"));
+        };
         let is_asked = |types: &[&str]| types.contains(&&*kind);
         let text = TEXT_KINDS.iter().zip(&mut self.texts).find(|(known, _)| is_asked(known.types));
         let text = text.map(|(asked, text)| (asked, text.take()));
@@ -287,7 +295,10 @@ impl PartFields {
             return Err(intake.refuse(ApiError { code: "unsupported_part", ..error }));
         };
         intake.refuse_unknown(unknown)?;
-        Ok(part)
+        Ok(match self.extra.is_empty() {
+            true => part,
+            false => ChatPart::Extended(Box::new(ExtendedPart { part, fields: self.extra })),
+        })
     }
 }
 

@@ -54,11 +54,8 @@ pub(super) fn text(content: ChatContent) -> String {
         ChatContent::Text(text) => return text,
         ChatContent::Parts(parts) => parts,
     };
-    let texts = parts.into_iter().filter_map(|part| match part {
-        ChatPart::Text(text) => Some(text),
-        ChatPart::Media(_) => None,
-    });
-    texts.reduce(|all, next| all + "\n" + &next).unwrap_or_default()
+    let texts: Vec<&str> = parts.iter().filter_map(ChatPart::text).collect();
+    texts.join("\n")
 }
 
 impl<'de> Visitor<'de> for Seed<'_, Option<Content>> {

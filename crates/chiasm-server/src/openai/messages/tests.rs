@@ -170,6 +170,68 @@ fn an_image_may_have_the_type_and_detail_of_responses() {
 }
 
 #[test]
+fn an_item_need_not_say_what_it_is() {
+    let parts = json!([{"image_url": "http://a"}, {"input_audio": {"data": "QUJD", "format": "wav"}}, {"type": null, "video_url": {"url": "http://b"}}]);
+    let (_, media) = parse(&json!([{"role": "user", "content": parts}])).unwrap();
+    let modalities: Vec<_> = media.iter().map(|item| item.modality.name()).collect();
+    assert_eq!(modalities, ["image", "audio", "video"]);
+    for part in [json!({"text": "x"}), json!({"uuid": "x"}), json!({})] {
+        assert_eq!(refused(json!([{"role": "user", "content": [part]}])), "messages[0].content[0].type");
+    }
+    let both = json!([{"image_url": "http://a", "video_url": "http://b"}]);
+    assert_eq!(refused(json!([{"role": "user", "content": both}])), "messages[0].content[0].video_url");
+}
+
+/// A template that knows the role `document`, and a part's `language` if it wants parts.
+fn with_template(messages: &Value, wants_parts: bool) -> Result<Vec<ChatMessage>, ApiError> {
+    let content = if wants_parts {
+        "{% for part in m['content'] %}{{ part.language }}{{ part['text'] }}{% endfor %}"
+    } else {
+        "{{ m.language }}"
+    };
+    let template =
+        format!("{{% for m in messages %}}{{% if m.role == 'document' %}}{{% endif %}}{content}{{% endfor %}}");
+    let dir = tempfile::tempdir().unwrap();
+    let mut intake = Intake::of(&json!({"messages": messages}));
+    intake.template = ChatTemplate::from_model_dir(dir.path(), Some(template.as_ref())).unwrap();
+    request::read(&mut intake).map(|(_, Messages { messages, .. })| messages)
+}
+
+#[test]
+fn roles_and_fields_of_parts_may_be_those_of_the_template() {
+    let messages = json!([
+        {"role": "document", "content": "x"},
+        {"role": "user", "content": [
+            {"type": "text", "text": "y", "language": {"from": ["en"]}},
+            {"type": "image_url", "image_url": "http://a", "language": 3},
+            {"type": "text", "text": "z", "language": null},
+        ]},
+    ]);
+    let read = with_template(&messages, true).unwrap();
+    assert_eq!(read[0].role, "document");
+    let extended = |part, language| {
+        let fields = Map::from_iter([("language".to_owned(), language)]);
+        ChatPart::Extended(Box::new(ExtendedPart { part, fields }))
+    };
+    let parts = vec![
+        extended(ChatPart::Text("y".to_owned()), json!({"from": ["en"]})),
+        extended(ChatPart::Media(Modality::Image), json!(3)),
+        ChatPart::Text("z".to_owned()),
+    ];
+    assert_eq!(read[1].content, Some(ChatContent::Parts(parts)));
+    let refused = |messages: &Value, wants_parts| with_template(messages, wants_parts).unwrap_err().param.unwrap();
+    assert_eq!(refused(&messages, false), "messages[1].content[0].language");
+    for (field, message) in [
+        ("role", json!({"role": "documents", "content": "x"})),
+        ("content", json!({"role": "document"})),
+        ("language", json!({"role": "user", "content": "x", "language": "en"})),
+        ("content[0].tongue", json!({"role": "user", "content": [{"type": "text", "text": "x", "tongue": "en"}]})),
+    ] {
+        assert_eq!(refused(&json!([message]), true), format!("messages[0].{field}"));
+    }
+}
+
+#[test]
 fn messages_and_parts_are_bounded() {
     let limits = Limits { messages: 2, content_parts: 3, ..Limits::default() };
     let outcome = |messages: &Value| {

@@ -58,6 +58,11 @@ fn of_part(part: ChatPart, items: &mut impl Iterator<Item = usize>) -> Value {
     let modality = match part {
         ChatPart::Text(text) => return json!({"type": "text", "text": Value::String(text)}),
         ChatPart::Media(modality) => modality,
+        ChatPart::Extended(extended) => {
+            let mut value = of_part(extended.part, items);
+            value.as_object_mut().into_iter().for_each(|dict| dict.extend(extended.fields.clone()));
+            return value;
+        }
     };
     let kind = match &modality {
         Modality::Image => "image_url",
