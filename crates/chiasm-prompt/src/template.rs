@@ -221,7 +221,7 @@ impl ChatTemplate {
 
     fn quotes(&self, name: &str) -> bool {
         let texts = [format!("'{name}'"), format!("\"{name}\"")];
-        self.sources().any(|source| texts.iter().any(|text| source.contains(text)))
+        !name.is_empty() && self.sources().any(|source| texts.iter().any(|text| source.contains(text)))
     }
 
     /// Whether the template reads a field of this name of the parts of a message: it writes `.name`, `'name'` or `"name"`, and wants

@@ -1,5 +1,6 @@
 use bytes::Bytes;
 use chiasm_media::ByteBudget;
+use chiasm_prompt::ChatTemplate;
 use chiasm_types::Modality;
 use serde_json::json;
 
