@@ -91,6 +91,7 @@ pub struct ChatTemplate {
     for_tools: Option<Arc<Inner>>,
 }
 
+#[derive(Clone)]
 struct Inner {
     environment: Environment<'static>,
     source: String,
@@ -198,13 +199,23 @@ impl ChatTemplate {
     pub fn with_limits(&self, limits: RenderLimits) -> Result<Self, PromptError> {
         let limited = |inner: &Inner| {
             let source = Source { text: inner.source.clone(), origin: NAME.to_owned() };
-            Self::compile(source, inner.special_tokens.clone(), limits, inner.clock.clone())
+            let compiled = Self::compile(source, inner.special_tokens.clone(), limits, inner.clock.clone())?;
+            Ok::<_, PromptError>(compiled.with_content_format(inner.format))
         };
         let for_tools = self.for_tools.as_deref().map(limited).transpose()?.map(|template| template.inner);
         Ok(Self { for_tools, ..limited(&self.inner)? })
     }
 
-    /// The form of content that the template wants.
+    /// The same template, which is given content in this form, whatever it seems to want.
+    #[must_use]
+    pub fn with_content_format(mut self, format: ContentFormat) -> Self {
+        for inner in std::iter::once(&mut self.inner).chain(&mut self.for_tools) {
+            Arc::make_mut(inner).format = format;
+        }
+        self
+    }
+
+    /// The form of content that the template wants, or is given.
     pub fn content_format(&self) -> ContentFormat {
         self.inner.format
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chiasm_backend::LargestItem;
 use chiasm_parse::UnknownParser;
-use chiasm_prompt::{ChatTemplate, PromptError, Tokenizer};
+use chiasm_prompt::{ChatTemplate, ContentFormat, PromptError, Tokenizer};
 use chiasm_types::TokenId;
 use chiasm_vision::{TakenKinds, VisionError, VisionModel, Vocabulary};
 use serde_json::{Map, Value};
@@ -128,6 +128,12 @@ impl ServedModel {
             generation: GenerationConfig::from_model_dir(dir)?,
             chats: ChatDefaults::default(),
         })
+    }
+
+    /// The same model, whose chat template is given content in this form.
+    #[must_use]
+    pub fn with_content_format(self, format: ContentFormat) -> Self {
+        Self { template: self.template.map(|template| template.with_content_format(format)), ..self }
     }
 
     /// The same model, whose answers are read by these parsers.

@@ -204,6 +204,10 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     hub_model::locate(args, &flags).await?;
     let native = vllm_processor::native_images(args, &flags)?;
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
+    let model = match args.prompts.chat_template_content_format.given() {
+        None => model,
+        Some(format) => model.with_content_format(format),
+    };
     let model = with_engine_kwargs(model, args, &flags)?;
     let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
     let model = model.with_token_cache(args.prompts.token_cache_bytes);

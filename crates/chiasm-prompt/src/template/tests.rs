@@ -64,6 +64,7 @@ fn what_a_template_names_is_known() {
     assert_eq!(read, [true, true, true, false, false, false, false, false]);
     let string = compile("{{ messages[0].lang }}{% if messages[0].role == \"judge\" %}{% endif %}").unwrap();
     assert!(!string.reads_of_parts("lang"));
+    assert!(string.clone().with_content_format(ContentFormat::Parts).reads_of_parts("lang"));
     let known = ["judge", "lang", "jud", ""].map(|role| string.knows_role(role));
     assert_eq!(known, [true, false, false, false]);
 }

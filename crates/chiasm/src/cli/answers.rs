@@ -1,6 +1,6 @@
 //! Flags of how conversations are written, and how answers are read and shown.
 
-use chiasm_prompt::check_template_kwargs;
+use chiasm_prompt::{ContentFormat, check_template_kwargs};
 use chiasm_server::ReasoningFields;
 use chiasm_server::answers::ParserChoice;
 use chiasm_server::model::ChatDefaults;
@@ -27,6 +27,10 @@ pub(crate) struct AnswerArgs {
 /// Flags of how conversations become prompts.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
+    /// The form in which the chat template is given the content of messages: a string, a list of parts as in OpenAI's API, or what
+    /// the template seems to want
+    #[arg(long, env = "CHIASM_CHAT_TEMPLATE_CONTENT_FORMAT", value_enum, default_value = "auto")]
+    pub(crate) chat_template_content_format: ContentFormatChoice,
     /// Variables for the chat template, as a JSON object, that requests may set otherwise in chat_template_kwargs
     #[arg(long, env = "CHIASM_DEFAULT_CHAT_TEMPLATE_KWARGS", value_name = "JSON", value_parser = json_object, default_value = "{}")]
     pub(crate) default_chat_template_kwargs: Map<String, Value>,
@@ -49,6 +53,25 @@ impl PromptArgs {
         check_template_kwargs(&template_kwargs)
             .map_err(|error| CliError::Usage(format!("--default-chat-template-kwargs: {error}")))?;
         Ok(ChatDefaults { template_kwargs, excludes_uncalled_tools: self.exclude_tools_when_tool_choice_none })
+    }
+}
+
+/// vLLM's names of the forms of content.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ContentFormatChoice {
+    Auto,
+    String,
+    Openai,
+}
+
+impl ContentFormatChoice {
+    /// The form, if it is not the template that decides.
+    pub(crate) fn given(self) -> Option<ContentFormat> {
+        match self {
+            Self::Auto => None,
+            Self::String => Some(ContentFormat::String),
+            Self::Openai => Some(ContentFormat::Parts),
+        }
     }
 }
 

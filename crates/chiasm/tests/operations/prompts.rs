@@ -42,3 +42,21 @@ async fn variables_of_all_conversations_yield_to_those_of_one_and_uncalled_funct
     let server = serve(&[&flags[..2], &flags[4..]].concat()).await;
     assert_eq!(tokens(&server, json!({"tool_choice": "none"})).await, two, "without the flags");
 }
+
+/// TranslateGemma's is like this: it takes one part, by its place, and its languages.
+const OF_ONE_PART: &str = "{% set part = messages[0]['content'][0] %}{{ part['source_lang_code'] }} to {{ part.target_lang_code }}: {{ part['text'] }}";
+
+#[tokio::test]
+async fn a_template_may_be_given_parts_whatever_it_seems_to_want() {
+    let part = json!({"type": "text", "text": "dog", "source_lang_code": "en", "target_lang_code": "es"});
+    let body = json!({"messages": [{"role": "user", "content": [part]}], "return_token_strs": true});
+    let server = serve(&["--chat-template", OF_ONE_PART, "--chat-template-content-format", "openai"]).await;
+    let answer = server.post("/tokenize", &body).await.ok();
+    let tokens = answer["token_strs"].as_array().expect("a list").iter().filter_map(Value::as_str);
+    assert_eq!(tokens.collect::<String>().replace('\u{120}', " "), "en to es: dog");
+
+    // It seems to want a string, in which there is no place for languages.
+    let server = serve(&["--chat-template", OF_ONE_PART]).await;
+    let refused = server.post("/tokenize", &body).await.refused(400);
+    assert_eq!(refused, "messages[0].content[0].source_lang_code");
+}
