@@ -79,9 +79,9 @@ pub(crate) async fn chat(
     let attempted = generation.attempted();
     let shown = shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.as_slice());
     let chunks = chat::Chunks::new(&head, tokenizer, frontend.reasoning_fields, shown.is_some());
-    let mut begin = Vec::new();
-    (0..prepared.sampling.n as usize).for_each(|index| chunks.write_role(&mut begin, index, shown));
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
+    let mut begin = Vec::new();
+    (0..prepared.sampling.n as usize).for_each(|index| chunks.write_role(&mut begin, index, shown, meter.in_chunks(0)));
     // A client has no use for chunks without anything.
     let skips_empty = prepared.reading.is_some() && shown.is_none();
     let chunks = Arc::new(chunks);

@@ -187,6 +187,8 @@ pub struct Frontend {
     pub keys: ApiKeys,
     /// Where clients find reasoning.
     pub reasoning_fields: ReasoningFields,
+    /// Every chunk of every stream has its usage so far, and each stream ends with that of all of it.
+    pub always_tells_usage: bool,
     /// Pages of which web sites may ask; `None` for none.
     pub cors: Option<Cors>,
     /// The prefix that paths may have; `None` for none.
@@ -235,6 +237,7 @@ impl Frontend {
             routing: RoutingOptions::default(),
             keys: ApiKeys::default(),
             reasoning_fields: ReasoningFields::default(),
+            always_tells_usage: false,
             cors: None,
             root_path: None,
             adapters_may_change: false,
@@ -268,6 +271,12 @@ impl Frontend {
     #[must_use]
     pub fn with_reasoning_fields(self, reasoning_fields: ReasoningFields) -> Self {
         Self { reasoning_fields, ..self }
+    }
+
+    /// The same frontend, which tells usage in all streams of chats and completions, or in those alone whose clients ask for it.
+    #[must_use]
+    pub fn with_usage_in_all_streams(self, always_tells_usage: bool) -> Self {
+        Self { always_tells_usage, ..self }
     }
 
     /// The same frontend, which lets pages of these web sites ask.

@@ -38,6 +38,10 @@ impl Meter {
         admission.record.streamed();
         attempted.iter().for_each(|attempted| admission.record.attempted(*attempted));
         let usage = |attempted| Usage::of_prompt(attempted, reads_reasoning);
+        let options = match frontend.always_tells_usage {
+            true => StreamOptions { include_usage: true, continuous_usage: true },
+            false => options,
+        };
         let (frontend, usages) = (frontend.clone(), attempted.iter().map(usage).collect());
         Self { frontend, options, usages, admission }
     }
@@ -50,7 +54,12 @@ impl Meter {
             usage.prefilled(prefill);
         }
         usage.reasoning_tokens = usage.reasoning_tokens.map(|tokens| tokens + delta.reasoning_tokens);
-        self.options.continuous_usage.then_some(*usage)
+        self.in_chunks(prompt)
+    }
+
+    /// The prompt's usage so far, if the client wants it in every chunk.
+    pub(crate) fn in_chunks(&self, prompt: usize) -> Option<Usage> {
+        self.options.continuous_usage.then(|| self.usages[prompt])
     }
 
     /// All that was counted.

@@ -90,6 +90,7 @@ pub(crate) async fn run(
         .with_routing(routing)
         .with_keys(keys)
         .with_reasoning_fields(args.answers.reasoning_fields.into())
+        .with_usage_in_all_streams(args.answers.enable_force_include_usage)
         .with_cors(cors)
         .with_root_path(args.http.root_path.clone())
         .with_adapters_that_change(args.lora.allow_runtime_lora_updating)

@@ -139,6 +139,34 @@ async fn a_stream_says_the_same_as_a_whole_answer() {
 }
 
 #[tokio::test]
+async fn every_chunk_tells_usage_where_clients_or_the_operator_want_that() {
+    let of = |extra: Value| with(with(ask("word"), json!({"stream": true, "n": 2})), extra);
+    let check = |chunks: &[Value]| {
+        let (last, others) = chunks.split_last().expect("chunks");
+        let prompt = last["usage"]["prompt_tokens"].as_u64().expect("a count");
+        let counts: Vec<u64> =
+            others.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().expect("a count")).collect();
+        assert_eq!(counts[..2], [0, 0], "the roles");
+        assert!(counts.is_sorted() && others.iter().all(|chunk| chunk["usage"]["prompt_tokens"] == prompt));
+        assert_eq!(last["usage"]["completion_tokens"], *counts.last().expect("a count"));
+        assert_eq!(last["choices"], json!([]));
+    };
+    let server = serve(1, &[]).await;
+    let options = json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    check(&server.chat(&of(options)).await.chunks());
+    let chunks = server.chat(&of(json!({"stream_options": {"continuous_usage_stats": true}}))).await.chunks();
+    assert!(chunks.iter().all(|chunk| chunk["usage"].is_null() && chunk["choices"][0].is_object()));
+
+    let server = serve(1, &["--enable-force-include-usage"]).await;
+    for extra in [json!({}), json!({"stream_options": {"include_usage": false}})] {
+        check(&server.chat(&of(extra)).await.chunks());
+    }
+    let completion = json!({"prompt": "word", "max_tokens": 3, "stream": true});
+    let chunks = server.post("/v1/completions", &completion).await.chunks();
+    assert!(chunks.iter().all(|chunk| chunk["usage"].is_object()));
+}
+
+#[tokio::test]
 async fn stop_strings_cut_the_text_and_max_tokens_ends_it() {
     let server = serve(1, &[]).await;
     let stopped = server.chat(&with(ask("x"), json!({"stop": [" of "]}))).await.ok();

@@ -159,7 +159,13 @@ impl Chunks {
     }
 
     /// Appends the first chunk of a choice: its role.
-    pub(crate) fn write_role(&self, events: &mut Vec<u8>, index: usize, prompt_tokens: Option<&[TokenId]>) {
+    pub(crate) fn write_role(
+        &self,
+        events: &mut Vec<u8>,
+        index: usize,
+        prompt_tokens: Option<&[TokenId]>,
+        usage: Option<Usage>,
+    ) {
         let choice = ChunkChoice {
             index,
             delta: Delta { role: Some("assistant"), content: Some(""), ..Delta::default() },
@@ -169,7 +175,7 @@ impl Chunks {
             token_ids: None,
         };
         let prompt_token_ids = prompt_tokens.map(Ids);
-        self.head.write(events, &[choice], &Beside { prompt_token_ids, ..Beside::default() });
+        self.head.write(events, &[choice], &Beside { prompt_token_ids, usage, ..Beside::default() });
     }
 
     /// Appends a chunk with new text, or with the reason of the end, or both.

@@ -57,7 +57,7 @@ pub(crate) struct Common {
 }
 
 /// `stream_options` of a streamed answer.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
     /// vLLM's extension: usage in every chunk.
@@ -308,10 +308,10 @@ fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
         (true, None) => Ok(Some(StreamOptions::default())),
         (true, Some(options)) => {
             let mut options = Fields::new(options, "stream_options")?;
-            let parsed = StreamOptions {
-                include_usage: options.take("include_usage")?.unwrap_or(false),
-                continuous_usage: options.take("continuous_usage_stats")?.unwrap_or(false),
-            };
+            let include_usage = options.take("include_usage")?.unwrap_or(false);
+            // As in vLLM nothing without the other.
+            let continuous_usage = options.take("continuous_usage_stats")?.unwrap_or(false) && include_usage;
+            let parsed = StreamOptions { include_usage, continuous_usage };
             options.ignore(&["include_obfuscation"]);
             options.finish()?;
             Ok(Some(parsed))
@@ -419,6 +419,8 @@ mod tests {
         assert_eq!(refused(json!({"stream_options": {"include_usage": true}})).as_deref(), Some("stream_options"));
         let stream = common(json!({"stream": true, "stream_options": {"include_usage": true}})).unwrap().stream;
         assert!(stream.unwrap().include_usage);
+        let alone = json!({"stream": true, "stream_options": {"continuous_usage_stats": true}});
+        assert_eq!(common(alone).unwrap().stream, Some(StreamOptions::default()));
     }
 
     #[test]

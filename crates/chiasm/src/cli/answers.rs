@@ -22,6 +22,9 @@ pub(crate) struct AnswerArgs {
     /// The fields of messages that have reasoning: vLLM's, the older name that many clients read, or both
     #[arg(long, env = "CHIASM_REASONING_FIELDS", value_enum, default_value = "both")]
     pub(crate) reasoning_fields: FieldChoice,
+    /// Tell usage in all streams of chats and completions, as if their clients asked for it with stream_options
+    #[arg(long, env = "CHIASM_ENABLE_FORCE_INCLUDE_USAGE")]
+    pub(crate) enable_force_include_usage: bool,
 }
 
 /// Flags of how conversations become prompts.
