@@ -62,7 +62,7 @@ pub(crate) struct Cli {
 
 /// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
 const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Traces", "Prompts", "vLLM's processor"];
-const NOR_THESE: [&str; 9] = [
+const NOR_THESE: [&str; 11] = [
     "upstream",
     "dynamo_tensors_gb",
     "agents",
@@ -72,6 +72,8 @@ const NOR_THESE: [&str; 9] = [
     "slo_ttft",
     "slo_itl",
     "allow_runtime_lora_updating",
+    "reasoning_fields",
+    "enable_force_include_usage",
 ];
 /// What concerns agents alone.
 const NOT_OF_FRONTENDS: [&str; 4] = ["announce", "announce_address", "take_tensors", "fetch_media"];
