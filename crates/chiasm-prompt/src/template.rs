@@ -6,6 +6,7 @@ mod conversation;
 mod developer;
 mod environment;
 mod generation_tag;
+mod names;
 mod python_filters;
 mod python_json;
 mod python_strings;
@@ -29,6 +30,7 @@ pub use content_format::ContentFormat;
 use crate::special_tokens::SpecialTokens;
 use crate::{ChatMessage, PromptError};
 use environment::{Clock, Raised};
+use names::Names;
 use source::Source;
 
 const NAME: &str = "chat_template";
@@ -96,6 +98,7 @@ struct Inner {
     environment: Environment<'static>,
     source: String,
     special_tokens: Vec<(String, String)>,
+    names: Names,
     format: ContentFormat,
     system_first_alone: bool,
     limits: RenderLimits,
@@ -227,29 +230,17 @@ impl ChatTemplate {
 
     /// Whether the template knows a role of this name: it writes `'name'` or `"name"`.
     pub fn knows_role(&self, name: &str) -> bool {
-        self.quotes(name)
+        self.all_names().any(|names| names.quotes(name))
     }
 
-    fn quotes(&self, name: &str) -> bool {
-        let texts = [format!("'{name}'"), format!("\"{name}\"")];
-        !name.is_empty() && self.sources().any(|source| texts.iter().any(|text| source.contains(text)))
-    }
-
-    /// Whether the template reads a field of this name of the parts of a message: it writes `.name`, `'name'` or `"name"`, and wants
+    /// Whether the template reads a field of this name of the parts of a message: it writes `x.name`, `'name'` or `"name"`, and is given
     /// parts.
     pub fn reads_of_parts(&self, name: &str) -> bool {
-        let attribute = format!(".{name}");
-        let is_read = |source: &str| {
-            source.match_indices(&attribute).any(|(at, found)| {
-                let behind = source[at + found.len()..].chars().next();
-                !behind.is_some_and(|next| next == '_' || next.is_alphanumeric())
-            })
-        };
-        self.inner.format == ContentFormat::Parts && (self.quotes(name) || self.sources().any(is_read))
+        self.inner.format == ContentFormat::Parts && self.all_names().any(|names| names.reads(name))
     }
 
-    fn sources(&self) -> impl Iterator<Item = &str> {
-        [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().map(|inner| &*inner.source)
+    fn all_names(&self) -> impl Iterator<Item = &Names> {
+        [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().map(|inner| &inner.names)
     }
 
     /// The text of the template that writes conversations with functions.
@@ -305,8 +296,9 @@ impl ChatTemplate {
         let environment = environment::environment(NAME, prepared, limits.fuel, clock.clone())
             .map_err(|error| PromptError::TemplateSyntax { origin: source.origin, reason: error.to_string() })?;
         let system_first_alone = system_place::is_first_alone(&source.text);
-        let inner =
-            Inner { environment, source: source.text, special_tokens, format, system_first_alone, limits, clock };
+        let names = Names::of(&source.text);
+        let source = source.text;
+        let inner = Inner { environment, source, special_tokens, names, format, system_first_alone, limits, clock };
         Ok(Self { inner: Arc::new(inner), for_tools: None })
     }
 
