@@ -38,10 +38,7 @@ impl Meter {
         admission.record.streamed();
         attempted.iter().for_each(|attempted| admission.record.attempted(*attempted));
         let usage = |attempted| Usage::of_prompt(attempted, reads_reasoning);
-        let options = match frontend.always_tells_usage {
-            true => StreamOptions { include_usage: true, continuous_usage: true },
-            false => options,
-        };
+        let options = if frontend.always_tells_usage { StreamOptions::ALL_USAGE } else { options };
         let (frontend, usages) = (frontend.clone(), attempted.iter().map(usage).collect());
         Self { frontend, options, usages, admission }
     }

@@ -19,6 +19,7 @@ mod recipes;
 mod reference;
 mod roles;
 mod routing;
+mod sides;
 mod simulate;
 mod traces;
 mod upstream;
@@ -48,6 +49,7 @@ pub(crate) use nixl::NixlArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
 pub(crate) use roles::{AttachArg, EngineCounts, RoleArgs, is_of_this_machine};
 pub(crate) use routing::RoutingArgs;
+use sides::{is_not_of_agents, is_not_of_frontends};
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use traces::TraceArgs;
 pub(crate) use upstream::UpstreamArg;
@@ -59,26 +61,6 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
-
-/// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
-const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Traces", "Prompts", "vLLM's processor"];
-const NOR_THESE: [&str; 11] = [
-    "upstream",
-    "dynamo_tensors_gb",
-    "agents",
-    "discovery",
-    "served_model_name",
-    "agent_tls_name",
-    "slo_ttft",
-    "slo_itl",
-    "allow_runtime_lora_updating",
-    "reasoning_fields",
-    "enable_force_include_usage",
-];
-/// What concerns agents alone.
-const NOT_OF_FRONTENDS: [&str; 4] = ["announce", "announce_address", "take_tensors", "fetch_media"];
-/// Of the first, what concerns tensors that frontends have made.
-const BUT_THESE: [&str; 2] = ["processor", "processor_item_bytes"];
 
 /// An agent's port, if nobody says which.
 const AGENT_PORT: &str = "8100";
@@ -98,7 +80,7 @@ impl Cli {
             })
         };
         Self::command().mut_subcommands(|command| match command.get_name() {
-            "serve" => hiding(command, |arg| NOT_OF_FRONTENDS.contains(&arg.get_id().as_str())),
+            "serve" => hiding(command, is_not_of_frontends),
             "agent" => hiding(command, is_not_of_agents).mut_arg("port", |port| port.default_value(AGENT_PORT)),
             _ => command,
         })
@@ -119,12 +101,6 @@ impl Cli {
         }
         Self::from_arg_matches(&matches)
     }
-}
-
-fn is_not_of_agents(arg: &Arg) -> bool {
-    let id = arg.get_id().as_str();
-    let is_of_others = arg.get_help_heading().is_some_and(|heading| NOT_OF_AGENTS.contains(&heading));
-    NOR_THESE.contains(&id) || (is_of_others && !BUT_THESE.contains(&id))
 }
 
 #[derive(Debug, Subcommand)]

@@ -54,7 +54,7 @@ pub(crate) async fn messages(
     let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
     let start = events::start(&head, usage(&attempted, &[], prepared.reads_reasoning()));
-    let options = StreamOptions { include_usage: true, continuous_usage: true };
+    let options = StreamOptions::ALL_USAGE;
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
     let mut told = events::Events::new();
     let events = meter::events(

@@ -257,7 +257,7 @@ impl PartFields {
 
     /// What its type makes of them.
     fn part<E: Error>(mut self, intake: &mut Intake) -> Result<ChatPart, E> {
-        // As in vLLM, an item need not say what it is.
+        // An item need not say what it is, as it need not in vLLM.
         let of_item = || MEDIA_KINDS.iter().zip(&self.media).find(|(_, url)| url.is_some()).map(|(kind, _)| kind.field);
         let Some(kind) = self.kind.take().or_else(|| of_item().map(str::to_owned)) else {
             return Err(intake.missing(".type"));

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::nvext::ExtraFields;
+use super::stream_options::StreamOptions;
 use super::{harmless, structured};
 use crate::error::ApiError;
 use crate::pipeline::{Chat, GenerateRequest, Prompt, Repetition, Sampling, ThinkingBudget, ToolUse};
@@ -56,14 +57,6 @@ pub(crate) struct Common {
     pub(crate) extra_fields: ExtraFields,
 }
 
-/// `stream_options` of a streamed answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StreamOptions {
-    pub(crate) include_usage: bool,
-    /// vLLM's extension: usage in every chunk.
-    pub(crate) continuous_usage: bool,
-}
-
 impl Common {
     pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let sampling = Sampling {
@@ -102,7 +95,7 @@ impl Common {
             sampling,
             cache_salt: take_salt(fields)?,
             priority: fields.take("priority")?.unwrap_or(0),
-            stream: take_stream(fields)?,
+            stream: StreamOptions::take(fields)?,
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             extra_fields: ExtraFields::take(fields)?,
         };
@@ -299,26 +292,6 @@ pub(crate) fn take_salt(fields: &mut Fields) -> Result<Option<String>, ApiError>
     }
 }
 
-fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
-    let stream = fields.take("stream")?.unwrap_or(false);
-    let options = fields.take::<Value>("stream_options")?;
-    match (stream, options) {
-        (false, None) => Ok(None),
-        (false, Some(_)) => Err(ApiError::invalid("stream_options", "'stream_options' needs 'stream': true")),
-        (true, None) => Ok(Some(StreamOptions::default())),
-        (true, Some(options)) => {
-            let mut options = Fields::new(options, "stream_options")?;
-            let include_usage = options.take("include_usage")?.unwrap_or(false);
-            // As in vLLM nothing without the other.
-            let continuous_usage = options.take("continuous_usage_stats")?.unwrap_or(false) && include_usage;
-            let parsed = StreamOptions { include_usage, continuous_usage };
-            options.ignore(&["include_obfuscation"]);
-            options.finish()?;
-            Ok(Some(parsed))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -412,15 +385,6 @@ mod tests {
     fn stop_may_be_one_string_or_many() {
         assert_eq!(common(json!({"stop": "x"})).unwrap().sampling.stop, ["x"]);
         assert_eq!(common(json!({"stop": ["x", "y"]})).unwrap().sampling.stop, ["x", "y"]);
-    }
-
-    #[test]
-    fn stream_options_need_a_stream() {
-        assert_eq!(refused(json!({"stream_options": {"include_usage": true}})).as_deref(), Some("stream_options"));
-        let stream = common(json!({"stream": true, "stream_options": {"include_usage": true}})).unwrap().stream;
-        assert!(stream.unwrap().include_usage);
-        let alone = json!({"stream": true, "stream_options": {"continuous_usage_stats": true}});
-        assert_eq!(common(alone).unwrap().stream, Some(StreamOptions::default()));
     }
 
     #[test]
