@@ -49,8 +49,17 @@ pub trait Sink {
     /// More of the JSON of the arguments of the call that began last. All of it together is an object, if the model writes one and
     /// does not break off.
     fn arguments(&mut self, json: &str);
-    /// The call that began last is over.
-    fn end_call(&mut self) {}
+    /// Ends the call that began last. Every call ends once, before the next call or text begins.
+    fn end_call(&mut self, end: CallEnd);
+}
+
+/// The way a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallEnd {
+    /// The format closed the call: its arguments are all there.
+    Closed,
+    /// The answer ended or broke the format before the call was closed: it must not be run.
+    Unfinished,
 }
 
 /// An answer as a whole.
@@ -73,6 +82,8 @@ pub struct Call {
     pub id: Option<String>,
     /// Its arguments as JSON.
     pub arguments: String,
+    /// The way it ended. `None` before that.
+    pub end: Option<CallEnd>,
 }
 
 impl Sink for Collected {
@@ -85,12 +96,18 @@ impl Sink for Collected {
     }
 
     fn call(&mut self, name: &str, id: Option<&str>) {
-        self.calls.push(Call { name: name.to_owned(), id: id.map(str::to_owned), arguments: String::new() });
+        self.calls.push(Call { name: name.to_owned(), id: id.map(str::to_owned), ..Call::default() });
     }
 
     fn arguments(&mut self, json: &str) {
         if let Some(call) = self.calls.last_mut() {
             call.arguments.push_str(json);
+        }
+    }
+
+    fn end_call(&mut self, end: CallEnd) {
+        if let Some(call) = self.calls.last_mut() {
+            call.end = Some(end);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::calls::{Reader, Step};
 use crate::format::{Format, Start};
 use crate::pending::{Found, Pending};
-use crate::{Sink, Tools};
+use crate::{CallEnd, Sink, Tools};
 
 /// Reads one answer.
 #[derive(Clone, Debug)]
@@ -303,9 +303,9 @@ impl Sink for CallSink<'_> {
         }
     }
 
-    fn end_call(&mut self) {
+    fn end_call(&mut self, end: CallEnd) {
         if !*self.is_nameless {
-            self.sink.end_call();
+            self.sink.end_call(end);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use chiasm_parse::{Collected, Format, Parser, Tools};
+use chiasm_parse::{Call, CallEnd, Collected, Format, Parser, Tools};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -111,6 +111,11 @@ fn read<'a>(format: &Format, tools: &Arc<Tools>, pieces: impl IntoIterator<Item 
     answer
 }
 
+/// Returns the calls that the format closed.
+fn closed(answer: &Collected) -> impl Iterator<Item = &Call> {
+    answer.calls.iter().filter(|call| call.end == Some(CallEnd::Closed))
+}
+
 /// The cases of each format that are known to differ.
 fn known_differences() -> BTreeSet<(String, String)> {
     let text = goldens("differences.txt");
@@ -121,6 +126,28 @@ fn known_differences() -> BTreeSet<(String, String)> {
             cases.split(' ').map(|case| (format.to_owned(), case.to_owned()))
         })
         .collect()
+}
+
+/// An answer that ends anywhere has the closed calls that it would have had if it had gone on.
+#[test]
+fn cut_answer_closes_only_whole_calls() {
+    let Goldens { tools, goldens } = serde_json::from_str(&goldens("parse.json")).unwrap();
+    let tools: BTreeMap<String, Arc<Tools>> = tools.into_iter().map(|(name, list)| (name, functions(&list))).collect();
+    let mut unfinished = 0;
+    for golden in &goldens {
+        let (Some(format), Some(list)) = (golden.format(), &golden.tools) else { continue };
+        let text = golden.text();
+        let whole = read(&format, &tools[list], [text.as_str()]);
+        assert!(whole.calls.iter().all(|call| call.end.is_some()), "{} {}", golden.name(), golden.case);
+        for (at, _) in text.char_indices() {
+            let cut = read(&format, &tools[list], [&text[..at]]);
+            let has_same = closed(&cut).zip(closed(&whole)).all(|(cut, whole)| cut == whole);
+            let is_less = closed(&cut).count() <= closed(&whole).count();
+            assert!(has_same && is_less, "cut at {at}: {} {}: {text:?}: {cut:?}", golden.name(), golden.case);
+            unfinished += cut.calls.len() - closed(&cut).count();
+        }
+    }
+    assert!(unfinished > 10_000, "{unfinished}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::Step;
 use crate::pending::{Found, Markers, Pending};
 use crate::tools::Types;
-use crate::{Sink, Tools};
+use crate::{CallEnd, Sink, Tools};
 
 /// Values within values.
 const DEPTH: usize = 64;
@@ -78,8 +78,13 @@ impl Reader {
         let mut fields = Fields { rest: body, quote: self.form.quote };
         let arguments = Value::Object(fields.object(|key| tools.types(name, key), DEPTH)).to_string();
         sink.call(name, None);
-        sink.arguments(if is_whole { &arguments } else { &arguments[..arguments.len() - 1] });
-        sink.end_call();
+        if is_whole {
+            sink.arguments(&arguments);
+            sink.end_call(CallEnd::Closed);
+        } else {
+            sink.arguments(&arguments[..arguments.len() - 1]);
+            sink.end_call(CallEnd::Unfinished);
+        }
     }
 }
 

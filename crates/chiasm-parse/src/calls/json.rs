@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::Step;
-use crate::Sink;
 use crate::pending::Pending;
+use crate::{CallEnd, Sink};
 
 /// Lists and objects within each other, beyond which text is no call.
 const DEPTH: u32 = 256;
@@ -88,12 +88,12 @@ impl Reader {
         self.has_begun |= self.object.is_told;
         match went {
             Went::More if is_last && self.object.is_told => {
-                sink.end_call();
+                sink.end_call(CallEnd::Unfinished);
                 Some(Step::Over)
             }
             Went::More => Some(Step::More),
             Went::Wrong if self.object.is_told => {
-                sink.end_call();
+                sink.end_call(CallEnd::Unfinished);
                 pending.skip(self.object.at);
                 Some(Step::Over)
             }
@@ -348,7 +348,7 @@ impl Object {
             sink.arguments(arguments);
             self.is_told = true;
         }
-        sink.end_call();
+        sink.end_call(CallEnd::Closed);
         Went::Whole
     }
 }

@@ -3,9 +3,9 @@
 use super::Step;
 use super::json::spaces;
 use super::python_literal::Values;
-use crate::Sink;
 use crate::pending::Pending;
 use crate::tools::quoted;
+use crate::{CallEnd, Sink};
 
 /// Reads one list of calls. Each call is told of when it is whole.
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ impl Reader {
                 };
                 sink.call(&name, None);
                 sink.arguments(&arguments);
-                sink.end_call();
+                sink.end_call(CallEnd::Closed);
                 self.has_begun = true;
                 pending.skip(self.at);
                 (self.at, self.nesting, self.has_name) = (0, Nesting::default(), false);

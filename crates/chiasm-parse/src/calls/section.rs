@@ -2,8 +2,8 @@
 
 use super::Step;
 use super::json::{Is, Nesting, spaces};
-use crate::Sink;
 use crate::pending::{Found, Markers, Pending};
+use crate::{CallEnd, Sink};
 
 /// How such calls are written.
 #[derive(Debug)]
@@ -180,7 +180,7 @@ impl Reader {
         pending.skip(clear + marker.map_or(0, str::len));
         let Some(marker) = marker else {
             if is_last {
-                sink.end_call();
+                sink.end_call(CallEnd::Unfinished);
             }
             return Some(if is_last { Step::Over } else { Step::More });
         };
@@ -193,7 +193,7 @@ impl Reader {
             sink.arguments("{}");
         }
         self.held.clear();
-        sink.end_call();
+        sink.end_call(CallEnd::Closed);
     }
 
     /// Passes arguments on, without the white space around them.
@@ -223,11 +223,16 @@ impl Reader {
         // The next call may follow at once.
         let has_none = !self.has_arguments && rest.starts_with(self.form.call);
         let mut end = has_none.then_some(0);
+        let mut is_too_deep = false;
         for (at, byte) in rest.bytes().enumerate().take_while(|_| !has_none) {
             match self.json.take(byte) {
                 Is::Within => {}
                 Is::Last => end = Some(at + 1),
-                Is::Behind | Is::TooDeep => end = Some(at),
+                Is::Behind => end = Some(at),
+                Is::TooDeep => {
+                    end = Some(at);
+                    is_too_deep = true;
+                }
             }
             if end.is_some() {
                 break;
@@ -241,8 +246,9 @@ impl Reader {
         pending.skip(length);
         match end {
             None if !is_last => return Some(Step::More),
-            None if self.has_arguments => sink.end_call(),
-            _ => self.end_call(sink),
+            None => sink.end_call(CallEnd::Unfinished),
+            Some(_) if is_too_deep => sink.end_call(CallEnd::Unfinished),
+            Some(_) => self.end_call(sink),
         }
         self.go(Place::Between)
     }

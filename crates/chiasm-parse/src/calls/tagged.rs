@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use super::Step;
 use crate::pending::{Found, Markers, Pending};
 use crate::tools::{Types, quoted};
-use crate::{Sink, Tools};
+use crate::{CallEnd, Sink, Tools};
 
 /// How such calls are written.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Reader {
             pending.skip(text);
             let Some(marker) = marker else {
                 if is_last && self.is_in_call() {
-                    sink.end_call();
+                    sink.end_call(CallEnd::Unfinished);
                 }
                 return if is_last { Step::Over } else { Step::More };
             };
@@ -229,7 +229,7 @@ impl Reader {
     fn end_call(&mut self, sink: &mut dyn Sink) {
         self.head.clear();
         sink.arguments(if self.parameters == 0 { "{}" } else { "}" });
-        sink.end_call();
+        sink.end_call(CallEnd::Closed);
     }
 }
 

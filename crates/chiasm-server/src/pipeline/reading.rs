@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use chiasm_backend::{Constraint, Finish, ToolCallDelta};
-use chiasm_parse::{Format, Parser, Sink, Tools};
+use chiasm_parse::{CallEnd, Format, Parser, Sink, Tools};
 use chiasm_types::TokenId;
 use serde_json::Value;
 
@@ -164,6 +164,8 @@ impl Sink for Told<'_> {
             }
         }
     }
+
+    fn end_call(&mut self, _end: CallEnd) {}
 }
 
 /// A function's parameters; a function that names none takes an object without any.
