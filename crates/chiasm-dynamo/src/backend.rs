@@ -10,7 +10,7 @@ use chiasm_backend::{
     MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
-use futures_util::future::{BoxFuture, FutureExt, try_join_all};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tokio::io::AsyncReadExt;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
@@ -207,14 +207,16 @@ impl DynamoBackend {
             let id = if choice == 0 { job.id.to_string() } else { format!("{}-{choice}", job.id) };
             async move { shared.wire.ask(&place.path, &id, &body).await }
         };
-        // What was taken already ends as it is dropped.
-        let answers = try_join_all(bodies.into_iter().enumerate().map(ask)).await;
-        let answers = answers.map_err(|error| {
+        // All are waited for: what one of them was taken for, the worker may have begun with.
+        let asked = join_all(bodies.into_iter().enumerate().map(ask)).await;
+        let may_have_begun = asked.iter().any(|asked| asked.as_ref().err().is_none_or(|error| !error.is_unbegun()));
+        // What was taken ends as it is dropped.
+        let answers = asked.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| {
             let death = Death::new(format!("{}: {error}", shared.name));
             if matches!(&error, AskError::Refused(words) if words.contains(NOT_THERE)) {
                 shared.end(death.clone());
             }
-            JobError::NotTaken(death)
+            if may_have_begun { JobError::Dead(death) } else { JobError::NotTaken(death) }
         })?;
         let items = job.media.len();
         let delivered = match packed {

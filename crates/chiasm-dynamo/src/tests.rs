@@ -367,3 +367,37 @@ async fn a_worker_that_takes_nothing_for_now_is_still_there() {
     assert!(why.to_string().contains("too much to do"), "{why}");
     assert!(backend.ended().now_or_never().is_none());
 }
+
+/// Gives a worker two requests, the second one over the connection of the first.
+async fn second_of(served: &'static [usize]) -> (Result<(), JobError>, usize) {
+    let mut worker = FakeWorker::closing(served).await;
+    let backend = worker.connect().await;
+    let _first = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    let second = backend.start(Arc::new(job(sampling()))).await.map(drop);
+    let mut asked = 0;
+    while worker.asked.try_recv().is_ok() {
+        asked += 1;
+    }
+    (second, asked)
+}
+
+#[tokio::test]
+async fn request_on_closed_connection_is_sent_again() {
+    let (second, asked) = second_of(&[1, 1, 0]).await;
+    assert!(second.is_ok(), "{second:?}");
+    assert_eq!(asked, 3);
+}
+
+#[tokio::test]
+async fn second_end_without_acknowledgement_is_a_loss() {
+    let (second, asked) = second_of(&[1, 0, 1]).await;
+    assert!(matches!(second, Err(JobError::Dead(_))), "{second:?}");
+    assert_eq!(asked, 3);
+}
+
+#[tokio::test]
+async fn worker_that_dies_of_a_request_is_a_loss() {
+    let (second, asked) = second_of(&[1]).await;
+    assert!(matches!(second, Err(JobError::Dead(_))), "{second:?}");
+    assert_eq!(asked, 2);
+}

@@ -47,6 +47,16 @@ pub(crate) enum AskError {
     NoHome(io::Error),
 }
 
+impl AskError {
+    /// Returns `true` if the worker can't have begun with the request.
+    pub(crate) fn is_unbegun(&self) -> bool {
+        match self {
+            Self::NotConnected(_) | Self::Refused(_) | Self::Unwritable(_) | Self::NoHome(_) => true,
+            Self::Lost(_) | Self::Silent => false,
+        }
+    }
+}
+
 /// Where an endpoint of a worker is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
@@ -109,17 +119,20 @@ impl Wire {
     }
 
     /// Gives the endpoint at `path` a request. Returns when it is acknowledged, long before anything comes of it.
+    ///
+    /// A kept connection may have been closed before the request arrived. If it ends without an
+    /// acknowledgement, the request is sent once more, on a fresh connection. The worker may also have
+    /// died of the request, so the failure of the second try is always [`AskError::Lost`].
     pub(crate) async fn ask(&self, path: &str, id: &str, body: &[u8]) -> Result<Answer, AskError> {
         let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        if let Some(kept) = kept {
-            match self.ask_on(kept, path, id, body).await {
-                // It was kept for too long. Nothing was acknowledged, and nobody waits for what may come of it.
-                Err(AskError::Lost(_)) => {}
-                asked => return asked,
-            }
+        let Some(kept) = kept else {
+            let fresh = self.connect().await.map_err(AskError::NotConnected)?;
+            return self.ask_on(fresh, path, id, body).await;
+        };
+        match self.ask_on(kept, path, id, body).await {
+            Err(AskError::Lost(_)) => self.ask_on(self.connect().await?, path, id, body).await,
+            asked => asked,
         }
-        let fresh = self.connect().await.map_err(AskError::NotConnected)?;
-        self.ask_on(fresh, path, id, body).await
     }
 
     async fn ask_on(&self, mut stream: TcpStream, path: &str, id: &str, body: &[u8]) -> Result<Answer, AskError> {

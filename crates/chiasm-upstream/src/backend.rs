@@ -108,8 +108,8 @@ impl Shared {
         headers: HeaderMap,
         job: &Job,
     ) -> Result<Response, JobError> {
-        let not_taken = |error: AskError| JobError::NotTaken(Death::new(format!("{}: {error}", self.name)));
-        let response = self.server.post(path, body, headers).await.map_err(not_taken)?;
+        let response = self.server.post(path, body.into(), headers).await;
+        let response = response.map_err(|error| error.of_job(&self.name))?;
         let status = response.status().as_u16();
         if status == 200 {
             return Ok(response);
@@ -175,10 +175,12 @@ impl Shared {
                 Err(AskError::Refused { .. } | AskError::Unreadable { .. }) => {
                     (heard, unreachable_since) = (Instant::now(), None);
                 }
-                Err(AskError::Unreachable(why)) => {
+                // It is there, and slow. How long it may be silent is not for this task to decide.
+                Err(AskError::Late) => unreachable_since = None,
+                Err(error @ (AskError::NotConnected(_) | AskError::Lost(_))) => {
                     let since = *unreachable_since.get_or_insert_with(Instant::now);
                     if since.elapsed() >= GONE {
-                        return self.end(Death::new(format!("{} can't be reached: {why}", self.name)));
+                        return self.end(Death::new(format!("{}: {error}", self.name)));
                     }
                 }
             }

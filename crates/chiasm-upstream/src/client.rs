@@ -7,16 +7,18 @@
 use std::error::Error;
 use std::future::Future;
 use std::io;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use hyper::Uri;
 use hyper::body::Incoming;
+use hyper::http::Extensions;
+use hyper::{Request, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
@@ -34,15 +36,32 @@ const READ_IN_TURN: usize = 64 << 10;
 const FOR_NOTHING: usize = 8 << 20;
 /// What a connection may take to be made, TLS included.
 const CONNECTED: Duration = Duration::from_secs(3);
-/// Connections without a request that are kept, and for how long.
+/// The maximum number of idle connections to a server.
 const IDLE: usize = 1024;
-const IDLE_FOR: Duration = Duration::from_secs(90);
+/// The time for which an idle connection is kept. Uvicorn, which serves vLLM and SGLang, closes
+/// connections after 5 s (`timeout_keep_alive`), and a request that crosses that is lost.
+const IDLE_FOR: Duration = Duration::from_secs(4);
 /// After so long without a sign of the other machine it is asked for one, so often and in such intervals; what was sent is to be heard so soon.
 const ALIVE: Duration = Duration::from_secs(15);
 const UNANSWERED: u32 = 3;
 const UNHEARD: Duration = Duration::from_secs(30);
 
-pub(crate) type Client = legacy::Client<Connector, Body>;
+/// A client for one server. Clones share their connections.
+#[derive(Clone)]
+pub(crate) struct Client {
+    pooled: legacy::Client<Connector, Body>,
+    /// Opens a connection for each request.
+    fresh: legacy::Client<Connector, Body>,
+}
+
+/// Why a request has no answer, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SendError {
+    /// No byte of the request was sent: there was no connection.
+    NotConnected(String),
+    /// The connection ended before the head of an answer. The server may have begun.
+    Lost(String),
+}
 
 /// A client whose TLS is like this.
 pub(crate) fn client(tls: ClientConfig) -> Client {
@@ -63,7 +82,58 @@ pub(crate) fn client(tls: ClientConfig) -> Client {
     // It reads no more at once. The head of an answer may be as long.
     client.http1_max_buf_size(READ_IN_TURN);
     client.pool_idle_timeout(IDLE_FOR).pool_max_idle_per_host(IDLE);
-    client.build(connector)
+    let pooled = client.build(connector.clone());
+    let fresh = client.pool_max_idle_per_host(0).build(connector);
+    Client { pooled, fresh }
+}
+
+impl Client {
+    /// Sends a request and returns its answer, of which the head has come.
+    ///
+    /// A reused connection may have been closed by the server before the request arrived. If it ends
+    /// without a byte of an answer, the request is sent once more, on a fresh connection. The server may
+    /// also have died of the request, so the failure of the second try is always [`SendError::Lost`].
+    pub(crate) async fn send(&self, request: Request<Bytes>) -> Result<reqwest::Response, SendError> {
+        let error = match self.pooled.request(request.clone().map(Body::from)).await {
+            Ok(answer) => return Ok(heard(answer)),
+            Err(error) => error,
+        };
+        if error.is_connect() || was_never_sent(&error) {
+            return Err(SendError::NotConnected(words(&error)));
+        }
+        if !ended_before_an_answer(&error) {
+            return Err(SendError::Lost(words(&error)));
+        }
+        let again = self.fresh.request(request.map(Body::from)).await;
+        again.map(heard).map_err(|error| SendError::Lost(words(&error)))
+    }
+}
+
+/// Returns `true` if the HTTP client gave up before it wrote a byte of the request.
+fn was_never_sent(error: &legacy::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<hyper::Error>());
+    cause.is_some_and(hyper::Error::is_canceled)
+}
+
+/// Returns `true` if a connection that had carried an answer before ended without a byte of this one.
+fn ended_before_an_answer(error: &legacy::Error) -> bool {
+    let mut extras = Extensions::new();
+    if let Some(connection) = error.connect_info() {
+        connection.get_extras(&mut extras);
+    }
+    let connection = extras.get::<Reading>();
+    connection.is_some_and(|reading| reading.has_answered.load(Relaxed) && reading.for_nothing.load(Relaxed) == 0)
+}
+
+/// Joins an error and its causes.
+pub(crate) fn words(error: &dyn Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        words = format!("{words}: {error}");
+        cause = error.source();
+    }
+    words
 }
 
 type BoxError = Box<dyn Error + Send + Sync>;
@@ -105,21 +175,37 @@ impl Service<Uri> for Tcp {
         let connecting = self.0.call(to);
         Box::pin(async move {
             let stream = connecting.await?.into_inner();
-            Ok(TokioIo::new(InTurns { stream, read: 0, for_nothing: ForNothing::default() }))
+            Ok(TokioIo::new(InTurns { stream, read: 0, reading: Reading::default() }))
         })
     }
 }
 
-/// Bytes that a connection has read since the last piece of an answer that came of it. It is among the extensions of answers.
+/// What was read from a connection; among the extensions of its answers and errors.
 #[derive(Clone, Default)]
-pub(crate) struct ForNothing(Arc<AtomicUsize>);
+struct Reading(Arc<ReadingState>);
+
+#[derive(Default)]
+struct ReadingState {
+    /// The bytes since the last piece of an answer that came of them.
+    for_nothing: AtomicUsize,
+    /// The head of an answer has come.
+    has_answered: AtomicBool,
+}
+
+impl Deref for Reading {
+    type Target = ReadingState;
+
+    fn deref(&self) -> &ReadingState {
+        &self.0
+    }
+}
 
 /// A stream that pauses now and then for as long as others have their turn, and fails when nothing comes of what it reads.
 pub(crate) struct InTurns<S = TcpStream> {
     stream: S,
     /// Bytes since it has last paused, or waited for more.
     read: usize,
-    for_nothing: ForNothing,
+    reading: Reading,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
@@ -133,7 +219,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
         let polled = Pin::new(&mut self.stream).poll_read(context, buf);
         let came = buf.filled().len() - before;
         self.read = if polled.is_pending() { 0 } else { self.read + came };
-        if self.for_nothing.0.fetch_add(came, Relaxed) + came > FOR_NOTHING {
+        if self.reading.for_nothing.fetch_add(came, Relaxed) + came > FOR_NOTHING {
             return Poll::Ready(Err(io::Error::other("it sends more and more of which no answer comes")));
         }
         polled
@@ -168,21 +254,22 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for InTurns<S> {
 
 impl Connection for InTurns {
     fn connected(&self) -> Connected {
-        self.stream.connected().extra(self.for_nothing.clone())
+        self.stream.connected().extra(self.reading.clone())
     }
 }
 
 /// The body of an answer.
 struct Heard {
     body: Incoming,
-    for_nothing: ForNothing,
+    reading: Reading,
 }
 
 /// An answer whose head has come.
-pub(crate) fn heard(answer: hyper::Response<Incoming>) -> reqwest::Response {
-    let for_nothing = answer.extensions().get::<ForNothing>().cloned().unwrap_or_default();
-    for_nothing.0.store(0, Relaxed);
-    answer.map(|body| Body::wrap(Heard { body, for_nothing })).into()
+fn heard(answer: hyper::Response<Incoming>) -> reqwest::Response {
+    let reading = answer.extensions().get::<Reading>().cloned().unwrap_or_default();
+    reading.for_nothing.store(0, Relaxed);
+    reading.has_answered.store(true, Relaxed);
+    answer.map(|body| Body::wrap(Heard { body, reading })).into()
 }
 
 impl http_body::Body for Heard {
@@ -195,7 +282,7 @@ impl http_body::Body for Heard {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if polled.is_ready() {
-            self.for_nothing.0.store(0, Relaxed);
+            self.reading.for_nothing.store(0, Relaxed);
         }
         polled
     }
@@ -210,26 +297,4 @@ impl http_body::Body for Heard {
 }
 
 #[cfg(test)]
-mod tests {
-    use futures_util::FutureExt;
-    use tokio::io::AsyncReadExt;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn others_have_their_turn_behind_so_many_bytes() {
-        let mut stream = InTurns { stream: tokio::io::repeat(b'0'), read: 0, for_nothing: ForNothing::default() };
-        let mut piece = vec![0; READ_IN_TURN / 2];
-        for _ in 0..3 {
-            for _ in 0..2 {
-                assert_eq!(stream.read(&mut piece).now_or_never().unwrap().unwrap(), piece.len());
-            }
-            assert!(stream.read(&mut piece).now_or_never().is_none());
-        }
-        // It is woken by itself, and ends where nothing comes of it.
-        stream.read_exact(&mut vec![0; FOR_NOTHING / 2]).await.unwrap();
-        stream.for_nothing.0.store(0, Relaxed);
-        stream.read_exact(&mut vec![0; FOR_NOTHING]).await.unwrap();
-        stream.read_exact(&mut vec![0; READ_IN_TURN]).await.unwrap_err();
-    }
-}
+mod tests;

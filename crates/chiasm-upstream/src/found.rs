@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, LargestItem, Locality, MediaForm,
     PlaceholderForm, PlanClass, VllmItems,
@@ -130,7 +131,7 @@ impl Found {
 /// # Errors
 /// Words that say why it does not.
 pub(crate) async fn can_generate(server: &Server) -> Result<(), String> {
-    let answer = server.post(GENERATE, b"{}".to_vec(), reqwest::header::HeaderMap::new()).await;
+    let answer = server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
     let status = answer.map_err(|error| error.to_string())?.status().as_u16();
     match status {
         400 | 422 => Ok(()),

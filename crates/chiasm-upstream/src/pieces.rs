@@ -12,7 +12,7 @@ use reqwest::Response;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use crate::server::{AskError, unreachable};
+use crate::server::{AskError, lost};
 
 /// A piece that comes so soon behind another one has probably been read together with more of them.
 const TOGETHER: Duration = Duration::from_millis(1);
@@ -92,7 +92,7 @@ impl Stream for Pieces {
                         self.hold(piece);
                     }
                 }
-                Poll::Ready(Some(Err(error))) => self.end = Some(Err(unreachable(error))),
+                Poll::Ready(Some(Err(error))) => self.end = Some(Err(lost(error))),
                 Poll::Ready(None) => self.end = Some(Ok(())),
                 Poll::Pending if self.held() == 0 => return Poll::Pending,
                 Poll::Pending if self.is_burst && !self.has_waited => {

@@ -91,10 +91,9 @@ pub(crate) async fn forward(
     model: Option<&str>,
     request: Forward,
 ) -> Result<Forwarded, JobError> {
-    let not_taken = |error: AskError| JobError::NotTaken(Death::new(format!("{name}: {error}")));
     let body = named(&request, model);
     let headers = request::headers(&request.id, request.trace.as_ref());
-    let response = server.post(request.path, body.into(), headers).await.map_err(not_taken)?;
+    let response = server.post(request.path, body, headers).await.map_err(|error| error.of_job(name))?;
     let status = response.status();
     let is_the_servers = status.is_server_error()
         || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);

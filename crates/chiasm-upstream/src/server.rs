@@ -6,11 +6,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use chiasm_backend::Begun;
+use chiasm_backend::{Begun, Death, JobError};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Uri};
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{Body, Response, StatusCode};
+use reqwest::{Response, StatusCode};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
@@ -18,7 +18,7 @@ use rustls_platform_verifier::ConfigVerifierExt;
 use tokio::time::timeout;
 
 use crate::address::Upstream;
-use crate::client::{Client, client, heard};
+use crate::client::{Client, SendError, client, words};
 use crate::events::Events;
 
 /// Most bytes of an answer that is read as a whole.
@@ -31,15 +31,32 @@ const ASKED: Duration = Duration::from_secs(5);
 /// Why there is no answer, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AskError {
-    /// Nobody answers there, or not in time.
-    #[error("it can't be reached: {0}")]
-    Unreachable(String),
+    /// There is no connection, and nothing was sent.
+    #[error("it can't be connected to: {0}")]
+    NotConnected(String),
+    /// The connection ended before all of the answer had come.
+    #[error("its connection was lost: {0}")]
+    Lost(String),
+    /// It does not answer in time.
+    #[error("it says nothing for {} s", ASKED.as_secs())]
+    Late,
     /// It refuses.
     #[error("it answers {status} to {path}: {message}")]
     Refused { status: StatusCode, path: &'static str, message: String },
     /// Its answer is too long, or not of the form that is expected.
     #[error("its answer to {path} can't be read: {reason}")]
     Unreadable { path: &'static str, reason: String },
+}
+
+impl AskError {
+    /// Returns what it means for a job that the server `name` was to be given.
+    pub(crate) fn of_job(self, name: &str) -> JobError {
+        let death = Death::new(format!("{name}: {self}"));
+        match self {
+            Self::NotConnected(_) => JobError::NotTaken(death),
+            Self::Lost(_) | Self::Late | Self::Refused { .. } | Self::Unreadable { .. } => JobError::Dead(death),
+        }
+    }
 }
 
 /// One server. Clones share their connections.
@@ -88,27 +105,28 @@ impl Server {
     }
 
     /// Sends a body of JSON, with headers of the request that it is of. The answer is read by who asks.
-    pub(crate) async fn post(&self, path: &str, body: Vec<u8>, headers: HeaderMap) -> Result<Response, AskError> {
+    pub(crate) async fn post(&self, path: &str, body: Bytes, headers: HeaderMap) -> Result<Response, AskError> {
         let mut request = self.request(Method::POST, path);
-        *request.body_mut() = body.into();
+        *request.body_mut() = body;
         request.headers_mut().extend(headers);
         request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         self.send(request).await
     }
 
-    async fn ask(&self, request: Request<Body>, path: &'static str) -> Result<Bytes, AskError> {
+    async fn ask(&self, request: Request<Bytes>, path: &'static str) -> Result<Bytes, AskError> {
         let asked = async { read(self.send(request).await?, path).await };
-        let late = |_| AskError::Unreachable(format!("it says nothing for {} s", ASKED.as_secs()));
-        timeout(ASKED, asked).await.map_err(late)?
+        timeout(ASKED, asked).await.map_err(|_| AskError::Late)?
     }
 
-    async fn send(&self, request: Request<Body>) -> Result<Response, AskError> {
-        let response = self.client.request(request).await.map_err(|error| AskError::Unreachable(words(&error)))?;
-        Ok(heard(response))
+    async fn send(&self, request: Request<Bytes>) -> Result<Response, AskError> {
+        self.client.send(request).await.map_err(|error| match error {
+            SendError::NotConnected(words) => AskError::NotConnected(words),
+            SendError::Lost(words) => AskError::Lost(words),
+        })
     }
 
-    fn request(&self, method: Method, path: &str) -> Request<Body> {
-        let mut request = Request::new(Body::default());
+    fn request(&self, method: Method, path: &str) -> Request<Bytes> {
+        let mut request = Request::new(Bytes::new());
         *request.method_mut() = method;
         *request.uri_mut() = self.uri(path);
         request.headers_mut().insert(ACCEPT, HeaderValue::from_static("*/*"));
@@ -157,7 +175,7 @@ async fn read(response: Response, path: &'static str) -> Result<Bytes, AskError>
 /// All of a body.
 async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskError> {
     let mut body = BytesMut::new();
-    while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
+    while let Some(chunk) = response.chunk().await.map_err(lost)? {
         if body.len() + chunk.len() > MOST {
             return Err(AskError::Unreadable { path, reason: format!("it has more than {MOST} bytes") });
         }
@@ -192,19 +210,9 @@ pub(crate) fn message(body: &[u8]) -> String {
     text.chars().take(SHOWN).collect()
 }
 
-/// The error of a body, without the address, which may be nobody's business.
-pub(crate) fn unreachable(error: reqwest::Error) -> AskError {
-    AskError::Unreachable(words(&error.without_url()))
-}
-
-/// An error with its causes.
-fn words(error: &dyn Error) -> String {
-    let (mut words, mut cause) = (error.to_string(), error.source());
-    while let Some(error) = cause {
-        words = format!("{words}: {error}");
-        cause = error.source();
-    }
-    words
+/// The error of a body. The URL is stripped: it may contain secrets.
+pub(crate) fn lost(error: reqwest::Error) -> AskError {
+    AskError::Lost(words(&error.without_url()))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod support;
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ use chiasm_backend::{
 };
 use chiasm_types::{MmHash, TokenId, WorkerId};
 use chiasm_upstream::{Upstream, UpstreamConnector};
-use futures_util::stream;
+use futures_util::FutureExt;
+use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 use support::{SOON, Unobserved, job, run, sampling, with_picture};
 use tokio::time::timeout;
@@ -33,6 +35,8 @@ struct Stand {
     answer: Answer,
     asked: Mutex<Vec<(HeaderMap, Value)>>,
     wants_key: bool,
+    /// It says nothing of itself any more.
+    is_slow: AtomicBool,
 }
 
 /// A stand-in that gives this answer, and its address.
@@ -49,7 +53,7 @@ impl Server {
 
     async fn start(takes_tokens: bool, wants_key: bool, answer: Answer) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let stand = Arc::new(Stand { answer, asked: Mutex::default(), wants_key });
+        let stand = Arc::new(Stand { answer, asked: Mutex::default(), wants_key, is_slow: AtomicBool::new(false) });
         let metrics = "vllm:num_requests_running{engine=\"0\"} 3.0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
                        vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1.0\n";
         let models = json!({"data": [{"id": "lora", "parent": "m", "max_model_len": null},
@@ -59,7 +63,7 @@ impl Server {
         let mut app = Router::new()
             .route("/below/version", get(async || axum::Json(json!({"version": "0.33.0"}))))
             .route("/below/v1/models", get(async move || axum::Json(models)))
-            .route("/below/metrics", get(async move || metrics))
+            .route("/below/metrics", get(async move |stand| told_by(stand, metrics).await))
             .route("/below/kv_event_sources", get(async move || axum::Json(sources)));
         if takes_tokens {
             app = app.route("/below/inference/v1/generate", post(generate));
@@ -92,6 +96,10 @@ impl Server {
     fn asked(&self) -> Vec<(HeaderMap, Value)> {
         std::mem::take(&mut *self.stand.asked.lock().unwrap())
     }
+}
+
+async fn told_by(State(stand): State<Arc<Stand>>, metrics: &'static str) -> &'static str {
+    if stand.is_slow.load(Relaxed) { std::future::pending().await } else { metrics }
 }
 
 async fn generate(State(stand): State<Arc<Stand>>, headers: HeaderMap, body: Bytes) -> Response {
@@ -166,7 +174,7 @@ async fn what_a_server_lacks_is_said_when_it_is_found() {
     let mut tries = 0;
     let error = loop {
         match server.connect("").await {
-            Err(error) if error.contains("can't be reached") => break error,
+            Err(error) if error.contains("can't be connected to") => break error,
             other => assert!(tries < 100, "{other:?}"),
         }
         tries += 1;
@@ -361,4 +369,23 @@ async fn a_server_that_is_gone_is_found_to_be_so() {
     assert!(matches!(timeout(SOON, running.next()).await.unwrap(), Some(Err(JobError::Dead(_)))));
     assert!(matches!(backend.start(Arc::new(job(sampling()))).await, Err(JobError::NotTaken(_))));
     assert_eq!(backend.ended().await.to_string(), "it was unplugged");
+}
+
+/// Metrics calls without an answer make a server silent. Its streams and what is known of it stay.
+#[tokio::test(start_paused = true)]
+async fn server_that_is_slow_keeps_its_streams() {
+    let server = Server::with(|| {
+        let first = Bytes::from(format!("data: {}\n\n", tokens(0, &[5], None)));
+        let events = stream::iter([Ok::<_, Infallible>(first)]).chain(stream::pending());
+        Body::from_stream(events).into_response()
+    })
+    .await;
+    let backend = server.connect("").await.unwrap();
+    let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    assert!(running.next().await.unwrap().is_ok());
+    server.stand.is_slow.store(true, Relaxed);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(backend.silent_for() >= Duration::from_secs(50), "{:?}", backend.silent_for());
+    assert!(running.next().now_or_never().is_none());
+    assert!(backend.ended().now_or_never().is_none());
 }

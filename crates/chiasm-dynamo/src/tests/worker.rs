@@ -58,6 +58,44 @@ impl FakeWorker {
         Self { address, asked, serving }
     }
 
+    /// A worker whose connections acknowledge so many requests each, and close at the next one. It
+    /// dies at the end of the last.
+    pub(super) async fn closing(served: &'static [usize]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, asked) = mpsc::unbounded_channel();
+        let serving = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
+            let (first_requests, mut beginning) = mpsc::unbounded_channel();
+            let mut served = served.iter();
+            loop {
+                tokio::select! {
+                    accepted = listener.accept() => {
+                        let (mut stream, _) = accepted.unwrap();
+                        let (begins, sender) = (first_requests.clone(), sender.clone());
+                        connections.spawn(async move {
+                            // Whoever watches the worker asks nothing.
+                            if read_one(&mut stream, &sender).await.is_ok() {
+                                let _ = begins.send(stream);
+                            }
+                        });
+                    }
+                    Some(mut stream) = beginning.recv() => {
+                        let Some(count) = served.next() else { break };
+                        for _ in 0..*count {
+                            stream.write_u32(0).await.unwrap();
+                            read_one(&mut stream, &sender).await.unwrap();
+                        }
+                        if served.len() == 0 {
+                            break;
+                        }
+                    }
+                }
+            }
+        });
+        Self { address, asked, serving }
+    }
+
     /// Ends like a worker whose process is killed.
     pub(super) async fn kill(&mut self) {
         self.serving.abort();
@@ -127,20 +165,30 @@ pub(super) fn connector(workers: watch::Receiver<Workers>) -> DynamoConnector {
 
 async fn serve(mut stream: TcpStream, asked: mpsc::UnboundedSender<Asked>, words: &str) -> std::io::Result<()> {
     loop {
-        let length = stream.read_u16().await?;
-        let path = read(&mut stream, length.into()).await?;
-        let length = stream.read_u16().await?;
-        assert_eq!(read(&mut stream, length.into()).await?, b"{}");
-        let length = stream.read_u32().await?;
-        let mut payload = BytesMut::from(&read(&mut stream, length as usize).await?[..]);
-        let bounds = crate::frame::Bounds { header: 1 << 20, body: 1 << 20 };
-        let TwoPart { header, body } = TwoPart::decode(&mut payload, bounds).unwrap().unwrap();
-        let path = String::from_utf8(path).unwrap();
-        let (control, body) = (serde_json::from_slice(&header).unwrap(), rmp_serde::from_slice(&body).unwrap());
-        let _ = asked.send(Asked { path, control, body });
-        stream.write_u32(words.len() as u32).await?;
-        stream.write_all(words.as_bytes()).await?;
+        serve_one(&mut stream, &asked, words).await?;
     }
+}
+
+async fn serve_one(stream: &mut TcpStream, asked: &mpsc::UnboundedSender<Asked>, words: &str) -> std::io::Result<()> {
+    read_one(stream, asked).await?;
+    stream.write_u32(words.len() as u32).await?;
+    stream.write_all(words.as_bytes()).await
+}
+
+async fn read_one(stream: &mut TcpStream, asked: &mpsc::UnboundedSender<Asked>) -> std::io::Result<()> {
+    let length = stream.read_u16().await?;
+    let path = read(stream, length.into()).await?;
+    let length = stream.read_u16().await?;
+    assert_eq!(read(stream, length.into()).await?, b"{}");
+    let length = stream.read_u32().await?;
+    let mut payload = BytesMut::from(&read(stream, length as usize).await?[..]);
+    let bounds = crate::frame::Bounds { header: 1 << 20, body: 1 << 20 };
+    let TwoPart { header, body } = TwoPart::decode(&mut payload, bounds).unwrap().unwrap();
+    let path = String::from_utf8(path).unwrap();
+    let control = serde_json::from_slice(&header).unwrap();
+    let body = rmp_serde::from_slice(&body).unwrap();
+    let _ = asked.send(Asked { path, control, body });
+    Ok(())
 }
 
 async fn read(stream: &mut TcpStream, length: usize) -> std::io::Result<Vec<u8>> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use bytes::Bytes;
 use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, LargestItem, Locality, MediaForm,
     PlaceholderForm, PlanClass, VllmItems,
@@ -237,7 +238,7 @@ fn wants_key() -> String {
 
 /// Whether it generates: an empty request is refused by what is there, and unknown to what is not.
 async fn can_generate(server: &Server) -> Result<(), String> {
-    let answer = server.post(GENERATE, b"{}".to_vec(), reqwest::header::HeaderMap::new()).await;
+    let answer = server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
     match answer.map_err(|error| error.to_string())?.status().as_u16() {
         400 | 422 => Ok(()),
         401 | 403 => Err(wants_key()),
