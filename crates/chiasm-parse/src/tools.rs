@@ -1,11 +1,18 @@
 //! The functions that a model may call, and the types of their parameters.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-/// Schemas within schemas that are looked at.
-const DEPTH: usize = 64;
+/// The maximum number of schemas within each other that are looked at.
+const MAX_DEPTH: usize = 64;
+
+/// The maximum number of schemas of a request's functions that are looked at, each as often as it is
+/// referred to. A parameter whose schema is not looked at is text.
+const MAX_SCHEMAS: usize = 1 << 16;
+
+/// The keys of a schema that hold alternatives, or parts, of it.
+const ALTERNATIVES: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 
 /// The functions that a request offers to the model, by name.
 #[derive(Clone, Debug, Default)]
@@ -17,10 +24,19 @@ impl Tools {
     /// Reads the functions' parameters, which are JSON schemas of objects. Formats that write every value as text need them to tell a
     /// number from a text of digits.
     pub fn new<'a>(functions: impl IntoIterator<Item = (&'a str, &'a Value)>) -> Self {
+        let mut budget = MAX_SCHEMAS;
         let functions = functions.into_iter().map(|(name, parameters)| {
-            let properties = parameters.get("properties").and_then(Value::as_object);
-            let types = properties.into_iter().flatten().map(|(key, schema)| (key.clone(), Types::of(schema, DEPTH)));
-            (name.to_owned(), types.collect())
+            let mut schemas = Schemas { root: parameters, budget, seen: HashSet::new() };
+            let mut properties = Vec::new();
+            schemas.properties(parameters, MAX_DEPTH, &mut properties);
+            let mut types: HashMap<String, Types> = HashMap::new();
+            for (key, schema) in properties {
+                schemas.seen.clear();
+                let own = Types::any_of(schemas.types(schema, MAX_DEPTH));
+                types.entry(key.to_owned()).and_modify(|types| types.0 |= own.0).or_insert(own);
+            }
+            budget = schemas.budget;
+            (name.to_owned(), types)
         });
         Self { functions: functions.collect() }
     }
@@ -29,6 +45,96 @@ impl Tools {
     pub(crate) fn types(&self, function: &str, parameter: &str) -> Option<Types> {
         self.functions.get(function)?.get(parameter).copied()
     }
+}
+
+/// The schemas within a function's parameters.
+struct Schemas<'a> {
+    /// The schema that references begin at.
+    root: &'a Value,
+    /// The number of schemas that may still be looked at.
+    budget: usize,
+    /// The references that were followed. Following each once ends recursion.
+    seen: HashSet<&'a str>,
+}
+
+impl<'a> Schemas<'a> {
+    /// Adds the properties of an object's schema.
+    fn properties(&mut self, schema: &'a Value, depth: usize, properties: &mut Vec<(&'a str, &'a Value)>) {
+        if !self.may_look(depth) {
+            return;
+        }
+        let own = schema.get("properties").and_then(Value::as_object);
+        properties.extend(own.into_iter().flatten().map(|(key, schema)| (key.as_str(), schema)));
+        let reference = reference(schema).filter(|reference| self.seen.insert(reference));
+        if let Some(target) = reference.and_then(|reference| self.target(reference)) {
+            self.properties(target, depth - 1, properties);
+        }
+        for alternative in alternatives(schema) {
+            self.properties(alternative, depth - 1, properties);
+        }
+    }
+
+    /// Returns the types that vLLM reads from a schema (`extract_types_from_schema`,
+    /// `vllm/tool_parsers/utils.py`), which are those of `type`, the values of `enum`, and the
+    /// alternatives of `anyOf`, `oneOf` and `allOf`; and those of what `$ref` refers to.
+    fn types(&mut self, schema: &'a Value, depth: usize) -> u8 {
+        if !self.may_look(depth) {
+            return 0;
+        }
+        let mut types = 0;
+        match schema.get("type") {
+            Some(Value::String(name)) => types |= by_name(name),
+            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).for_each(|name| types |= by_name(name)),
+            _ => {}
+        }
+        let values = schema.get("enum").and_then(Value::as_array);
+        values.into_iter().flatten().for_each(|value| types |= of_value(value));
+        if let Some(reference) = reference(schema) {
+            if !self.seen.insert(reference) {
+                // Its types are among the others already.
+                return types;
+            }
+            if let Some(target) = self.target(reference) {
+                types |= self.types(target, depth - 1);
+            }
+        }
+        for alternative in alternatives(schema) {
+            types |= self.types(alternative, depth - 1);
+        }
+        if types == 0 { by_keywords(schema) } else { types }
+    }
+
+    /// Returns `true` if a schema at this depth may be looked at, and counts it.
+    fn may_look(&mut self, depth: usize) -> bool {
+        let may_look = depth > 0 && self.budget > 0;
+        self.budget -= usize::from(may_look);
+        may_look
+    }
+
+    /// Returns the schema at a reference within the parameters: `#/$defs/NAME`.
+    fn target(&self, reference: &str) -> Option<&'a Value> {
+        self.root.pointer(reference.strip_prefix('#')?)
+    }
+}
+
+fn reference(schema: &Value) -> Option<&str> {
+    schema.get("$ref").and_then(Value::as_str)
+}
+
+fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
+    ALTERNATIVES.into_iter().flat_map(|key| schema.get(key).and_then(Value::as_array).into_iter().flatten())
+}
+
+/// Returns the type of a schema that names none: text, unless it speaks of an object's or a list's parts.
+fn by_keywords(schema: &Value) -> u8 {
+    let has = |key: &str| schema.get(key).is_some();
+    if has("properties") {
+        return OBJECT;
+    }
+    if has("items") || has("prefixItems") {
+        return ARRAY;
+    }
+    STRING
 }
 
 /// Types of JSON values, as a set.
@@ -51,34 +157,25 @@ impl Types {
     /// Whatever it is as JSON, or else text.
     pub(crate) const ANY: Self = Self(OBJECT | ARRAY | STRING);
 
-    /// What vLLM reads from a schema (`extract_types_from_schema`, `vllm/tool_parsers/utils.py`): `type`, the values of `enum`, and
-    /// the alternatives of `anyOf`, `oneOf` and `allOf`; text, where there is none of these.
-    fn of(schema: &Value, depth: usize) -> Self {
-        let mut types = 0;
-        match schema.get("type") {
-            Some(Value::String(name)) => types |= by_name(name),
-            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).for_each(|name| types |= by_name(name)),
-            _ => {}
-        }
-        let values = schema.get("enum").and_then(Value::as_array);
-        values.into_iter().flatten().for_each(|value| types |= of_value(value));
-        for alternatives in ["anyOf", "oneOf", "allOf"] {
-            let list = schema.get(alternatives).and_then(Value::as_array);
-            for alternative in list.into_iter().flatten().filter(|_| depth > 0) {
-                types |= Self::of(alternative, depth - 1).0;
-            }
-        }
+    /// Returns the set of these types, or text if there are none.
+    fn any_of(types: u8) -> Self {
         if types == 0 { Self::STRING } else { Self(types) }
     }
 
-    /// Whether a value is text whatever it says, so that it can be passed on before its end is known.
-    pub(crate) fn are_text(self) -> bool {
-        self == Self::STRING
-    }
-
-    /// The value of [`Self::read`].
-    pub(crate) fn value(self, text: &str) -> Value {
-        serde_json::from_str(&self.read(text)).unwrap_or_else(|_| Value::from(text))
+    /// Returns `true` if every value that begins with `text` is text, so that it can be passed on
+    /// before its end is known.
+    pub(crate) fn are_text_behind(self, text: &str) -> bool {
+        let has = |kind: u8| self.0 & kind != 0;
+        let begins = |word: &str, text: &str| {
+            word.as_bytes().get(..text.len()).is_some_and(|word| word.eq_ignore_ascii_case(text.as_bytes()))
+        };
+        let trimmed = text.trim();
+        let is_null = has(NULL) && begins("null", text);
+        let is_number = has(INTEGER | NUMBER) && trimmed.bytes().all(is_of_number);
+        let words = ["true", "false", "1", "0"];
+        let is_boolean = has(BOOLEAN) && words.iter().any(|word| begins(word, trimmed));
+        let is_json = (has(OBJECT | ARRAY) || !has(STRING)) && json_may_begin_with(text);
+        !is_null && !is_number && !is_boolean && !is_json
     }
 
     /// The JSON of a value that was written as text: the first type that it can be, as vLLM tries them (`coerce_to_schema_type`).
@@ -109,6 +206,19 @@ impl Types {
         let read = if has(OBJECT | ARRAY) || !has(STRING) { json(text) } else { None };
         read.unwrap_or_else(|| quoted(text))
     }
+}
+
+/// Returns `true` if a JSON value may begin with `text`.
+pub(crate) fn json_may_begin_with(text: &str) -> bool {
+    match serde_json::from_str::<Value>(text) {
+        Ok(_) => true,
+        Err(error) => error.is_eof(),
+    }
+}
+
+/// Returns `true` for a byte that numbers of Python's may have.
+fn is_of_number(byte: u8) -> bool {
+    byte.is_ascii_digit() || b"+-._eE".contains(&byte)
 }
 
 /// A JSON string of this text.

@@ -1,14 +1,13 @@
 //! Gemma's calls: `call:get_weather{city:<|"|>Paris<|"|>,days:3}` between markers.
 
-use serde_json::{Map, Value};
-
 use super::Step;
+use super::value::Value;
 use crate::pending::{Found, Markers, Pending};
-use crate::tools::Types;
+use crate::tools::{Types, quoted};
 use crate::{CallEnd, Sink, Tools};
 
-/// Values within values.
-const DEPTH: usize = 64;
+/// The maximum number of values within each other. Brackets beyond it are plain text.
+const MAX_DEPTH: usize = 64;
 
 /// How such calls are written.
 #[derive(Debug)]
@@ -21,154 +20,263 @@ pub(crate) struct Form {
     pub(crate) close: &'static str,
 }
 
-/// Reads one call, whose arguments are told of when it is whole.
+/// Reads one call and passes its arguments on as they come.
+///
+/// What is missing where the call is closed is taken as if it were there. The brace that ends the
+/// arguments is passed on when the call is closed: those of an unfinished call are never whole.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     form: &'static Form,
     markers: Markers,
-    has_begun: bool,
-    body: String,
-    /// A text has begun, in which nothing else does.
-    in_text: bool,
+    place: Place,
+    /// The head, key or unquoted value so far.
+    word: String,
+    name: String,
+    /// The objects and lists around the place, the arguments first.
+    levels: Vec<Level>,
+    /// The possible types of the value that comes next, if they are known.
+    types: Option<Types>,
+    value: Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Before,
+    Head,
+    BeforeKey,
+    Key,
+    QuotedKey,
+    BehindQuotedKey,
+    /// Before an element of a list.
+    BeforeElement,
+    BeforeValue,
+    Word,
+    Quoted,
+    /// Behind the arguments.
+    Behind,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    is_list: bool,
+    is_empty: bool,
+}
+
+/// What is read next.
+enum Piece<'a> {
+    Char(char),
+    /// Text within quotes.
+    Text(&'a str),
+    Quote,
 }
 
 impl Reader {
     pub(crate) fn new(form: &'static Form) -> Self {
-        let markers = Markers::new([form.close, form.quote]);
-        Self { form, markers, has_begun: false, body: String::new(), in_text: false }
+        Self {
+            form,
+            markers: Markers::new([form.close, form.quote]),
+            place: Place::Before,
+            word: String::new(),
+            name: String::new(),
+            levels: Vec::new(),
+            types: None,
+            value: Value::new(None, false, false),
+        }
     }
 
     pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, tools: &Tools, sink: &mut dyn Sink) -> Step {
-        if !self.has_begun {
+        if self.place == Place::Before {
             pending.skip(self.form.open.len());
-            self.has_begun = true;
+            self.place = Place::Head;
         }
         loop {
             let (clear, marker) = match self.markers.find(pending.rest(), is_last) {
                 Found::Nothing { clear } => (clear, None),
                 Found::Marker { at, number } => (at, Some(self.markers.text(number))),
             };
-            self.body.push_str(&pending.rest()[..clear]);
+            self.text(&pending.rest()[..clear], tools, sink);
             pending.skip(clear + marker.map_or(0, str::len));
             match marker {
-                Some(marker) if marker == self.form.quote || self.in_text => {
-                    self.body.push_str(marker);
-                    self.in_text ^= marker == self.form.quote;
+                Some(marker) if marker == self.form.quote => self.piece(Piece::Quote, tools, sink),
+                // Within quotes nothing else ends.
+                Some(marker) if matches!(self.place, Place::Quoted | Place::QuotedKey) => {
+                    self.text(marker, tools, sink);
                 }
-                None if !is_last => return Step::More,
-                _ => {
-                    self.tell(marker.is_some(), tools, sink);
+                Some(_) => {
+                    self.close(sink);
                     return Step::Over;
                 }
+                None if is_last => {
+                    if !self.levels.is_empty() {
+                        sink.end_call(CallEnd::Unfinished);
+                    }
+                    return Step::Over;
+                }
+                None => return Step::More,
             }
         }
     }
 
-    /// Tells of the call, if it has got as far as its arguments. Those of one that breaks off are not closed.
-    fn tell(&self, is_whole: bool, tools: &Tools, sink: &mut dyn Sink) {
-        let (head, body) = match self.body.split_once('{') {
-            Some(parts) => parts,
-            None if is_whole => (self.body.as_str(), ""),
-            None => return,
-        };
-        let name = head.rsplit(':').next().unwrap_or(head).trim();
-        if name.is_empty() {
+    fn text(&mut self, text: &str, tools: &Tools, sink: &mut dyn Sink) {
+        if matches!(self.place, Place::Quoted | Place::QuotedKey) {
+            return self.piece(Piece::Text(text), tools, sink);
+        }
+        for char in text.chars() {
+            self.piece(Piece::Char(char), tools, sink);
+        }
+    }
+
+    /// Reads a piece, again for each place that it ends.
+    fn piece(&mut self, piece: Piece<'_>, tools: &Tools, sink: &mut dyn Sink) {
+        while !self.takes(&piece, tools, sink) {}
+    }
+
+    /// Returns `false` if the piece has a meaning for the next place, too.
+    fn takes(&mut self, piece: &Piece<'_>, tools: &Tools, sink: &mut dyn Sink) -> bool {
+        match (self.place, piece) {
+            (Place::Head, Piece::Char('{')) => self.begin(sink),
+            (Place::Head, Piece::Char(char)) => self.word.push(*char),
+            (Place::BeforeKey, Piece::Quote) => self.place = Place::QuotedKey,
+            (Place::BeforeKey | Place::BeforeElement, Piece::Char(' ' | ',' | '\n' | '\t')) => {}
+            (Place::BeforeKey, Piece::Char('}')) => self.end_level(sink),
+            (Place::BeforeKey, Piece::Char(_)) => {
+                self.place = Place::Key;
+                return false;
+            }
+            (Place::Key | Place::BehindQuotedKey, Piece::Char(':')) => self.end_key(tools, sink),
+            // A key without a value is none.
+            (Place::Key, Piece::Char('}')) => {
+                self.word.clear();
+                self.place = Place::BeforeKey;
+                return false;
+            }
+            (Place::Key, Piece::Char(char)) => self.word.push(*char),
+            (Place::Key, Piece::Quote) => self.word.push_str(self.form.quote),
+            (Place::QuotedKey, Piece::Text(text)) => self.word.push_str(text),
+            (Place::QuotedKey, Piece::Quote) => self.place = Place::BehindQuotedKey,
+            (Place::BehindQuotedKey, _) => {
+                self.word.clear();
+                self.place = Place::BeforeKey;
+                return false;
+            }
+            // It ends the object around the list, too.
+            (Place::BeforeElement, Piece::Char('}')) => {
+                self.end_level(sink);
+                return false;
+            }
+            (Place::BeforeElement, Piece::Char(']')) => self.end_level(sink),
+            (Place::BeforeElement, _) => {
+                self.separate(sink);
+                self.types = None;
+                self.place = Place::BeforeValue;
+                return false;
+            }
+            (Place::BeforeValue, Piece::Quote) => {
+                self.value = Value::new(self.types, false, false);
+                self.place = Place::Quoted;
+            }
+            (Place::BeforeValue, Piece::Char(char)) if char.is_whitespace() => {}
+            (Place::BeforeValue, Piece::Char('{')) if self.levels.len() <= MAX_DEPTH => {
+                self.begin_level(false, sink);
+            }
+            (Place::BeforeValue, Piece::Char('[')) if self.levels.len() <= MAX_DEPTH => {
+                self.begin_level(true, sink);
+            }
+            (Place::BeforeValue, _) => {
+                self.place = Place::Word;
+                return false;
+            }
+            (Place::Word, Piece::Char(',' | '}' | ']')) => {
+                self.end_word(sink);
+                return false;
+            }
+            (Place::Word, Piece::Char(char)) => self.word.push(*char),
+            (Place::Word, Piece::Quote) => self.word.push_str(self.form.quote),
+            (Place::Quoted, Piece::Text(text)) => self.value.push(text, sink),
+            (Place::Quoted, Piece::Quote) => {
+                self.value.end(sink);
+                self.place = self.behind_value();
+            }
+            (Place::Before | Place::Head | Place::Behind, _)
+            | (Place::Quoted | Place::QuotedKey, Piece::Char(_))
+            | (_, Piece::Text(_)) => {}
+        }
+        true
+    }
+
+    /// Begins the call, whose name is known.
+    fn begin(&mut self, sink: &mut dyn Sink) {
+        self.name = name(&self.word).to_owned();
+        self.word.clear();
+        sink.call(&self.name, None);
+        self.begin_level(false, sink);
+    }
+
+    fn begin_level(&mut self, is_list: bool, sink: &mut dyn Sink) {
+        sink.arguments(if is_list { "[" } else { "{" });
+        self.levels.push(Level { is_list, is_empty: true });
+        self.place = if is_list { Place::BeforeElement } else { Place::BeforeKey };
+    }
+
+    fn end_level(&mut self, sink: &mut dyn Sink) {
+        if self.levels.len() == 1 {
+            self.place = Place::Behind;
             return;
         }
-        let mut fields = Fields { rest: body, quote: self.form.quote };
-        let arguments = Value::Object(fields.object(|key| tools.types(name, key), DEPTH)).to_string();
-        sink.call(name, None);
-        if is_whole {
-            sink.arguments(&arguments);
-            sink.end_call(CallEnd::Closed);
-        } else {
-            sink.arguments(&arguments[..arguments.len() - 1]);
-            sink.end_call(CallEnd::Unfinished);
+        if let Some(level) = self.levels.pop() {
+            sink.arguments(if level.is_list { "]" } else { "}" });
         }
+        self.place = self.behind_value();
+    }
+
+    fn behind_value(&self) -> Place {
+        match self.levels.last() {
+            Some(Level { is_list: true, .. }) => Place::BeforeElement,
+            _ => Place::BeforeKey,
+        }
+    }
+
+    /// Writes what stands before a key or an element.
+    fn separate(&mut self, sink: &mut dyn Sink) {
+        let Some(level) = self.levels.last_mut() else { return };
+        if !level.is_empty {
+            sink.arguments(",");
+        }
+        level.is_empty = false;
+    }
+
+    fn end_key(&mut self, tools: &Tools, sink: &mut dyn Sink) {
+        self.separate(sink);
+        let word = std::mem::take(&mut self.word);
+        let key = if self.place == Place::Key { word.trim() } else { word.as_str() };
+        sink.arguments(&format!("{}:", quoted(key)));
+        let is_argument = self.levels.len() == 1;
+        self.types = if is_argument { tools.types(&self.name, key) } else { None };
+        self.place = Place::BeforeValue;
+    }
+
+    /// Ends a value without quotes, which is what it is as JSON if its type is unknown.
+    fn end_word(&mut self, sink: &mut dyn Sink) {
+        sink.arguments(&self.types.unwrap_or(Types::ANY).read(self.word.trim()));
+        self.word.clear();
+        self.place = self.behind_value();
+    }
+
+    /// Closes the call and all that is open in it.
+    fn close(&mut self, sink: &mut dyn Sink) {
+        match self.place {
+            Place::Before | Place::Head => self.begin(sink),
+            Place::BeforeValue | Place::Word => self.end_word(sink),
+            _ => {}
+        }
+        while let Some(level) = self.levels.pop() {
+            sink.arguments(if level.is_list { "]" } else { "}" });
+        }
+        sink.end_call(CallEnd::Closed);
     }
 }
 
-/// What is still to be read of a call's arguments. What is missing at the end is taken as if it were there.
-struct Fields<'a> {
-    rest: &'a str,
-    quote: &'static str,
-}
-
-impl<'a> Fields<'a> {
-    /// The fields up to a closing brace. `types`: what a field may be by its key, if that is known.
-    fn object(&mut self, types: impl Fn(&str) -> Option<Types>, depth: usize) -> Map<String, Value> {
-        let mut object = Map::new();
-        loop {
-            self.skip_between();
-            if self.rest.is_empty() || self.take("}") {
-                return object;
-            }
-            let key = match self.text() {
-                Some(key) => key,
-                None => self.until(&[':', '}']).trim(),
-            };
-            // A key without a value is none.
-            if self.take(":") {
-                let value = self.value(types(key), depth);
-                object.insert(key.to_owned(), value);
-            }
-        }
-    }
-
-    fn list(&mut self, depth: usize) -> Vec<Value> {
-        let mut list = Vec::new();
-        loop {
-            self.skip_between();
-            if self.rest.is_empty() || self.rest.starts_with('}') || self.take("]") {
-                return list;
-            }
-            // Something is taken: the next is no end.
-            list.push(self.value(None, depth));
-        }
-    }
-
-    /// A value. Without quotes it is what it is as JSON, if nothing else is known.
-    fn value(&mut self, types: Option<Types>, depth: usize) -> Value {
-        self.skip_spaces();
-        if let Some(text) = self.text() {
-            return types.unwrap_or(Types::STRING).value(text);
-        }
-        if depth > 0 && self.take("{") {
-            return Value::Object(self.object(|_| None, depth - 1));
-        }
-        if depth > 0 && self.take("[") {
-            return Value::Array(self.list(depth - 1));
-        }
-        types.unwrap_or(Types::ANY).value(self.until(&[',', '}', ']']).trim())
-    }
-
-    /// A text in quotes, if there is one.
-    fn text(&mut self) -> Option<&'a str> {
-        let inside = self.rest.strip_prefix(self.quote)?;
-        let (text, rest) = inside.split_once(self.quote).unwrap_or((inside, ""));
-        self.rest = rest;
-        Some(text)
-    }
-
-    /// Takes what stands before one of these.
-    fn until(&mut self, ends: &[char]) -> &'a str {
-        let end = self.rest.find(ends).unwrap_or(self.rest.len());
-        let (text, rest) = self.rest.split_at(end);
-        self.rest = rest;
-        text
-    }
-
-    fn take(&mut self, text: &str) -> bool {
-        let rest = self.rest.strip_prefix(text);
-        self.rest = rest.unwrap_or(self.rest);
-        rest.is_some()
-    }
-
-    fn skip_spaces(&mut self) {
-        self.rest = self.rest.trim_start();
-    }
-
-    fn skip_between(&mut self) {
-        self.rest = self.rest.trim_start_matches([' ', ',', '\n', '\t']);
-    }
+/// Returns the name in a call's head: `call:NAME`.
+fn name(head: &str) -> &str {
+    head.rsplit(':').next().unwrap_or(head).trim()
 }

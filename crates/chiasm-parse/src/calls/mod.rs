@@ -6,6 +6,7 @@ pub(crate) mod python;
 mod python_literal;
 pub(crate) mod section;
 pub(crate) mod tagged;
+mod value;
 
 use crate::pending::Pending;
 use crate::{Sink, Tools};

@@ -2,12 +2,14 @@
 
 use super::Step;
 use super::json::spaces;
-use super::python_literal::Values;
+use super::python_literal::{Arguments, Progress, is_identifier};
 use crate::pending::Pending;
-use crate::tools::quoted;
 use crate::{CallEnd, Sink};
 
-/// Reads one list of calls. Each call is told of when it is whole.
+/// Text that begins like a call is taken for one once so much of its arguments' JSON is there.
+const IS_CALL_BYTES: usize = 64;
+
+/// Reads one list of calls. A call begins when it is whole, or when it is too long to be anything else.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     /// What stands before the list; may be empty.
@@ -16,9 +18,11 @@ pub(crate) struct Reader {
     close: &'static str,
     /// How far the current call was looked at.
     at: usize,
-    nesting: Nesting,
-    /// The current call's name has begun.
-    has_name: bool,
+    name: String,
+    /// The current call's arguments, once they have begun.
+    arguments: Option<Arguments>,
+    /// The current call has begun for the sink.
+    is_call: bool,
     place: Place,
     has_begun: bool,
 }
@@ -31,22 +35,15 @@ enum Place {
     Behind,
 }
 
-/// Brackets and quotes around a place.
-#[derive(Clone, Copy, Debug, Default)]
-struct Nesting {
-    depth: usize,
-    quote: Option<u8>,
-    is_escaped: bool,
-}
-
 impl Reader {
     pub(crate) fn new(open: &'static str, close: &'static str) -> Self {
         Self {
             open,
             close,
             at: 0,
-            nesting: Nesting::default(),
-            has_name: false,
+            name: String::new(),
+            arguments: None,
+            is_call: false,
             place: Place::Before,
             has_begun: false,
         }
@@ -62,13 +59,20 @@ impl Reader {
             };
             match step {
                 None => {}
-                Some(Step::NotACall) if self.has_begun => return Step::Over,
-                Some(Step::More) if is_last => {
-                    return if self.has_begun { Step::Over } else { Step::NotACall };
-                }
+                Some(Step::NotACall) if self.has_begun => return self.break_off(sink),
+                Some(Step::More) if is_last && self.has_begun => return self.break_off(sink),
+                Some(Step::More) if is_last => return Step::NotACall,
                 Some(step) => return step,
             }
         }
+    }
+
+    /// Ends the calls, which are not all whole.
+    fn break_off(&mut self, sink: &mut dyn Sink) -> Step {
+        if self.is_call {
+            sink.end_call(CallEnd::Unfinished);
+        }
+        Step::Over
     }
 
     /// Nothing is taken: it may be no call.
@@ -87,34 +91,64 @@ impl Reader {
         }
     }
 
-    /// Looks for the end of a call, which begins with a name and a parenthesis.
+    /// Reads a call, which is a name and arguments in parentheses.
     fn call(&mut self, pending: &mut Pending, sink: &mut dyn Sink) -> Option<Step> {
-        let rest = pending.rest();
-        // What stands before the first call is still there.
-        let begin = if self.has_begun { 0 } else { rest.find('[').map_or(0, |at| at + 1) };
-        while let Some(&byte) = rest.as_bytes().get(self.at) {
-            self.at += 1;
-            if self.nesting.take(byte) {
-                let Some((name, arguments)) = read_call(rest[begin..self.at].trim()) else {
+        while let Some(char) = pending.rest()[self.at..].chars().next() {
+            let Some(arguments) = &mut self.arguments else {
+                self.at += char.len_utf8();
+                if !self.name(char) {
                     return Some(Step::NotACall);
-                };
-                sink.call(&name, None);
-                sink.arguments(&arguments);
-                sink.end_call(CallEnd::Closed);
+                }
+                continue;
+            };
+            let Some(progress) = arguments.push(char) else {
+                self.pass_on(pending, sink);
+                return Some(Step::NotACall);
+            };
+            self.at += char.len_utf8();
+            let is_whole = progress == Progress::Whole;
+            if !self.is_call && (is_whole || arguments.json().len() >= IS_CALL_BYTES) {
+                sink.call(self.name.trim(), None);
+                self.is_call = true;
                 self.has_begun = true;
-                pending.skip(self.at);
-                (self.at, self.nesting, self.has_name) = (0, Nesting::default(), false);
+            }
+            if is_whole {
+                self.pass_on(pending, sink);
+                sink.end_call(CallEnd::Closed);
+                self.name.clear();
+                self.arguments = None;
+                self.is_call = false;
                 self.place = Place::Between;
                 return None;
             }
-            let is_head = self.nesting.depth == 0;
-            let is_of_name = byte.is_ascii_alphanumeric() || b"_.".contains(&byte) || !byte.is_ascii();
-            if is_head && !is_of_name && (self.has_name || !byte.is_ascii_whitespace()) {
-                return Some(Step::NotACall);
-            }
-            self.has_name |= is_of_name;
         }
+        self.pass_on(pending, sink);
         Some(Step::More)
+    }
+
+    /// Takes a character of a name, or the parenthesis behind it. Returns `false` if it can be neither.
+    fn name(&mut self, char: char) -> bool {
+        if char == '(' {
+            self.arguments = Some(Arguments::new());
+            return self.name.trim().split('.').all(is_identifier);
+        }
+        let is_of_name = char.is_ascii_alphanumeric() || "_.".contains(char) || !char.is_ascii();
+        if is_of_name {
+            self.name.push(char);
+        }
+        is_of_name || (self.name.is_empty() && char.is_ascii_whitespace())
+    }
+
+    /// Passes on what there is of a call.
+    fn pass_on(&mut self, pending: &mut Pending, sink: &mut dyn Sink) {
+        if !self.is_call {
+            return;
+        }
+        pending.skip(std::mem::take(&mut self.at));
+        let json = self.arguments.as_mut().map(Arguments::take).unwrap_or_default();
+        if !json.is_empty() {
+            sink.arguments(&json);
+        }
     }
 
     fn between(&mut self, pending: &mut Pending) -> Option<Step> {
@@ -145,65 +179,4 @@ impl Reader {
         }
         Some(Step::Over)
     }
-}
-
-impl Nesting {
-    /// Whether this is the parenthesis that ends a call.
-    fn take(&mut self, byte: u8) -> bool {
-        if let Some(quote) = self.quote {
-            match byte {
-                _ if self.is_escaped => self.is_escaped = false,
-                b'\\' => self.is_escaped = true,
-                _ if byte == quote => self.quote = None,
-                _ => {}
-            }
-            return false;
-        }
-        match byte {
-            b'"' | b'\'' => self.quote = Some(byte),
-            b'(' | b'[' | b'{' => self.depth += 1,
-            b')' | b']' | b'}' if self.depth > 0 => {
-                self.depth -= 1;
-                return self.depth == 0;
-            }
-            _ => {}
-        }
-        false
-    }
-}
-
-/// A call's name, and its arguments as JSON. Arguments without names are no arguments of a tool.
-fn read_call(call: &str) -> Option<(String, String)> {
-    let (name, rest) = call.split_once('(')?;
-    let name = name.trim();
-    let is_name = name.split('.').all(is_identifier);
-    let mut values = Values::new(rest.strip_suffix(')')?);
-    let mut arguments = String::from("{");
-    values.skip_spaces();
-    while !values.rest.is_empty() {
-        let (key, rest) = values.rest.split_once('=')?;
-        let key = key.trim();
-        if !is_identifier(key) {
-            return None;
-        }
-        values.rest = rest;
-        if arguments.len() > 1 {
-            arguments.push_str(", ");
-        }
-        arguments.push_str(&quoted(key));
-        arguments.push_str(": ");
-        values.value(&mut arguments)?;
-        values.skip_spaces();
-        if !values.rest.is_empty() && !values.take(",") {
-            return None;
-        }
-        values.skip_spaces();
-    }
-    arguments.push('}');
-    is_name.then(|| (name.to_owned(), arguments))
-}
-
-fn is_identifier(text: &str) -> bool {
-    let is_first = |c: char| c.is_alphabetic() || c == '_';
-    text.starts_with(is_first) && text.chars().all(|c| is_first(c) || c.is_numeric())
 }

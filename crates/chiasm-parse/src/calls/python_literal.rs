@@ -1,188 +1,374 @@
-//! Values of Python's as JSON writes them.
+//! Arguments of a call of Python's as JSON, written as they come.
 
 use crate::tools::quoted;
 
-/// Values within values.
-const DEPTH: usize = 64;
+/// The maximum number of values within each other.
+const MAX_DEPTH: usize = 64;
 
-/// Python's literals, written as JSON one after the other.
-pub(super) struct Values<'a> {
-    /// What was not read yet.
-    pub(super) rest: &'a str,
+/// The arguments of one call on their way: behind its opening parenthesis.
+#[derive(Clone, Debug)]
+pub(super) struct Arguments {
+    place: Place,
+    /// The lists and dictionaries around the place.
+    levels: Vec<Level>,
+    /// There is an argument before the place.
+    has_some: bool,
+    /// The argument's name, the number or the constant so far.
+    word: String,
+    /// The string, number or constant that comes is a dictionary's key, or may be one.
+    is_key: bool,
+    /// Its JSON.
+    key: String,
+    /// JSON that was not taken yet.
+    json: String,
 }
 
-impl<'a> Values<'a> {
-    pub(super) fn new(text: &'a str) -> Self {
-        Self { rest: text }
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    BeforeName,
+    Name,
+    BeforeValue,
+    /// Within a string that ends with this.
+    String(char),
+    /// Behind a backslash.
+    Escape(char),
+    Code {
+        quote: char,
+        digits_left: u8,
+        code: u32,
+    },
+    /// Another string may follow, which belongs to it.
+    BehindString,
+    Word,
+    BehindValue,
+    BeforeElement,
+    /// Behind a brace that begins a dictionary or a set.
+    BehindBrace,
+    BeforeKey,
+    BehindKey,
+}
 
-    pub(super) fn skip_spaces(&mut self) {
-        self.rest = self.rest.trim_start();
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    /// A list, tuple or set, and its end.
+    List {
+        close: char,
+        is_empty: bool,
+    },
+    Dictionary {
+        is_empty: bool,
+    },
+    /// A dictionary or a set, which the end of its first element will tell.
+    Either,
+}
 
-    pub(super) fn take(&mut self, text: &str) -> bool {
-        let rest = self.rest.strip_prefix(text);
-        self.rest = rest.unwrap_or(self.rest);
-        rest.is_some()
-    }
+/// The progress of arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    More,
+    /// The last character was the parenthesis that ends the arguments.
+    Whole,
+}
 
-    /// Reads a value and writes it as JSON. `None` if there is none.
-    pub(super) fn value(&mut self, out: &mut String) -> Option<()> {
-        self.value_within(out, DEPTH)
-    }
+/// The effect of a character at a place.
+enum Effect {
+    Taken,
+    /// It ended the place, and has a meaning for the next one.
+    Again,
+    Whole,
+}
 
-    fn value_within(&mut self, out: &mut String, depth: usize) -> Option<()> {
-        self.skip_spaces();
-        match self.rest.as_bytes().first()? {
-            b'"' | b'\'' => self.strings(out),
-            b'[' => self.list(']', out, depth),
-            b'(' => self.list(')', out, depth),
-            b'{' => self.braces(out, depth),
-            _ => self.word(out),
+impl Arguments {
+    pub(super) fn new() -> Self {
+        Self {
+            place: Place::BeforeName,
+            levels: Vec::new(),
+            has_some: false,
+            word: String::new(),
+            is_key: false,
+            key: String::new(),
+            json: "{".to_owned(),
         }
     }
 
-    /// A string, or several in a row, which Python takes for one.
-    fn strings(&mut self, out: &mut String) -> Option<()> {
-        let mut text = String::new();
-        while self.rest.starts_with(['"', '\'']) {
-            self.string(&mut text)?;
-            self.skip_spaces();
+    /// Returns the JSON that was written since [`Self::take`].
+    pub(super) fn json(&self) -> &str {
+        &self.json
+    }
+
+    /// Takes the JSON that was written.
+    pub(super) fn take(&mut self) -> String {
+        std::mem::take(&mut self.json)
+    }
+
+    /// Reads the next character. `None` if these are no arguments of a tool, which are literals with names.
+    pub(super) fn push(&mut self, char: char) -> Option<Progress> {
+        loop {
+            match self.read(char)? {
+                Effect::Taken => return Some(Progress::More),
+                Effect::Again => {}
+                Effect::Whole => return Some(Progress::Whole),
+            }
         }
-        out.push_str(&quoted(&text));
+    }
+
+    fn read(&mut self, char: char) -> Option<Effect> {
+        match self.place {
+            Place::String(quote) => self.string(char, quote),
+            Place::Escape(quote) => self.escape(char, quote),
+            Place::Code { quote, digits_left, code } => {
+                let code = code * 16 + char.to_digit(16)?;
+                self.code(quote, digits_left - 1, code)?;
+            }
+            Place::Word if ",)]}:".contains(char) => {
+                let word = constant(std::mem::take(&mut self.word).trim())?;
+                self.out().push_str(&word);
+                return Some(self.end_scalar());
+            }
+            Place::Word => self.word.push(char),
+            Place::Name if char == '=' => self.end_name()?,
+            Place::Name if char.is_alphanumeric() || char == '_' || char.is_whitespace() => self.word.push(char),
+            Place::Name => return None,
+            _ if char.is_whitespace() => {}
+            Place::BehindString if is_quote(char) => self.place = Place::String(char),
+            Place::BehindString => {
+                self.out().push('"');
+                return Some(self.end_scalar());
+            }
+            Place::BeforeName if char == ')' => return Some(self.end()),
+            Place::BeforeName => return Some(self.go(Place::Name)),
+            Place::BeforeValue => return self.begin_value(char),
+            Place::BehindBrace if char == '}' => {
+                self.set_level(Level::Dictionary { is_empty: true });
+                return Some(self.go(Place::BeforeKey));
+            }
+            Place::BehindBrace if "[({".contains(char) => {
+                self.set_level(Level::List { close: '}', is_empty: true });
+                return Some(self.go(Place::BeforeElement));
+            }
+            Place::BehindBrace => return self.begin_key(char),
+            Place::BeforeElement | Place::BeforeKey => return self.before_element(char),
+            Place::BehindKey => return self.behind_key(char),
+            Place::BehindValue => return self.behind_value(char),
+        }
+        Some(Effect::Taken)
+    }
+
+    fn go(&mut self, place: Place) -> Effect {
+        self.place = place;
+        Effect::Again
+    }
+
+    /// Returns the place that a string, number or constant is written to.
+    fn out(&mut self) -> &mut String {
+        if self.is_key { &mut self.key } else { &mut self.json }
+    }
+
+    fn end_name(&mut self) -> Option<()> {
+        let word = std::mem::take(&mut self.word);
+        let name = word.trim();
+        if !is_identifier(name) {
+            return None;
+        }
+        let separator = if self.has_some { ", " } else { "" };
+        self.json.push_str(&format!("{separator}{}: ", quoted(name)));
+        self.has_some = true;
+        self.place = Place::BeforeValue;
         Some(())
     }
 
-    fn string(&mut self, text: &mut String) -> Option<()> {
-        let quote = self.rest.chars().next()?;
-        let mut chars = self.rest[1..].char_indices();
-        loop {
-            let (at, char) = chars.next()?;
-            match char {
-                '\\' => escaped(&mut chars, text)?,
-                char if char == quote => {
-                    self.rest = &self.rest[1 + at + 1..];
-                    return Some(());
+    fn begin_value(&mut self, char: char) -> Option<Effect> {
+        let level = match char {
+            '[' => Level::List { close: ']', is_empty: true },
+            '(' => Level::List { close: ')', is_empty: true },
+            '{' => Level::Either,
+            _ => return Some(self.begin_scalar(char)),
+        };
+        if self.levels.len() == MAX_DEPTH {
+            return None;
+        }
+        self.levels.push(level);
+        self.place = if level == Level::Either {
+            Place::BehindBrace
+        } else {
+            self.json.push('[');
+            Place::BeforeElement
+        };
+        Some(Effect::Taken)
+    }
+
+    fn begin_key(&mut self, char: char) -> Option<Effect> {
+        self.is_key = true;
+        (!"[({".contains(char)).then(|| self.begin_scalar(char))
+    }
+
+    /// Begins a string, a number or a constant.
+    fn begin_scalar(&mut self, char: char) -> Effect {
+        if !is_quote(char) {
+            return self.go(Place::Word);
+        }
+        self.out().push('"');
+        self.place = Place::String(char);
+        Effect::Taken
+    }
+
+    fn end_scalar(&mut self) -> Effect {
+        let is_key = std::mem::take(&mut self.is_key);
+        self.go(if is_key { Place::BehindKey } else { Place::BehindValue })
+    }
+
+    fn string(&mut self, char: char, quote: char) {
+        match char {
+            '\\' => self.place = Place::Escape(quote),
+            _ if char == quote => self.place = Place::BehindString,
+            _ => self.write(char),
+        }
+    }
+
+    /// Writes a character of a string.
+    fn write(&mut self, char: char) {
+        if char.is_control() || "\"\\".contains(char) {
+            let json = quoted(char.encode_utf8(&mut [0; 4]));
+            self.out().push_str(&json[1..json.len() - 1]);
+        } else {
+            self.out().push(char);
+        }
+    }
+
+    /// Reads the character behind a backslash.
+    fn escape(&mut self, char: char, quote: char) {
+        self.place = Place::String(quote);
+        let digits_left = match char {
+            'x' => 2,
+            'u' => 4,
+            'U' => 8,
+            _ => 0,
+        };
+        match char {
+            'n' => self.write('\n'),
+            't' => self.write('\t'),
+            'r' => self.write('\r'),
+            'b' => self.write('\u{8}'),
+            'f' => self.write('\u{c}'),
+            '0' => self.write('\0'),
+            '\n' => {}
+            '\\' | '\'' | '"' => self.write(char),
+            _ if digits_left > 0 => self.place = Place::Code { quote, digits_left, code: 0 },
+            other => {
+                self.write('\\');
+                self.write(other);
+            }
+        }
+    }
+
+    /// Takes a digit of a character's code.
+    fn code(&mut self, quote: char, digits_left: u8, code: u32) -> Option<()> {
+        self.place = Place::Code { quote, digits_left, code };
+        if digits_left == 0 {
+            self.place = Place::String(quote);
+            self.write(char::from_u32(code)?);
+        }
+        Some(())
+    }
+
+    fn set_level(&mut self, level: Level) {
+        self.json.push(if matches!(level, Level::Dictionary { .. }) { '{' } else { '[' });
+        self.levels.pop();
+        self.levels.push(level);
+    }
+
+    /// Reads what stands before an element of a list, or before a key.
+    fn before_element(&mut self, char: char) -> Option<Effect> {
+        match self.levels.last_mut()? {
+            Level::List { close, .. } if char == *close => Some(self.end_level("]")),
+            Level::List { is_empty, .. } => {
+                if !std::mem::replace(is_empty, false) {
+                    self.json.push_str(", ");
                 }
-                char => text.push(char),
+                Some(self.go(Place::BeforeValue))
             }
+            Level::Dictionary { .. } if char == '}' => Some(self.end_level("}")),
+            Level::Dictionary { .. } | Level::Either => self.begin_key(char),
         }
     }
 
-    /// The elements of a list, a tuple or a set.
-    fn list(&mut self, close: char, out: &mut String, depth: usize) -> Option<()> {
-        let depth = depth.checked_sub(1)?;
-        self.rest = &self.rest[1..];
-        out.push('[');
-        let mut is_first = true;
-        loop {
-            self.skip_spaces();
-            if self.take(close.encode_utf8(&mut [0; 4])) {
-                out.push(']');
-                return Some(());
-            }
-            if !is_first {
-                out.push_str(", ");
-            }
-            is_first = false;
-            self.value_within(out, depth)?;
-            self.skip_spaces();
-            if !self.take(",") && !self.rest.starts_with(close) {
-                return None;
-            }
-        }
+    fn end_level(&mut self, close: &str) -> Effect {
+        self.json.push_str(close);
+        self.levels.pop();
+        self.place = Place::BehindValue;
+        Effect::Taken
     }
 
-    /// A dictionary, or a set.
-    fn braces(&mut self, out: &mut String, depth: usize) -> Option<()> {
-        let mut set = Values { rest: self.rest };
-        let mut elements = String::new();
-        if self.rest[1..].trim_start().starts_with('}') || set.list('}', &mut elements, depth).is_none() {
-            return self.dictionary(out, depth);
-        }
-        self.rest = set.rest;
-        out.push_str(&elements);
-        Some(())
-    }
-
-    fn dictionary(&mut self, out: &mut String, depth: usize) -> Option<()> {
-        let depth = depth.checked_sub(1)?;
-        self.rest = &self.rest[1..];
-        out.push('{');
-        let mut is_first = true;
-        loop {
-            self.skip_spaces();
-            if self.take("}") {
-                out.push('}');
-                return Some(());
+    /// Reads what stands behind a key, or behind the first element of a set.
+    fn behind_key(&mut self, char: char) -> Option<Effect> {
+        let key = std::mem::take(&mut self.key);
+        if char == ':' {
+            if self.levels.last() == Some(&Level::Either) {
+                self.set_level(Level::Dictionary { is_empty: true });
             }
-            if !is_first {
-                out.push_str(", ");
+            if let Some(Level::Dictionary { is_empty }) = self.levels.last_mut()
+                && !std::mem::replace(is_empty, false)
+            {
+                self.json.push_str(", ");
             }
-            is_first = false;
-            let mut key = String::new();
-            self.value_within(&mut key, 0)?;
             // Keys of JSON are strings.
-            out.push_str(&if key.starts_with('"') { key } else { quoted(&key) });
-            self.skip_spaces();
-            if !self.take(":") {
-                return None;
-            }
-            out.push_str(": ");
-            self.value_within(out, depth)?;
-            self.skip_spaces();
-            if !self.take(",") && !self.rest.starts_with('}') {
-                return None;
-            }
+            let key = if key.starts_with('"') { key } else { quoted(&key) };
+            self.json.push_str(&format!("{key}: "));
+            self.place = Place::BeforeValue;
+            return Some(Effect::Taken);
         }
+        if self.levels.last() != Some(&Level::Either) {
+            return None;
+        }
+        self.set_level(Level::List { close: '}', is_empty: false });
+        self.json.push_str(&key);
+        Some(self.go(Place::BehindValue))
     }
 
-    /// A number, or one of the names that stand for values.
-    fn word(&mut self, out: &mut String) -> Option<()> {
-        let end = self.rest.find([',', ')', ']', '}', ':']).unwrap_or(self.rest.len());
-        let (word, rest) = self.rest.split_at(end);
-        self.rest = rest;
-        let word = word.trim();
-        match word {
-            "True" | "true" => out.push_str("true"),
-            "False" | "false" => out.push_str("false"),
-            "None" | "null" => out.push_str("null"),
-            number => out.push_str(&read_number(number)?),
+    fn behind_value(&mut self, char: char) -> Option<Effect> {
+        let (next, close) = match self.levels.last() {
+            None => (Place::BeforeName, ')'),
+            Some(Level::List { close, .. }) => (Place::BeforeElement, *close),
+            Some(Level::Dictionary { .. } | Level::Either) => (Place::BeforeKey, '}'),
+        };
+        if char == ',' {
+            self.place = next;
+            return Some(Effect::Taken);
         }
-        Some(())
+        if char != close {
+            return None;
+        }
+        Some(match self.levels.last() {
+            None => self.end(),
+            Some(Level::List { .. }) => self.end_level("]"),
+            Some(_) => self.end_level("}"),
+        })
+    }
+
+    fn end(&mut self) -> Effect {
+        self.json.push('}');
+        Effect::Whole
     }
 }
 
-/// The character behind a backslash.
-fn escaped(chars: &mut std::str::CharIndices<'_>, text: &mut String) -> Option<()> {
-    let (_, char) = chars.next()?;
-    let digits = match char {
-        'n' => return push(text, '\n'),
-        't' => return push(text, '\t'),
-        'r' => return push(text, '\r'),
-        'b' => return push(text, '\u{8}'),
-        'f' => return push(text, '\u{c}'),
-        '0' => return push(text, '\0'),
-        '\n' => return Some(()),
-        '\\' | '\'' | '"' => return push(text, char),
-        'x' => 2,
-        'u' => 4,
-        'U' => 8,
-        other => {
-            text.push('\\');
-            return push(text, other);
-        }
-    };
-    let mut code = 0;
-    for _ in 0..digits {
-        code = code * 16 + chars.next()?.1.to_digit(16)?;
-    }
-    push(text, char::from_u32(code)?)
+fn is_quote(char: char) -> bool {
+    char == '"' || char == '\''
 }
 
-fn push(text: &mut String, char: char) -> Option<()> {
-    text.push(char);
-    Some(())
+/// Returns `true` for a name of Python's.
+pub(super) fn is_identifier(text: &str) -> bool {
+    let is_first = |c: char| c.is_alphabetic() || c == '_';
+    text.starts_with(is_first) && text.chars().all(|c| is_first(c) || c.is_numeric())
+}
+
+/// Returns the JSON of a number, or of one of the names that stand for values.
+fn constant(word: &str) -> Option<String> {
+    match word {
+        "True" | "true" => Some("true".to_owned()),
+        "False" | "false" => Some("false".to_owned()),
+        "None" | "null" => Some("null".to_owned()),
+        number => read_number(number),
+    }
 }
 
 /// A number of Python's as JSON writes it.

@@ -1,10 +1,9 @@
 //! Calls whose parameters stand in tags of their own, as text: `<parameter=city>Paris</parameter>`.
 
-use serde_json::Value as Json;
-
 use super::Step;
+use super::value::Value;
 use crate::pending::{Found, Markers, Pending};
-use crate::tools::{Types, quoted};
+use crate::tools::quoted;
 use crate::{CallEnd, Sink, Tools};
 
 /// How such calls are written.
@@ -67,18 +66,6 @@ enum Place {
     Value,
 }
 
-/// A value on its way.
-#[derive(Clone, Debug)]
-struct Value {
-    /// What it may be. `None` if that is not known, and it says that it is JSON.
-    types: Option<Types>,
-    /// It says that it is JSON.
-    is_json: bool,
-    /// What can't be passed on yet.
-    held: String,
-    has_begun: bool,
-}
-
 impl Reader {
     pub(crate) fn new(form: &'static Form) -> Self {
         Self {
@@ -88,7 +75,7 @@ impl Reader {
             head: String::new(),
             name: String::new(),
             parameters: 0,
-            value: Value { types: None, is_json: false, held: String::new(), has_begun: false },
+            value: Value::new(None, false, form.trims_lines),
         }
     }
 
@@ -141,7 +128,7 @@ impl Reader {
     fn text(&mut self, text: &str, sink: &mut dyn Sink) {
         match self.place {
             Place::Name | Place::Key => self.head.push_str(text),
-            Place::Value => self.value.add(text, self.form.trims_lines, sink),
+            Place::Value => self.value.push(text, sink),
             Place::Before | Place::Between | Place::Parameters | Place::BeforeValue => {}
         }
     }
@@ -177,7 +164,7 @@ impl Reader {
             }
             Place::BeforeValue if marker == form.value => self.go(Place::Value),
             Place::Value => {
-                self.value.end(form.trims_lines, sink);
+                self.value.end(sink);
                 self.go(Place::Parameters);
                 if marker != form.value_end {
                     return None;
@@ -186,7 +173,7 @@ impl Reader {
             // The call's end, or that of all calls, or the next one's beginning.
             Place::Parameters | Place::Key | Place::BeforeValue => {
                 if self.place == Place::BeforeValue {
-                    self.value.end(false, sink);
+                    self.value.end(sink);
                 }
                 self.end_call(sink);
                 self.go(Place::Between);
@@ -223,7 +210,7 @@ impl Reader {
         let begin = if self.parameters == 0 { "{" } else { ", " };
         sink.arguments(&format!("{begin}{}: ", quoted(key)));
         self.parameters += 1;
-        self.value = Value { types: tools.types(&self.name, key), is_json, held: String::new(), has_begun: false };
+        self.value = Value::new(tools.types(&self.name, key), is_json, self.form.trims_lines);
     }
 
     fn end_call(&mut self, sink: &mut dyn Sink) {
@@ -231,60 +218,6 @@ impl Reader {
         sink.arguments(if self.parameters == 0 { "{}" } else { "}" });
         sink.end_call(CallEnd::Closed);
     }
-}
-
-impl Value {
-    /// Whether it is text, which is passed on before its end is known.
-    fn is_text(&self) -> bool {
-        !self.is_json && self.types.is_none_or(Types::are_text)
-    }
-
-    fn add(&mut self, text: &str, trims_lines: bool, sink: &mut dyn Sink) {
-        self.held.push_str(text);
-        if !self.is_text() || self.held.is_empty() {
-            return;
-        }
-        if !self.has_begun {
-            sink.arguments("\"");
-            self.has_begun = true;
-            if trims_lines && self.held.starts_with('\n') {
-                self.held.remove(0);
-            }
-        }
-        let keeps = usize::from(trims_lines && self.held.ends_with('\n'));
-        let text = &self.held[..self.held.len() - keeps];
-        if !text.is_empty() {
-            sink.arguments(inside_quotes(&quoted(text)));
-            self.held.drain(..self.held.len() - keeps);
-        }
-    }
-
-    fn end(&mut self, trims_lines: bool, sink: &mut dyn Sink) {
-        if self.is_text() {
-            sink.arguments(if self.has_begun { "\"" } else { "\"\"" });
-            return;
-        }
-        let mut text = self.held.as_str();
-        if trims_lines {
-            text = text.strip_prefix('\n').unwrap_or(text);
-            text = text.strip_suffix('\n').unwrap_or(text);
-        }
-        sink.arguments(&self.read(text));
-    }
-
-    fn read(&self, text: &str) -> String {
-        let json = if self.is_json { serde_json::from_str(text).ok() } else { None };
-        match (json, self.types) {
-            (Some(Json::Array(_) | Json::Object(_)), _) | (Some(_), None) => text.trim().to_owned(),
-            (Some(Json::String(text)), Some(types)) => types.read(&text),
-            (_, types) => types.unwrap_or(Types::STRING).read(text),
-        }
-    }
-}
-
-/// A string's JSON between its quotes.
-fn inside_quotes(json: &str) -> &str {
-    &json[1..json.len() - 1]
 }
 
 /// `"a"`, `'a'` and `a` are the same name.
