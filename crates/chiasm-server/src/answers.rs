@@ -92,6 +92,11 @@ impl AnswerFormat {
         self.reasoning_parser.as_deref().filter(|_| self.close.is_some())
     }
 
+    /// Returns `true` if the model may think, by its reasoning parser.
+    pub(crate) fn may_think(&self) -> bool {
+        self.whole.engine_markers().is_some()
+    }
+
     /// Whether there are special tokens in the text that is parsed.
     pub(crate) fn shows_any(&self) -> bool {
         !self.shown.is_empty()

@@ -58,6 +58,18 @@ fn refused(answer: &Answer, status: u16) -> (String, String) {
 }
 
 #[tokio::test]
+async fn thinking_budget_is_taken_by_a_model_that_does_not_think() {
+    let server = serve(&["--reasoning-parser", "none"]).await;
+    let thinking = json!({"type": "enabled", "budget_tokens": 1024});
+    let body = ask("Tell a short story.", json!({"max_tokens": 2000, "thinking": thinking}));
+    let whole = server.post(MESSAGES, &body).await.ok();
+    assert_eq!(whole["content"][0]["type"], "text");
+    // vLLM's own field is refused there as it is here.
+    let chat = json!({"model": "m", "thinking_token_budget": 1024, "messages": body["messages"]});
+    assert_eq!(server.chat(&chat).await.refused(400), "thinking_token_budget");
+}
+
+#[tokio::test]
 async fn a_stream_says_the_same_as_a_whole_answer() {
     let server = serve(&[]).await;
     // Another salt: nothing is cached, so the simulated engine says the same.

@@ -163,7 +163,8 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinkin
             if max_tokens.is_some_and(|most| budget >= most) {
                 return Err(ApiError::invalid(BUDGET, format!("'{BUDGET}' must be less than 'max_tokens'")));
             }
-            tokens = Some(ThinkingBudget { tokens: budget, field: BUDGET });
+            // Coding agents send it to every model.
+            tokens = Some(ThinkingBudget { tokens: budget, field: BUDGET, only_if_thinking: true });
         }
         "adaptive" | "disabled" => {}
         other => {
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!((sampling.max_tokens, sampling.temperature, sampling.top_p), (Some(2000), Some(0.5), Some(0.9)));
         assert_eq!((sampling.top_k, &sampling.stop[..]), (Some(5), &["x".to_owned()][..]));
         assert!(sampling.structured.is_some());
-        let budget = ThinkingBudget { tokens: 1024, field: "thinking.budget_tokens" };
+        let budget = ThinkingBudget { tokens: 1024, field: "thinking.budget_tokens", only_if_thinking: true };
         assert_eq!(sampling.thinking_budget, Some(budget));
         let chat = chat(&generate);
         assert_eq!((chat.reasoning_effort.as_deref(), chat.add_generation_prompt), (Some("low"), true));

@@ -167,7 +167,8 @@ fn take_thinking_budget(fields: &mut Fields) -> Result<Option<ThinkingBudget>, A
     const FIELD: &str = "thinking_token_budget";
     let range = -1..=i64::from(i32::MAX);
     let tokens: Option<i64> = fields.take_in(FIELD, range, "-1 for no limit, or 0 to 2147483647")?;
-    Ok(tokens.and_then(|tokens| u32::try_from(tokens).ok()).map(|tokens| ThinkingBudget { tokens, field: FIELD }))
+    let tokens = tokens.and_then(|tokens| u32::try_from(tokens).ok());
+    Ok(tokens.map(|tokens| ThinkingBudget { tokens, field: FIELD, only_if_thinking: false }))
 }
 
 /// Takes what counts as going round in circles. The bounds are those of vLLM's `RepetitionDetectionParams`.
@@ -395,7 +396,8 @@ mod tests {
         };
         let budget = |tokens: i64| taken(json!({"thinking_token_budget": tokens})).unwrap().thinking_budget;
         assert_eq!(budget(-1), None);
-        assert_eq!(budget(0), Some(ThinkingBudget { tokens: 0, field: "thinking_token_budget" }));
+        let none = ThinkingBudget { tokens: 0, field: "thinking_token_budget", only_if_thinking: false };
+        assert_eq!(budget(0), Some(none));
         let repetition = |value: Value| taken(json!({"repetition_detection": value})).map(|taken| taken.repetition);
         assert_eq!(repetition(json!({})), Ok(None));
         assert_eq!(repetition(json!({"min_count": 1})), Ok(None));

@@ -134,6 +134,8 @@ async fn prepared(
 ) -> Result<Prepared, RequestError> {
     let GenerateRequest { mut prompt, mut sampling, cache_salt, priority, tools, without_reasoning } = request;
     let begun = Instant::now();
+    let may_think = frontend.model.answers.may_think();
+    sampling.thinking_budget = sampling.thinking_budget.filter(|budget| may_think || !budget.only_if_thinking);
     let mut reasoning = ReasoningHints::default();
     let reading = match prompt {
         Prompt::Chat(ref mut chat) => {

@@ -252,6 +252,8 @@ pub(crate) struct ThinkingBudget {
     pub tokens: u32,
     /// The field of the request.
     pub field: &'static str,
+    /// A model that does not think is given no budget; otherwise the request is refused.
+    pub only_if_thinking: bool,
 }
 
 impl Sampling {

@@ -97,11 +97,17 @@ pub(super) fn resolve(
     })
 }
 
-/// Only engines with a reasoning parser know when a model thinks. vLLM refuses it without, too.
+/// Returns the most tokens of reasoning. Only an engine with a reasoning parser knows when a model thinks, and the parser needs a
+/// token that ends it. vLLM refuses a budget without the parser, too.
 fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u32>, RequestError> {
     match sampling.thinking_budget {
         Some(ThinkingBudget { field, .. }) if model.answers.engine_parser().is_none() => {
-            let message = format!("'{field}' needs a reasoning parser, and this model has none (--reasoning-parser)");
+            let lacks = if model.answers.may_think() {
+                "a token that ends reasoning, and this model's tokenizer has none"
+            } else {
+                "a reasoning parser, and this model has none (--reasoning-parser)"
+            };
+            let message = format!("'{field}' needs {lacks}");
             Err(RequestError::invalid(field, message))
         }
         budget => Ok(budget.map(|budget| budget.tokens)),

@@ -28,14 +28,17 @@ impl Echo {
             ("metadata", json!({})),
             ("parallel_tool_calls", json!(true)),
             ("prompt_cache_key", Value::Null),
-            ("reasoning", json!({"effort": null, "summary": null})),
             ("safety_identifier", Value::Null),
-            ("text", json!({"format": {"type": "text"}})),
             ("tool_choice", json!("auto")),
-            ("tools", json!([])),
+            ("top_logprobs", json!(0)),
             ("user", Value::Null),
         ] {
             echo.put(name, fields.get(name).unwrap_or(&default))?;
+        }
+        for (name, complete) in COMPLETED {
+            let mut value = fields.get(name).cloned().unwrap_or_default();
+            complete(&mut value);
+            echo.put(name, &value)?;
         }
         for (name, value) in [
             ("background", json!(false)),
@@ -58,6 +61,48 @@ impl Echo {
         let value = to_raw_value(value).map_err(|error| ApiError::internal(error.to_string()))?;
         self.0.push((name, value));
         Ok(())
+    }
+}
+
+/// Fields whose parts are there in every response, as OpenAI's clients and Open Responses have them.
+const COMPLETED: [(&str, fn(&mut Value)); 3] =
+    [("reasoning", complete_reasoning), ("text", complete_text), ("tools", complete_tools)];
+
+fn complete_reasoning(reasoning: &mut Value) {
+    add_missing(reasoning, &[("effort", Value::Null), ("summary", Value::Null)]);
+}
+
+fn complete_text(text: &mut Value) {
+    add_missing(text, &[("format", json!({"type": "text"}))]);
+    let format = &mut text["format"];
+    if format["type"] == "json_schema" {
+        let strict = ("strict", json!(false));
+        add_missing(format, &[("name", json!("response")), ("description", Value::Null), strict]);
+    }
+}
+
+fn complete_tools(tools: &mut Value) {
+    if tools.is_null() {
+        *tools = json!([]);
+    }
+    let functions = tools.as_array_mut().into_iter().flatten().filter(|tool| tool["type"] == "function");
+    for function in functions {
+        let parts = ["description", "parameters", "strict"].map(|part| (part, Value::Null));
+        add_missing(function, &parts);
+    }
+}
+
+/// Adds the parts that an object lacks. A value that is null becomes an object.
+fn add_missing(value: &mut Value, parts: &[(&str, Value)]) {
+    if value.is_null() {
+        *value = json!({});
+    }
+    let Value::Object(object) = value else { return };
+    for (name, default) in parts {
+        let part = object.entry(*name).or_insert(Value::Null);
+        if part.is_null() {
+            part.clone_from(default);
+        }
     }
 }
 
@@ -87,8 +132,14 @@ impl Head {
         mut echo: Echo,
         mut charge: Charge,
     ) -> Result<Self, ApiError> {
-        echo.put("temperature", &sampling.temperature.or(defaults.temperature).unwrap_or(1.0).into())?;
-        echo.put("top_p", &sampling.top_p.or(defaults.top_p).unwrap_or(1.0).into())?;
+        for (name, given, default, neutral) in [
+            ("temperature", sampling.temperature, defaults.temperature, 1.0),
+            ("top_p", sampling.top_p, defaults.top_p, 1.0),
+            ("presence_penalty", sampling.presence_penalty, defaults.presence_penalty, 0.0),
+            ("frequency_penalty", sampling.frequency_penalty, defaults.frequency_penalty, 0.0),
+        ] {
+            echo.put(name, &given.or(default).unwrap_or(neutral).into())?;
+        }
         // Beside itself there is an event with it that waits to be read.
         charge.shrink_to(2 * echo.bytes());
         let id = format!("resp_{request}");
@@ -102,6 +153,7 @@ impl Head {
             id: &self.id,
             object: "response",
             created_at: self.created_at,
+            completed_at: (status == Status::Completed).then(unix_seconds),
             status,
             error: None,
             incomplete_details: is_cut.then_some(Incomplete { reason: "max_output_tokens" }),
@@ -132,6 +184,7 @@ pub(super) struct Response<'a> {
     id: &'a str,
     object: &'static str,
     created_at: u64,
+    completed_at: Option<u64>,
     status: Status,
     error: Option<Fault<'a>>,
     incomplete_details: Option<Incomplete>,
@@ -183,6 +236,49 @@ impl From<Usage> for ResponseUsage {
             output_tokens: completion_tokens,
             output_tokens_details: OutputDetails { reasoning_tokens: reasoning_tokens.unwrap_or(0) },
             total_tokens: prompt_tokens + completion_tokens,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn echoed(body: Value) -> Value {
+        serde_json::to_value(Echo::of(&Fields::new(body, "").unwrap()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn missing_parts_of_fields_are_added() {
+        let function = json!({"type": "function", "name": "f", "description": null, "parameters": null,
+            "strict": null});
+        let schema = json!({"type": "json_schema", "schema": {}, "name": "response", "description": null,
+            "strict": false});
+        for (field, sent, expected) in [
+            ("reasoning", Value::Null, json!({"effort": null, "summary": null})),
+            ("reasoning", json!({"effort": "low"}), json!({"effort": "low", "summary": null})),
+            ("text", Value::Null, json!({"format": {"type": "text"}})),
+            ("text", json!({"verbosity": "medium"}), json!({"verbosity": "medium", "format": {"type": "text"}})),
+            ("text", json!({"format": {"type": "json_schema", "schema": {}}}), json!({"format": schema})),
+            ("tools", Value::Null, json!([])),
+            ("tools", json!([{"type": "function", "name": "f"}]), json!([function])),
+            ("top_logprobs", Value::Null, json!(0)),
+        ] {
+            assert_eq!(echoed(json!({field: sent}))[field], expected, "{field} {sent}");
+        }
+    }
+
+    #[test]
+    fn given_parts_of_fields_stay() {
+        let tool = json!({"type": "function", "name": "f", "description": "d", "parameters": {}, "strict": true});
+        let custom = json!({"type": "custom", "name": "c"});
+        let body = json!({
+            "reasoning": {"effort": "low", "summary": "auto"}, "tools": [tool, custom], "top_logprobs": 3,
+            "text": {"format": {"type": "json_schema", "name": "n", "description": "d", "schema": {}, "strict": true}},
+        });
+        let echoed = echoed(body.clone());
+        for (field, sent) in body.as_object().unwrap() {
+            assert_eq!(&echoed[field], sent, "{field}");
         }
     }
 }

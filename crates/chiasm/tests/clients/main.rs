@@ -19,6 +19,8 @@ use crate::support::{Server, demo_model, free_port, wait_for};
 const SOON: Duration = Duration::from_secs(20);
 /// A call in the format that the servers are told to read.
 const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
+/// An answer that begins with reasoning, in the format that `qwen3` reads.
+const THOUGHT: &str = "<think>Let me see.</think>\nIt is fine.";
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/images/dawn.jpg");
 
 fn variable(name: &str) -> String {
@@ -35,6 +37,11 @@ async fn serve(flags: &[&str]) -> Server {
 
 /// A server whose engine says the same to everybody.
 async fn serve_text(text: &'static str) -> (Server, SimEngine) {
+    serve_text_with(text, &[]).await
+}
+
+/// The same with these flags.
+async fn serve_text_with(text: &'static str, flags: &[&str]) -> (Server, SimEngine) {
     let tokenizer = Tokenizer::from_model_dir(&demo_model()).expect("a tokenizer");
     let handshake = format!("tcp://127.0.0.1:{}", free_port());
     let engine = SimEngine::start(SimConfig {
@@ -44,7 +51,7 @@ async fn serve_text(text: &'static str) -> (Server, SimEngine) {
         reply: Arc::new(move |_| tokenizer.encode(text, false).unwrap_or_default()),
         ..SimConfig::new(&handshake)
     });
-    (serve(&["--attach", &handshake]).await, engine)
+    (serve(&[&["--attach", &handshake], flags].concat()).await, engine)
 }
 
 /// Runs a script of this folder, which fails by its exit status.
@@ -83,6 +90,17 @@ async fn clients_find_what_they_look_for() {
         assert_eq!(server.metric("chiasm_refusals_total").await, 0.0, "nothing that they sent was refused");
         assert_eq!(server.metric("chiasm_stream_ends_total{how=\"left\"}").await, 0.0);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs packages of clients: `cargo xtask test` runs it"]
+async fn answers_fit_the_models_of_official_sdks() {
+    let says = serve(&["--sim", "1", "--sim-speedup", "1000"]).await;
+    let (calls, _calling) = serve_text(CALL).await;
+    let (thinks, _thinking) = serve_text_with(THOUGHT, &["--reasoning-parser", "qwen3"]).await;
+    let [of_says, of_calls, of_thinks] = [&says, &calls, &thinks].map(|server| format!("{}/v1", server.url));
+    let python = variable("CHIASM_TEST_CLIENTS_PYTHON");
+    run(&python, "conformance.py", &[&of_says, &of_calls, &of_thinks, PICTURE]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

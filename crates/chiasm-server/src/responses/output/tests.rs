@@ -131,7 +131,7 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
         ("error", Value::Null),
         ("incomplete_details", Value::Null),
         ("instructions", json!("be short")),
-        ("tools", json!([{"type": "function", "name": "f"}])),
+        ("tools", json!([{"type": "function", "name": "f", "description": null, "parameters": null, "strict": null}])),
         ("tool_choice", json!("auto")),
         ("parallel_tool_calls", json!(true)),
         ("temperature", json!(0.5)),

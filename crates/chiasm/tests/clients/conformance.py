@@ -1,0 +1,213 @@
+"""Holds every answer, chunk and event of every API against the models of the official SDKs and of Open Responses.
+
+usage: conformance.py SAYS CALLS THINKS PICTURE: the base URLs of servers whose engines say something, call
+weather(city="Paris"), and think before they say something
+"""
+
+import base64
+import functools
+import json
+import sys
+
+import httpx
+import openresponses_types
+from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.shared import ErrorObject
+from pydantic import TypeAdapter, ValidationError
+
+says, calls, thinks, picture = sys.argv[1:]
+client = httpx.Client(timeout=60, trust_env=False)
+image = "data:image/jpeg;base64," + base64.b64encode(open(picture, "rb").read()).decode()
+parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+wrong = []
+checked = 0
+adapter = functools.cache(TypeAdapter)
+
+
+def check(case, model, value):
+    """Validates a value, and notes where it differs from the model."""
+    global checked
+    checked += 1
+    try:
+        adapter(model).validate_python(value)
+    except ValidationError as error:
+        for found in error.errors():
+            wrong.append(f"{case}: {'.'.join(map(str, found['loc']))}: {found['msg']}")
+
+
+def post(url, path, body, status=200):
+    answer = client.post(url + path, json={"model": "m", **body})
+    assert answer.status_code == status, (path, body, answer.status_code, answer.text)
+    return answer
+
+
+def events(answer):
+    """The events of a stream; a named one has the type that its name says."""
+    read = []
+    for text in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, _, data = text.rpartition("data: ")
+        if data != "[DONE]":
+            event = json.loads(data)
+            assert not name or name == f"event: {event['type']}\n", text
+            read.append(event)
+    return read
+
+
+def check_both(case, url, path, body, whole, part):
+    """Checks an answer, and all parts of it as a stream. Returns the answer and the parts."""
+    answer = post(url, path, body).json()
+    check(case, whole, answer)
+    parts = events(post(url, path, {**body, "stream": True}))
+    for event in parts:
+        check(f"{case}, streamed: {event.get('type')}", part, event)
+    return answer, parts
+
+
+# Chats and completions.
+chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
+tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+for name, url, more in [
+    ("text", says, {}),
+    ("logprobs", says, {"logprobs": True, "top_logprobs": 3}),
+    ("choices", says, {"n": 2, "temperature": 1}),
+    ("cut off", says, {"max_tokens": 2}),
+    ("image", says, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]}]}),
+    ("call", calls, {"tools": tools}),
+    ("named call", calls, {"tools": tools, "tool_choice": {"type": "function", "function": {"name": "weather"}}}),
+    ("reasoning", thinks, {}),
+]:
+    check_both(f"chat, {name}", url, "/chat/completions", {**chat, **more}, ChatCompletion, ChatCompletionChunk)
+counted = {**chat, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+for chunk in events(post(says, "/chat/completions", counted)):
+    check("chat, usage in chunks", ChatCompletionChunk, chunk)
+
+completion = {"prompt": "hi", "max_tokens": 4}
+for name, more in [
+    ("text", {}),
+    ("logprobs", {"logprobs": 2}),
+    ("prompts", {"prompt": ["a", "b"], "n": 2}),
+]:
+    check(f"completion, {name}", Completion, post(says, "/completions", {**completion, **more}).json())
+    open_choices = set()
+    for chunk in events(post(says, "/completions", {**completion, **more, "stream": True})):
+        # Before its end a choice has null for its reason: so it is with OpenAI, whose model is that of whole answers.
+        for choice in chunk["choices"]:
+            if choice["finish_reason"] is None:
+                open_choices.add(choice["index"])
+                choice["finish_reason"] = "stop"
+            else:
+                open_choices.discard(choice["index"])
+        check(f"completion, {name}, streamed", Completion, chunk)
+    assert not open_choices, (name, open_choices)
+echoed = post(says, "/completions", {**completion, "logprobs": 2, "echo": True}).json()
+# The first token has no log probability: OpenAI has null there, which its model does not know.
+for values in (echoed["choices"][0]["logprobs"][field] for field in ("token_logprobs", "top_logprobs")):
+    assert values.pop(0) is None, echoed
+check("completion, echo", Completion, echoed)
+
+for model in client.get(says + "/models").json()["data"]:
+    check("models", Model, model)
+check("model", Model, client.get(says + "/models/m").json())
+for path, body in [("/chat/completions", chat), ("/completions", completion), ("/responses", {"input": "x"})]:
+    refused = post(says, path, {**body, "temperature": "hot"}, status=400)
+    check(f"refused by {path}", ErrorObject, refused.json()["error"])
+
+# Messages.
+messages = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000}
+tools = [{"name": "weather", "input_schema": parameters}]
+for name, url, more in [
+    ("text", says, {}),
+    ("cut off", says, {"max_tokens": 2}),
+    ("stop sequence", says, {"stop_sequences": ["tokens"]}),
+    ("call", calls, {"tools": tools}),
+    ("thinking", thinks, {}),
+    # A model that does not think has nothing to bound.
+    ("budget", says, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+]:
+    check_both(f"messages, {name}", url, "/messages", {**messages, **more}, Message, RawMessageStreamEvent)
+counted = {"messages": messages["messages"]}
+check("token count", MessageTokensCount, post(says, "/messages/count_tokens", counted).json())
+check("refused message", ErrorResponse, post(says, "/messages", {**messages, "max_tokens": 0}, status=400).json())
+
+# Responses: OpenAI's model of them and that of Open Responses.
+open_events = {}
+for name in dir(openresponses_types):
+    if name.endswith("StreamingEvent"):
+        model = getattr(openresponses_types, name)
+        [kind] = model.model_fields["type"].annotation
+        open_events[kind.value] = model
+# OpenAI's names of events that Open Responses calls otherwise (`response.reasoning.delta`).
+OPENAI_ONLY = {"response.reasoning_text.delta", "response.reasoning_text.done"}
+
+
+def check_open(case, model, value):
+    """Checks against Open Responses, whose package has null alone for the schema of a format, where OpenAI has an object."""
+    resource = value.get("response", value)
+    if resource.get("object") == "response" and resource["text"]["format"]["type"] == "json_schema":
+        resource["text"]["format"]["schema"] = None
+    check(f"Open Responses: {case}", model, value)
+
+
+def message(role, *content):
+    return {"type": "message", "role": role, "content": list(content)}
+
+
+tools = [{"type": "function", "name": "weather", "parameters": parameters}]
+custom = {"type": "custom", "name": "sh"}
+schema = {"type": "json_schema", "schema": parameters}
+user = message("user", {"type": "input_text", "text": "hi"})
+called = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+result = {"type": "function_call_output", "call_id": "c", "output": "sunny"}
+everything = {
+    "instructions": "be short",
+    "metadata": {"a": "b"},
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "temperature": 0.3,
+    "top_p": 0.9,
+    "max_output_tokens": 50,
+    "max_tool_calls": 3,
+    "user": "u",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "truncation": "auto",
+    "store": False,
+    "service_tier": "default",
+    "reasoning": {"effort": "low"},
+    "text": {"verbosity": "medium"},
+    "tools": [tools[0], {**tools[0], "name": "other", "description": "d", "strict": True}],
+    "tool_choice": "none",
+    "parallel_tool_calls": False,
+}
+for name, url, more in [
+    ("text", says, {}),
+    ("cut off", says, {"max_output_tokens": 2}),
+    ("image", says, {"input": [message("user", {"type": "input_image", "image_url": image})]}),
+    ("turns", says, {"input": [user, message("assistant", {"type": "output_text", "text": "hello"}), user]}),
+    ("result of a call", says, {"input": [user, called, result], "tools": tools}),
+    ("everything", says, everything),
+    ("json object", says, {"text": {"format": {"type": "json_object"}}}),
+    ("schema", says, {"text": {"format": schema}}),
+    ("call", calls, {"tools": tools}),
+    ("named call", calls, {"tools": tools, "tool_choice": {"type": "function", "name": "weather"}}),
+    ("reasoning", thinks, {"reasoning": {"effort": "low", "summary": "auto"}}),
+]:
+    body = {"input": "hi", **more}
+    whole, parts = check_both(f"responses, {name}", url, "/responses", body, Response, ResponseStreamEvent)
+    check_open(name, openresponses_types.ResponseResource, whole)
+    for event in parts:
+        if event["type"] not in OPENAI_ONLY:
+            check_open(f"{name}, streamed: {event['type']}", open_events[event["type"]], event)
+# Tools that Open Responses does not know.
+for name, tools in [
+    ("custom tool", [custom]),
+    ("namespace", [{"type": "namespace", "name": "n", "description": "d", "tools": [custom]}]),
+]:
+    body = {"input": "hi", "tools": tools}
+    check_both(f"responses, {name}", says, "/responses", body, Response, ResponseStreamEvent)
+
+assert not wrong, "\n".join(dict.fromkeys(wrong))
+print(f"{checked} answers, chunks and events")
