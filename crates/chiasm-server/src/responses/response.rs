@@ -35,11 +35,15 @@ impl Echo {
         ] {
             echo.put(name, fields.get(name).unwrap_or(&default))?;
         }
-        for (name, complete) in COMPLETED {
-            let mut value = fields.get(name).cloned().unwrap_or_default();
-            complete(&mut value);
-            echo.put(name, &value)?;
-        }
+        // Their parts are there in every response, as OpenAI's clients and Open Responses have them.
+        let mut parts = ["reasoning", "text", "tools"].map(|name| fields.get(name).cloned().unwrap_or_default());
+        let [reasoning, text, tools] = &mut parts;
+        complete_reasoning(reasoning);
+        complete_text(text);
+        complete_tools(tools);
+        echo.put("reasoning", reasoning)?;
+        echo.put("text", text)?;
+        echo.put("tools", tools)?;
         for (name, value) in [
             ("background", json!(false)),
             ("previous_response_id", Value::Null),
@@ -63,10 +67,6 @@ impl Echo {
         Ok(())
     }
 }
-
-/// Fields whose parts are there in every response, as OpenAI's clients and Open Responses have them.
-const COMPLETED: [(&str, fn(&mut Value)); 3] =
-    [("reasoning", complete_reasoning), ("text", complete_text), ("tools", complete_tools)];
 
 fn complete_reasoning(reasoning: &mut Value) {
     add_missing(reasoning, &[("effort", Value::Null), ("summary", Value::Null)]);
