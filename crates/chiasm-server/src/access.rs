@@ -1,5 +1,7 @@
 //! Who may ask: whoever has one of the keys, if there are any.
 
+use std::sync::{Arc, PoisonError, RwLock};
+
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -55,9 +57,39 @@ impl ApiKeys {
     }
 
     /// Whether this is one of the keys.
-    pub(crate) fn is_key(&self, key: &[u8]) -> bool {
+    fn is_key(&self, key: &[u8]) -> bool {
+        self.has_digest(&blake3::hash(key))
+    }
+
+    /// Returns the digest of a key if it is one of these.
+    pub(crate) fn digest(&self, key: &[u8]) -> Option<blake3::Hash> {
+        Some(blake3::hash(key)).filter(|digest| self.has_digest(digest))
+    }
+
+    /// Returns whether one of the keys has this digest.
+    pub(crate) fn has_digest(&self, digest: &blake3::Hash) -> bool {
         // All are compared, as which one it is shall not be told either.
-        self.digests.iter().fold(false, |found, known| found | (blake3::hash(key) == *known))
+        self.digests.iter().fold(false, |found, known| found | (digest == known))
+    }
+}
+
+/// The keys that count now. They may be replaced while requests are answered.
+#[derive(Debug, Default)]
+pub struct CurrentKeys(RwLock<Arc<ApiKeys>>);
+
+impl CurrentKeys {
+    pub(crate) fn new(keys: ApiKeys) -> Self {
+        Self(RwLock::new(Arc::new(keys)))
+    }
+
+    /// Returns the keys as they are now.
+    pub(crate) fn current(&self) -> Arc<ApiKeys> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the keys: requests from now on need one of the new ones.
+    pub fn replace(&self, keys: ApiKeys) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
     }
 }
 

@@ -65,7 +65,7 @@ impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
         let (slot, body) = arriving.instrument(tracing::debug_span!("parse")).await?;
         let held = Arc::new((slot, frontend.metrics.in_flight()));
         Ok(Self {
-            caller: frontend.caller(identity, cpu, &head.headers),
+            caller: frontend.caller(identity, cpu, &head.headers, record.entries()),
             admission: Admission { record, connection, _held: held },
             body,
         })

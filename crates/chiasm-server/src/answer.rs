@@ -208,7 +208,10 @@ async fn completions_at_once(
     let mut choices = Vec::new();
     let first = answers.first().map(|(_, attempted)| *attempted);
     for ((prompt, echoed), (finished, attempted)) in prepared.iter().zip(echoed).zip(answers) {
-        total += usage(&attempted, &finished, false);
+        let usage = usage(&attempted, &finished, false);
+        total += usage;
+        admission.record.attempted(attempted);
+        admission.record.used_by(attempted.explained, usage);
         let shown = shown_prompt(prompt, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
         choices.extend(finished.into_iter().map(|choice| ShownChoice {
             choice,
@@ -228,7 +231,6 @@ async fn completions_at_once(
     })
     .await?;
     if let Some(attempted) = first {
-        admission.record.attempted(attempted);
         routing_headers(response.headers_mut(), &attempted);
     }
     Ok(response)

@@ -12,7 +12,7 @@ use chiasm_media::{EncodedMedia, MediaDoor, MediaHeader};
 use chiasm_prompt::ChatTemplate;
 use chiasm_types::Modality;
 
-use crate::access::{self, ApiKeys};
+use crate::access::{self, ApiKeys, CurrentKeys};
 use crate::connections::BulkThreads;
 use crate::cors::Cors;
 use crate::cpu::{CpuBudget, CpuPool};
@@ -22,7 +22,7 @@ use crate::layers::Identity;
 use crate::metrics::{Metrics, Objectives};
 use crate::model::ServedModel;
 use crate::owner::TrustedProxies;
-use crate::page::{Page, PageOptions};
+use crate::page::{Entries, Page, PageOptions};
 use crate::pipeline::{Attempts, Caller, Cause, HelperOptions, Helpers, Images, RequestError, Retries};
 use crate::root_path::RootPath;
 use crate::slots::Slots;
@@ -184,7 +184,7 @@ pub struct Frontend {
     /// What clients see of routing.
     pub routing: RoutingOptions,
     /// Who may ask.
-    pub keys: ApiKeys,
+    pub keys: CurrentKeys,
     /// Where clients find reasoning.
     pub reasoning_fields: ReasoningFields,
     /// Every chunk of every stream has its usage so far, and each stream ends with that of all of it.
@@ -235,7 +235,7 @@ impl Frontend {
             metrics,
             fleet,
             routing: RoutingOptions::default(),
-            keys: ApiKeys::default(),
+            keys: CurrentKeys::default(),
             reasoning_fields: ReasoningFields::default(),
             always_tells_usage: false,
             cors: None,
@@ -264,7 +264,7 @@ impl Frontend {
     /// The same frontend, which answers whoever has one of these keys.
     #[must_use]
     pub fn with_keys(self, keys: ApiKeys) -> Self {
-        Self { keys, ..self }
+        Self { keys: CurrentKeys::new(keys), ..self }
     }
 
     /// The same frontend, which tells reasoning in these fields.
@@ -386,7 +386,7 @@ impl Frontend {
     }
 
     /// Who asks.
-    pub(crate) fn caller(&self, identity: Identity, cpu: CpuBudget, headers: &HeaderMap) -> Caller {
+    pub(crate) fn caller(&self, identity: Identity, cpu: CpuBudget, headers: &HeaderMap, entries: Entries) -> Caller {
         let Identity { id, trace, arrived, .. } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
         Caller {
@@ -397,6 +397,7 @@ impl Frontend {
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
             credentials: access::credentials(headers).cloned(),
             tried: Attempts::default(),
+            entries,
         }
     }
 

@@ -124,7 +124,7 @@ async fn call(app: &mut Router, frontend: &Frontend, request: Request) -> Respon
         return told;
     }
     let waits = http_rules::expects_continue(request.version(), request.headers());
-    if let Some(refused) = frontend.keys.refusal(&request) {
+    if let Some(refused) = frontend.keys.current().refusal(&request) {
         return if waits { http_rules::closing(refused) } else { refused };
     }
     // A router is always ready, and never fails.

@@ -80,7 +80,7 @@ mod traces;
 mod turn;
 mod workers;
 
-pub use access::ApiKeys;
+pub use access::{ApiKeys, CurrentKeys};
 pub use cors::{Allowed, Cors, CorsError};
 pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, ReasoningFields, RoutingOptions};
 pub use metrics::Objectives;

@@ -22,6 +22,8 @@ pub(crate) struct Meter {
     frontend: Arc<Frontend>,
     options: StreamOptions,
     usages: Vec<Usage>,
+    /// The prompts' numbers on the live page.
+    explained: Vec<Option<u64>>,
     admission: Admission,
 }
 
@@ -39,8 +41,9 @@ impl Meter {
         attempted.iter().for_each(|attempted| admission.record.attempted(*attempted));
         let usage = |attempted| Usage::of_prompt(attempted, reads_reasoning);
         let options = if frontend.always_tells_usage { StreamOptions::ALL_USAGE } else { options };
-        let (frontend, usages) = (frontend.clone(), attempted.iter().map(usage).collect());
-        Self { frontend, options, usages, admission }
+        let usages = attempted.iter().map(usage).collect();
+        let explained = attempted.iter().map(|attempted| attempted.explained).collect();
+        Self { frontend: frontend.clone(), options, usages, explained, admission }
     }
 
     /// Counts a delta. The prompt's usage so far, if the client wants it in every chunk.
@@ -69,6 +72,9 @@ impl Meter {
 
 impl Drop for Meter {
     fn drop(&mut self) {
+        for (explained, usage) in self.explained.iter().zip(&self.usages) {
+            self.admission.record.used_by(*explained, *usage);
+        }
         self.admission.record.used(self.total());
         self.frontend.metrics.used(self.total());
     }

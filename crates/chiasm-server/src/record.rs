@@ -12,7 +12,7 @@ use crate::error::Refusal;
 use crate::frontend::Frontend;
 use crate::metrics::StreamEnd;
 use crate::openai::Usage;
-use crate::page::{Outcome, Page};
+use crate::page::{Entries, Found, Outcome, Page};
 use crate::pipeline::Attempted;
 use crate::traces::{Over, Traced};
 
@@ -31,6 +31,8 @@ struct Line {
     /// The request's identity and trace, if that is recorded.
     traced: Option<(RequestId, Traced)>,
     frontend: Arc<Frontend>,
+    /// Where the live page shows it.
+    entries: Entries,
     known: Mutex<Known>,
 }
 
@@ -45,6 +47,16 @@ struct Known {
     error: Option<String>,
     /// A word for why it failed.
     cause: Option<&'static str>,
+    /// Those of its prompts that the live page shows.
+    shown: Vec<ShownPrompt>,
+}
+
+/// A prompt that the live page shows.
+struct ShownPrompt {
+    /// The number of its entry.
+    number: u64,
+    first_token: Option<Duration>,
+    usage: Option<Usage>,
 }
 
 impl Record {
@@ -55,7 +67,10 @@ impl Record {
         traced: Option<(RequestId, Traced)>,
         frontend: Arc<Frontend>,
     ) -> Self {
-        Self(Arc::new(Line { endpoint, started: Instant::now(), span, traced, frontend, known: Mutex::default() }))
+        let entries = frontend.page.as_ref().map_or_else(Entries::default, |_| Entries::new());
+        let started = Instant::now();
+        let known = Mutex::default();
+        Self(Arc::new(Line { endpoint, started, span, traced, frontend, entries, known }))
     }
 
     /// The client was given this status, and this message if it is an error.
@@ -72,9 +87,18 @@ impl Record {
         (known.stream, known.error) = (Some(StreamEnd::Failed), Some(error));
     }
 
-    /// Where the request went. Of several prompts the first tells.
+    /// Where the live page shows the request.
+    pub(crate) fn entries(&self) -> Entries {
+        self.0.entries.clone()
+    }
+
+    /// Where a prompt went. Of several prompts the first tells.
     pub(crate) fn attempted(&self, attempted: Attempted) {
-        self.known().attempted.get_or_insert(attempted);
+        let mut known = self.known();
+        known.attempted.get_or_insert(attempted);
+        if let Some(number) = attempted.explained {
+            known.shown.push(ShownPrompt { number, first_token: attempted.first_token, usage: None });
+        }
     }
 
     /// The adapter that it names, if it names one.
@@ -94,9 +118,21 @@ impl Record {
         self.known().stream = Some(StreamEnd::Finished);
     }
 
-    /// Tokens so far.
+    /// Tokens of all prompts so far.
     pub(crate) fn used(&self, usage: Usage) {
-        self.known().usage = usage;
+        let mut known = self.known();
+        known.usage = usage;
+        if let [only] = known.shown.as_mut_slice() {
+            only.usage.get_or_insert(usage);
+        }
+    }
+
+    /// Tokens so far of the prompt whose entry on the live page has this number.
+    pub(crate) fn used_by(&self, explained: Option<u64>, usage: Usage) {
+        let Some(number) = explained else { return };
+        if let Some(shown) = self.known().shown.iter_mut().find(|shown| shown.number == number) {
+            shown.usage = Some(usage);
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -183,21 +219,28 @@ impl Known {
 }
 
 impl Line {
-    /// Tells the live page how the request ended.
+    /// Tells the live page how the request ended, each of its prompts.
     fn show(&self, page: &Page, known: &Known, cause: Option<&'static str>) {
         if let Some(cause) = cause {
             page.failed(cause);
         }
-        let Some((attempted, number)) = known.attempted.and_then(|it| Some((it, it.explained?))) else { return };
-        let outcome = Outcome {
-            endpoint: self.endpoint,
-            status: known.status.unwrap_or(CLIENT_LEFT),
-            stream: known.stream.map(StreamEnd::name),
-            cached_tokens: known.usage.cached_tokens,
-            completion_tokens: known.usage.completion_tokens,
-            ttft: attempted.first_token.map(|time| time.as_secs_f64()),
-            total: self.started.elapsed().as_secs_f64(),
-        };
-        page.requests.ended(number, outcome);
+        let total = self.started.elapsed().as_secs_f64();
+        for number in self.entries.take() {
+            // A request that was refused after it had been routed has none.
+            let shown = known.shown.iter().find(|shown| shown.number == number);
+            let usage = shown.and_then(|shown| shown.usage);
+            let outcome = Outcome {
+                endpoint: self.endpoint,
+                status: known.status.unwrap_or(CLIENT_LEFT),
+                stream: known.stream.map(StreamEnd::name),
+                found: usage.map(|usage| Found {
+                    cached_tokens: usage.cached_tokens,
+                    completion_tokens: usage.completion_tokens,
+                }),
+                ttft: shown.and_then(|shown| shown.first_token).map(|time| time.as_secs_f64()),
+                total,
+            };
+            page.requests.ended(number, outcome);
+        }
     }
 }

@@ -19,6 +19,7 @@ use crate::cpu::CpuBudget;
 use crate::fleet::{Fleet, Patience};
 use crate::model::ServedModel;
 use crate::owner::Owner;
+use crate::page::{Entries, PageOptions};
 use crate::pipeline::{
     Attempts, Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare,
 };
@@ -60,10 +61,27 @@ impl Stand {
         Self::with((0..count).map(|_| FakeBackend::new()).collect()).await
     }
 
+    /// The same with a live page. Nobody else may have the frontend yet.
+    pub(crate) fn with_page(self) -> Self {
+        let frontend = Arc::into_inner(self.frontend).unwrap().with_page(PageOptions::default());
+        Self { frontend: Arc::new(frontend), ..self }
+    }
+
     pub(crate) async fn prepare(&self, prompt: Prompt, sampling: Sampling) -> Result<Prepared, RequestError> {
+        self.prepare_shown(prompt, sampling, Entries::default()).await
+    }
+
+    /// Prepares a request that the live page shows at these entries.
+    pub(crate) async fn prepare_shown(
+        &self,
+        prompt: Prompt,
+        sampling: Sampling,
+        entries: Entries,
+    ) -> Result<Prepared, RequestError> {
         let request =
             GenerateRequest { prompt, sampling, cache_salt: None, priority: 0, tools: None, without_reasoning: false };
-        prepare(&self.frontend, request, None, &caller(), self.frontend.fleet.classes()).await
+        let caller = Caller { entries, ..caller() };
+        prepare(&self.frontend, request, None, &caller, self.frontend.fleet.classes()).await
     }
 
     /// A prompt of some tokens.
@@ -81,6 +99,7 @@ fn caller() -> Caller {
         session: None,
         credentials: None,
         tried: Attempts::default(),
+        entries: Entries::default(),
     }
 }
 

@@ -100,13 +100,8 @@ impl Certificate {
         let mut told = None;
         loop {
             look.tick().await;
-            match self.look().await {
-                Ok(is_new) => {
-                    told = None;
-                    if is_new {
-                        tracing::info!(certificate = %self.files.certificate.display(), "the certificate has been read again");
-                    }
-                }
+            match self.reload().await {
+                Ok(_) => told = None,
                 Err(error) => {
                     let error = error.to_string();
                     if told.as_ref() != Some(&error) {
@@ -118,8 +113,11 @@ impl Certificate {
         }
     }
 
-    /// Takes over what the files have now, and tells whether that is new.
-    async fn look(&self) -> Result<bool, CertificateError> {
+    /// Reads the files now. Returns whether they have changed.
+    ///
+    /// # Errors
+    /// [`CertificateError`] if they can't be served. What was read before stays.
+    pub async fn reload(&self) -> Result<bool, CertificateError> {
         let files = self.files.clone();
         let known = self.current.read().unwrap_or_else(PoisonError::into_inner).digest;
         let read = move || {
@@ -128,6 +126,7 @@ impl Certificate {
         };
         let Some(new) = tokio::task::spawn_blocking(read).await?? else { return Ok(false) };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = new;
+        tracing::info!(certificate = %self.files.certificate.display(), "the certificate has been read again");
         Ok(true)
     }
 

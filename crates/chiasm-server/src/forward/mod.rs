@@ -46,7 +46,7 @@ use crate::cpu::price;
 use crate::error::ApiError;
 use crate::fleet::{PresentClass, Worker};
 use crate::frontend::Frontend;
-use crate::page::Plan;
+use crate::page::{Plan, PromptEntry};
 use crate::pipeline::{Attempted, Attempts, Caller, Cause, Deadlines, RequestError, keys_for, within};
 
 /// Text up to this many bytes is cut into pieces at once.
@@ -60,6 +60,8 @@ struct Passing<'a> {
     forward: Forward,
     prospects: Prospects,
     tried: Attempts,
+    /// Where the live page shows it.
+    entry: PromptEntry,
 }
 
 /// How a request looks to the router, by what is known of the servers.
@@ -124,6 +126,9 @@ pub(crate) async fn forward(
             Ok(response(frontend, admission, *passed, caller.arrived))
         }
         Taken::Engine(tried) => {
+            if let Some(page) = &frontend.page {
+                caller.entries.begin_anew(page);
+            }
             caller.tried = Attempts { may_be_passed_on: true, ..tried };
             by_engine(path, frontend, caller, admission, arrived).await
         }
@@ -168,6 +173,9 @@ async fn place(
     classes: &[PresentClass],
 ) -> Result<Taken, RequestError> {
     let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
+    if let Some(page) = &frontend.page {
+        caller.entries.begin_anew(page);
+    }
     let placing = async {
         let arrived = request.arrived();
         let ForwardBody { body, model, fields, .. } = request;
@@ -175,7 +183,8 @@ async fn place(
         let below = path.trim_start_matches('/');
         let forward =
             Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone(), prompt: None };
-        Passing { frontend, prospects, fields, forward, tried: caller.tried.clone(), caller }.find().await
+        let entry = caller.entries.add_prompt();
+        Passing { frontend, prospects, fields, forward, tried: caller.tried.clone(), caller, entry }.find().await
     };
     within(deadlines.first_token, placing).await.and_then(|taken| taken)
 }
@@ -227,7 +236,7 @@ impl Passing<'_> {
                     return Ok(Taken::Engine(self.tried));
                 }
                 Some(server) => {
-                    let explained = explanation.and_then(|explanation| self.tell_page(explanation));
+                    let explained = self.tell_page(explanation);
                     self.give(server, reservation, begun, explained).await?
                 }
                 None => Err(JobError::NotTaken(Death::new("it left in this moment"))),
@@ -273,12 +282,17 @@ impl Passing<'_> {
     }
 
     /// Has the live page show why a request went where it went; its number there.
-    fn tell_page(&self, explanation: Explanation) -> Option<u64> {
-        let Prospects { texts, foreseen, unforeseen, pieces, .. } = &self.prospects;
-        let about = texts.iter().map(|(class, _)| class).chain(unforeseen).map(|class| Plan::about(*class, *pieces));
-        let of_foreseen = foreseen.iter().flat_map(Foreseen::plans).map(Plan::of);
+    fn tell_page(&self, explanation: Option<Explanation>) -> Option<u64> {
         let page = self.frontend.page.as_ref()?;
-        page.requests.sent(&self.forward.id, about.chain(of_foreseen).collect(), explanation)
+        let number = explanation.and_then(|explanation| {
+            let Prospects { texts, foreseen, unforeseen, pieces, .. } = &self.prospects;
+            let about = texts.iter().map(|(class, _)| class).chain(unforeseen);
+            let about = about.map(|class| Plan::about(*class, *pieces));
+            let of_foreseen = foreseen.iter().flat_map(Foreseen::plans).map(Plan::of);
+            page.requests.sent(&self.forward.id, about.chain(of_foreseen).collect(), explanation)
+        });
+        self.entry.routed(page, number);
+        number
     }
 
     /// Gives the request to a server.

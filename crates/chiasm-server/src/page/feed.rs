@@ -129,7 +129,7 @@ impl Feed {
         let start = Start {
             model: &frontend.model.name,
             version: env!("CARGO_PKG_VERSION"),
-            has_keys: frontend.keys.are_asked_for(),
+            has_keys: frontend.keys.current().are_asked_for(),
             rows: state.rows.values().collect(),
             requests: page.requests.all(),
             steps: lock(&page.history).steps().iter().cloned().collect(),
@@ -139,14 +139,22 @@ impl Feed {
         Some((event("start", &start), receiver))
     }
 
-    /// The events for one more page. `None` as [`Feed::open`] has it.
-    pub(super) fn follow(frontend: &Arc<Frontend>) -> Option<impl Stream<Item = Bytes> + Send + use<>> {
+    /// Returns the events for one more page, which end when it is not admitted any more: it has logged out, its session has
+    /// lasted long enough, or its key was taken away. `None` as [`Feed::open`] has it.
+    pub(super) fn follow<A>(
+        frontend: &Arc<Frontend>,
+        is_admitted: A,
+    ) -> Option<impl Stream<Item = Bytes> + Send + use<A>>
+    where
+        A: Fn() -> bool + Send + 'static,
+    {
         let frontend = frontend.clone();
         let page = frontend.page.as_ref()?;
         let (start, receiver) = page.feed.open(&frontend, page)?;
-        Some(stream::unfold((Some(start), receiver, frontend), |(start, mut receiver, frontend)| async move {
+        let opened = (Some(start), receiver, frontend, is_admitted);
+        Some(stream::unfold(opened, |(start, mut receiver, frontend, is_admitted)| async move {
             if let Some(start) = start {
-                return Some((start, (None, receiver, frontend)));
+                return Some((start, (None, receiver, frontend, is_admitted)));
             }
             let event = match receiver.recv().await {
                 Ok(event) => event,
@@ -159,7 +167,7 @@ impl Feed {
                 }
                 Err(broadcast::error::RecvError::Closed) => return None,
             };
-            Some((event, (None, receiver, frontend)))
+            is_admitted().then_some((event, (None, receiver, frontend, is_admitted)))
         }))
     }
 }

@@ -34,7 +34,7 @@ use feed::Feed;
 use history::History;
 use media::Repeated;
 use requests::Requests;
-pub(crate) use requests::{Outcome, Plan};
+pub(crate) use requests::{Entries, Found, Outcome, Plan, PromptEntry};
 pub use routes::PREFIX;
 pub(crate) use routes::router;
 use session::Sessions;

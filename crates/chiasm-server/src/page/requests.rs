@@ -1,8 +1,8 @@
 //! The last requests, with what the router compared for each.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::RequestId;
@@ -11,7 +11,7 @@ use chiasm_types::PlanClassId;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::lock;
+use super::{Page, lock};
 use crate::pipeline::Planned;
 
 /// Requests that are kept.
@@ -54,6 +54,8 @@ pub(super) struct Summary {
     blocks: u64,
     items: usize,
     prompt_tokens: usize,
+    /// It went to another worker, after this one had not taken it or was lost with it.
+    moved: bool,
     outcome: Option<Outcome>,
 }
 
@@ -64,13 +66,32 @@ pub(crate) struct Outcome {
     pub(crate) status: u16,
     /// How its stream ended, for a streamed answer.
     pub(crate) stream: Option<&'static str>,
-    /// Prompt tokens that the engine found in its cache.
-    pub(crate) cached_tokens: usize,
-    pub(crate) completion_tokens: usize,
+    /// What came of its prompt; `None` where that is not known.
+    pub(crate) found: Option<Found>,
     /// Seconds from its arrival to its first token.
     pub(crate) ttft: Option<f64>,
     /// Seconds from its arrival to its end.
     pub(crate) total: f64,
+}
+
+/// What came of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Found {
+    /// Prompt tokens that the engine found in its cache.
+    pub(crate) cached_tokens: usize,
+    pub(crate) completion_tokens: usize,
+}
+
+/// The entries of one client's request: the latest of each of its prompts. They end with the request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entries(Option<Arc<Mutex<Vec<Option<u64>>>>>);
+
+/// The latest entry of one prompt.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PromptEntry {
+    entries: Entries,
+    /// Index among the request's prompts.
+    prompt: usize,
 }
 
 struct Request {
@@ -171,6 +192,7 @@ impl Requests {
             blocks: chosen.blocks,
             items: plan.items.len(),
             prompt_tokens: plan.prompt_tokens,
+            moved: false,
             outcome: None,
         };
         let mut kept = lock(&self.kept);
@@ -194,6 +216,15 @@ impl Requests {
         }
     }
 
+    /// Marks the entry of an attempt that another one follows.
+    fn moved(&self, number: u64) {
+        let mut kept = lock(&self.kept);
+        if let Some(request) = kept.get_mut(number) {
+            request.summary.moved = true;
+            kept.changed.push(number);
+        }
+    }
+
     /// All that are kept, the oldest first.
     pub(super) fn all(&self) -> Vec<Summary> {
         lock(&self.kept).last.iter().map(|request| request.summary.clone()).collect()
@@ -211,6 +242,43 @@ impl Requests {
     /// Why a request went where it went. `None` if it is not kept any more.
     pub(super) fn why(&self, number: u64) -> Option<Why> {
         lock(&self.kept).get_mut(number).map(|request| Why::of(request))
+    }
+}
+
+impl Entries {
+    /// The entries of a request that the page may show.
+    pub(crate) fn new() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// Adds a prompt.
+    pub(crate) fn add_prompt(&self) -> PromptEntry {
+        let Some(latest) = &self.0 else { return PromptEntry::default() };
+        let mut latest = lock(latest);
+        latest.push(None);
+        PromptEntry { entries: self.clone(), prompt: latest.len() - 1 }
+    }
+
+    /// Marks all entries as moved: the request begins anew, elsewhere.
+    pub(crate) fn begin_anew(&self, page: &Page) {
+        self.take().into_iter().for_each(|number| page.requests.moved(number));
+    }
+
+    /// Takes the numbers of the latest entries.
+    pub(crate) fn take(&self) -> Vec<u64> {
+        let Some(latest) = &self.0 else { return Vec::new() };
+        lock(latest).iter_mut().filter_map(Option::take).collect()
+    }
+}
+
+impl PromptEntry {
+    /// Notes that the prompt goes to a worker, with an entry of this number if the page shows it. An earlier attempt has moved.
+    pub(crate) fn routed(&self, page: &Page, number: Option<u64>) {
+        let Some(latest) = &self.entries.0 else { return };
+        let before = lock(latest).get_mut(self.prompt).and_then(|entry| std::mem::replace(entry, number));
+        if let Some(before) = before {
+            page.requests.moved(before);
+        }
     }
 }
 
@@ -278,18 +346,4 @@ impl Candidate {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_burst_is_explained_and_then_one_in_each_pause() {
-        let requests = Requests::default();
-        let wanted = |from: u64, to: u64| {
-            (from..to).filter(|&at| requests.wants_at(Duration::from_millis(at), PAUSE)).count() as u64
-        };
-        assert_eq!(wanted(0, 500), BURST);
-        assert_eq!(wanted(500, 10_500), 10);
-        let after_a_pause = wanted(60_000, 60_500);
-        assert_eq!(after_a_pause, BURST);
-    }
-}
+mod tests;

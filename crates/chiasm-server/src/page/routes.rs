@@ -74,7 +74,8 @@ pub(crate) fn router() -> Router<Arc<Frontend>> {
 
 /// Whoever may see the page.
 fn admits(frontend: &Frontend, page: &Page, headers: &HeaderMap) -> bool {
-    frontend.keys.admits(headers) || page.sessions.has(headers)
+    let keys = frontend.keys.current();
+    keys.admits(headers) || page.sessions.has(headers, |key| keys.has_digest(key))
 }
 
 /// The page of this frontend; there are no routes without one.
@@ -105,14 +106,14 @@ async fn login(State(frontend): State<Arc<Frontend>>, request: Request) -> Resul
         Err(_) => return Err(ApiError::slow_body("the form did not arrive in time".to_owned())),
     };
     let key = form_urlencoded::parse(&body).find(|(name, _)| name == "key").map(|(_, key)| key);
-    match key.filter(|key| frontend.keys.is_key(key.trim().as_bytes())) {
-        Some(_) => Ok(with_cookie(to("./"), page.sessions.begin())),
+    match key.and_then(|key| frontend.keys.current().digest(key.trim().as_bytes())) {
+        Some(key) => Ok(with_cookie(to("./"), page.sessions.begin(key))),
         None => Ok(form(REFUSED)),
     }
 }
 
-async fn logout(State(frontend): State<Arc<Frontend>>) -> Result<Response, ApiError> {
-    Ok(with_cookie(to("./"), page(&frontend)?.sessions.end()))
+async fn logout(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, ApiError> {
+    Ok(with_cookie(to("./"), page(&frontend)?.sessions.end(&headers)))
 }
 
 /// Whether there still is a session, for a page that has lost its events.
@@ -131,7 +132,9 @@ async fn events(
     if !admits(&frontend, page(&frontend)?, &headers) {
         return Err(ApiError::unauthorized(NO_KEY));
     }
-    let events = Feed::follow(&frontend)
+    let admitted = frontend.clone();
+    let is_admitted = move || page(&admitted).is_ok_and(|page| admits(&admitted, page, &headers));
+    let events = Feed::follow(&frontend, is_admitted)
         .ok_or_else(|| ApiError::unavailable("pages_full", "enough pages are open, or the server is going down"))?;
     identity.connection.ends_with_client();
     Ok(with_rules(sse::response(events)))

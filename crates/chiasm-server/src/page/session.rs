@@ -1,74 +1,95 @@
 //! Who may see the page: whoever has shown one of the keys lately.
 //!
-//! Browsers can't send a key along with a page or a stream of events, and one in a URL would end in logs. So a form takes the key once,
-//! and the browser gets a cookie, which says until when it counts and proves that this process has made it. Nothing is kept here.
+//! Browsers can't send a key along with a page or a stream of events, and one in a URL would end in logs. So a form takes the key
+//! once, and the browser gets a random cookie. The table of sessions is here: one ends with its time, by a logout, or when its key
+//! is none of the server's any more.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, header};
+use tokio::time::Instant;
+
+use super::lock;
 
 /// The cookie's name.
 const NAME: &str = "chiasm_ui";
-/// How long a session lasts.
-const LASTS: Duration = Duration::from_secs(12 * 3600);
+/// The longest time of a session.
+const LIFETIME: Duration = Duration::from_secs(12 * 3600);
+/// Sessions at once. One more ends the oldest.
+const MAX_SESSIONS: usize = 1000;
 
-/// Makes and knows the cookies of this process.
+/// The sessions of this process.
 pub(super) struct Sessions {
-    secret: [u8; blake3::KEY_LEN],
     secure: bool,
+    /// By the digests of their cookies' values.
+    live: Mutex<HashMap<blake3::Hash, Session>>,
+}
+
+struct Session {
+    began: Instant,
+    /// The digest of the key that was shown.
+    key: blake3::Hash,
 }
 
 impl Sessions {
     /// Cookies that only HTTPS may carry if `secure`.
     pub(super) fn new(secure: bool) -> Self {
-        Self { secret: rand::random(), secure }
+        Self { secure, live: Mutex::default() }
     }
 
-    /// The header that begins a session.
-    pub(super) fn begin(&self) -> Option<HeaderValue> {
-        let until = now() + LASTS.as_secs();
-        self.set_cookie(&format!("{until}.{}", self.proof(until)), LASTS)
+    /// Begins a session of whoever has shown this key. Returns the header that sets its cookie.
+    pub(super) fn begin(&self, key: blake3::Hash) -> Option<HeaderValue> {
+        let value = blake3::Hash::from_bytes(rand::random()).to_hex();
+        let mut live = lock(&self.live);
+        live.retain(|_, session| session.is_current());
+        if live.len() >= MAX_SESSIONS {
+            let oldest = live.iter().min_by_key(|(_, session)| session.began).map(|(digest, _)| *digest);
+            oldest.and_then(|digest| live.remove(&digest));
+        }
+        live.insert(blake3::hash(value.as_bytes()), Session { began: Instant::now(), key });
+        self.set_cookie(&value, LIFETIME)
     }
 
-    /// The header that ends whatever session there is.
-    pub(super) fn end(&self) -> Option<HeaderValue> {
+    /// Ends the session that a request comes from. Returns the header that removes its cookie.
+    pub(super) fn end(&self, headers: &HeaderMap) -> Option<HeaderValue> {
+        let mut live = lock(&self.live);
+        digests(headers).for_each(|digest| {
+            live.remove(&digest);
+        });
         self.set_cookie("", Duration::ZERO)
     }
 
-    /// Whether a request comes from a session.
-    pub(super) fn has(&self, headers: &HeaderMap) -> bool {
-        self.has_at(headers, now())
-    }
-
-    fn has_at(&self, headers: &HeaderMap, now: u64) -> bool {
-        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
-        let mut pairs =
-            cookies.flat_map(|cookies| cookies.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
-        pairs.any(|(name, value)| name == NAME && self.is_valid(value, now))
-    }
-
-    fn is_valid(&self, value: &str, now: u64) -> bool {
-        let Some((until, proof)) = value.split_once('.') else { return false };
-        let Ok(until) = until.parse::<u64>() else { return false };
-        // Compared in constant time.
-        blake3::Hash::from_hex(proof).is_ok_and(|proof| proof == self.proof(until)) && now < until
-    }
-
-    fn proof(&self, until: u64) -> blake3::Hash {
-        blake3::keyed_hash(&self.secret, &until.to_le_bytes())
+    /// Returns whether a request comes from a session whose key `is_key` still takes.
+    pub(super) fn has(&self, headers: &HeaderMap, is_key: impl Fn(&blake3::Hash) -> bool) -> bool {
+        let live = lock(&self.live);
+        digests(headers)
+            .filter_map(|digest| live.get(&digest))
+            .any(|session| session.is_current() && is_key(&session.key))
     }
 
     /// Without a path the cookie is for the paths beside that of the form, whatever prefix a proxy gives them.
-    fn set_cookie(&self, value: &str, lasts: Duration) -> Option<HeaderValue> {
+    fn set_cookie(&self, value: &str, lifetime: Duration) -> Option<HeaderValue> {
         let secure = if self.secure { "; Secure" } else { "" };
-        let cookie = format!("{NAME}={value}; Max-Age={}; HttpOnly; SameSite=Strict{secure}", lasts.as_secs());
+        let seconds = lifetime.as_secs();
+        let cookie = format!("{NAME}={value}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
         HeaderValue::from_str(&cookie).ok()
     }
 }
 
-/// Seconds since the epoch.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+impl Session {
+    fn is_current(&self) -> bool {
+        self.began.elapsed() < LIFETIME
+    }
+}
+
+/// Returns the digests of the values that a request's cookies of this name have. Digests are looked up, so timing reveals nothing
+/// about the values.
+fn digests(headers: &HeaderMap) -> impl Iterator<Item = blake3::Hash> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
+    let pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
+    pairs.filter(|(name, _)| *name == NAME).map(|(_, value)| blake3::hash(value.as_bytes()))
 }
 
 #[cfg(test)]
@@ -79,39 +100,72 @@ mod tests {
         HeaderMap::from_iter([(header::COOKIE, cookies.parse().unwrap())])
     }
 
-    fn cookie(set: HeaderValue) -> String {
+    fn key() -> blake3::Hash {
+        blake3::hash(b"secret")
+    }
+
+    fn begin(sessions: &Sessions) -> String {
+        let set = sessions.begin(key()).unwrap();
         set.to_str().unwrap().split(';').next().unwrap().to_owned()
     }
 
-    #[test]
-    fn a_session_is_known_among_other_cookies_until_it_ends() {
+    fn has(sessions: &Sessions, cookies: &str) -> bool {
+        sessions.has(&headers(cookies), |shown| *shown == key())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn session_is_known_among_other_cookies_until_its_time() {
         let sessions = Sessions::new(false);
-        let cookie = cookie(sessions.begin().unwrap());
-        assert!(sessions.has(&headers(&format!("a=b; {cookie}; c"))));
-        assert!(!sessions.has_at(&headers(&cookie), now() + LASTS.as_secs()));
-        assert!(!Sessions::new(false).has(&headers(&cookie)), "another process's");
-        assert!(!sessions.has(&HeaderMap::new()));
+        let cookie = begin(&sessions);
+        assert!(has(&sessions, &format!("a=b; {cookie}; c")));
+        assert!(!has(&Sessions::new(false), &cookie), "of another process");
+        assert!(!sessions.has(&HeaderMap::new(), |_| true));
+        tokio::time::advance(LIFETIME).await;
+        assert!(!has(&sessions, &cookie));
+        begin(&sessions);
+        assert_eq!(lock(&sessions.live).len(), 1, "the old one is forgotten");
     }
 
     #[test]
-    fn what_was_changed_is_no_session() {
+    fn changed_cookie_is_no_session() {
         let sessions = Sessions::new(false);
-        let cookie = cookie(sessions.begin().unwrap());
-        let (until, proof) = cookie.strip_prefix("chiasm_ui=").unwrap().split_once('.').unwrap();
-        let later = until.parse::<u64>().unwrap() + 1;
-        for value in
-            [format!("{later}.{proof}"), format!("{until}."), until.to_owned(), format!("{until}.{}", "0".repeat(64))]
-        {
-            assert!(!sessions.has(&headers(&format!("chiasm_ui={value}"))), "{value}");
+        let cookie = begin(&sessions);
+        for value in [format!("{cookie}0"), cookie[..cookie.len() - 1].to_owned(), "chiasm_ui=".to_owned()] {
+            assert!(!has(&sessions, &value), "{value}");
         }
     }
 
     #[test]
-    fn scripts_and_other_sites_do_not_get_the_cookie() {
-        let set = Sessions::new(true).begin().unwrap();
+    fn logout_ends_the_session_and_no_other() {
+        let sessions = Sessions::new(false);
+        let cookies = [begin(&sessions), begin(&sessions)];
+        let removed = sessions.end(&headers(&cookies[0])).unwrap();
+        assert_eq!(removed, "chiasm_ui=; Max-Age=0; HttpOnly; SameSite=Strict");
+        assert!(!has(&sessions, &cookies[0]), "whoever has kept the cookie");
+        assert!(has(&sessions, &cookies[1]));
+    }
+
+    #[test]
+    fn session_ends_with_its_key() {
+        let sessions = Sessions::new(false);
+        let cookie = begin(&sessions);
+        assert!(!sessions.has(&headers(&cookie), |shown| *shown == blake3::hash(b"new")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_session_too_many_ends_the_oldest() {
+        let sessions = Sessions::new(false);
+        let oldest = begin(&sessions);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let newer: Vec<_> = (0..MAX_SESSIONS).map(|_| begin(&sessions)).collect();
+        assert!(!has(&sessions, &oldest));
+        assert!(newer.iter().all(|cookie| has(&sessions, cookie)));
+    }
+
+    #[test]
+    fn cookie_is_hidden_from_scripts_and_other_sites() {
+        let set = Sessions::new(true).begin(key()).unwrap();
         let set = set.to_str().unwrap();
         assert!(["; HttpOnly", "; SameSite=Strict", "; Secure"].iter().all(|rule| set.contains(rule)), "{set}");
-        let end = Sessions::new(false).end().unwrap();
-        assert_eq!(end, "chiasm_ui=; Max-Age=0; HttpOnly; SameSite=Strict");
     }
 }

@@ -31,6 +31,7 @@ pub(super) fn pick(
         let plans: Vec<_> = prepared.plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
         let (route, explanation) = router.select_stages_explained(&plans, splitting(prepared))?;
         let number = page.requests.sent(&prepared.id, prepared.plans.iter().map(Plan::of).collect(), explanation);
+        prepared.entry.routed(page, number);
         return Ok((route, number));
     }
     let route = match prepared.plans.as_slice() {
@@ -40,7 +41,11 @@ pub(super) fn pick(
             router.select_stages(&plans, splitting(prepared))
         }
     };
-    Ok((route?, None))
+    let route = route?;
+    if let Some(page) = &frontend.page {
+        prepared.entry.routed(page, None);
+    }
+    Ok((route, None))
 }
 
 /// What a worker leaves of a prompt is good for one continuation, and of no use to a request that has all of its prompt computed where it is

@@ -31,6 +31,7 @@ use crate::cpu::CpuBudget;
 use crate::fleet::{PresentClass, PresentClasses};
 use crate::frontend::Frontend;
 use crate::model::ServedModel;
+use crate::page::PromptEntry;
 
 /// A request that is ready to be routed.
 #[derive(Clone, Debug)]
@@ -65,6 +66,8 @@ pub(crate) struct Prepared {
     pub tried: Attempts,
     /// What preparing it took.
     pub took: Took,
+    /// Where the live page shows it.
+    pub entry: PromptEntry,
 }
 
 /// What the parts of preparing a request took, waiting included.
@@ -190,7 +193,7 @@ async fn prepared(
         prompt => preparation.plan(prompt, media).instrument(span).await,
     };
     let plans = plans.map_err(|error| error.at(field))?;
-    let Caller { id, trace, session, arrived, tried, .. } = caller.clone();
+    let Caller { id, trace, session, arrived, tried, entries, .. } = caller.clone();
     let before = begun.saturating_duration_since(arrived);
     let took = Took { before, fetch, plan: begun.elapsed() - fetch };
     Ok(Prepared {
@@ -209,6 +212,7 @@ async fn prepared(
         deadlines,
         tried,
         took,
+        entry: entries.add_prompt(),
     })
 }
 

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::generation::Attempts;
 use crate::cpu::CpuBudget;
 use crate::model::ChatDefaults;
+use crate::page::Entries;
 
 /// One prompt and how to continue it.
 #[derive(Clone, Debug)]
@@ -77,6 +78,8 @@ pub(crate) struct Caller {
     pub credentials: Option<HeaderValue>,
     /// What the request has been through.
     pub tried: Attempts,
+    /// Where the live page shows the request.
+    pub entries: Entries,
 }
 
 /// What to continue.

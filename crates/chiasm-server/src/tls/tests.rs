@@ -65,18 +65,18 @@ async fn files_that_change_are_taken_when_they_fit() {
     let certificate = made.load().unwrap();
     let first = tls(&certificate);
     assert_eq!(first.alpn_protocols, [b"http/1.1"]);
-    assert!(!certificate.look().await.unwrap());
+    assert!(!certificate.reload().await.unwrap());
     // The files are exchanged one after the other.
     made.take("chain.pem", &other);
-    let told = certificate.look().await.unwrap_err().to_string();
+    let told = certificate.reload().await.unwrap_err().to_string();
     assert!(told.contains("chain.pem") && told.contains("key.pem") && told.contains("can't be served"), "{told}");
     fs::remove_file(made.path("key.pem")).unwrap();
-    assert!(matches!(certificate.look().await, Err(CertificateError::File { .. })));
+    assert!(matches!(certificate.reload().await, Err(CertificateError::File { .. })));
     assert!(Arc::ptr_eq(&first, &tls(&certificate)), "the old one stays");
     made.take("key.pem", &other);
-    assert!(certificate.look().await.unwrap());
+    assert!(certificate.reload().await.unwrap());
     assert!(!Arc::ptr_eq(&first, &tls(&certificate)));
-    assert!(!certificate.look().await.unwrap());
+    assert!(!certificate.reload().await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -89,7 +89,7 @@ async fn files_are_looked_at_again_and_again() {
         let looked = tokio::time::timeout(3 * LOOK_EVERY, certificate.follow()).await;
         assert!(looked.is_err(), "it never ends");
     }
-    assert!(!certificate.look().await.unwrap(), "it was seen");
+    assert!(!certificate.reload().await.unwrap(), "it was seen");
 }
 
 #[test]

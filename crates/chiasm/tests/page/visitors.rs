@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::redirect::Policy;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::serve;
-use crate::support::{Answer, Server};
+use crate::support::{Answer, Server, wait_for};
+use crate::{SOON, serve};
 
 struct Visitor(reqwest::Client);
 
@@ -65,6 +65,50 @@ async fn with_keys_only_a_session_or_a_key_shows_it() {
     assert_eq!(visitor.get(&server, "/ui/session", &[("cookie", cookie)]).await.status, 204);
     assert_eq!(visitor.get(&server, "/ui/session", &[("authorization", "Bearer secret")]).await.status, 204);
     assert_eq!(visitor.get(&server, "/workers", &[("cookie", cookie)]).await.status, 401, "it opens nothing else");
+}
+
+#[tokio::test]
+async fn logout_ends_the_session_and_its_events() {
+    let server = serve(1, &["--api-key", "secret"]).await;
+    let visitor = Visitor::new();
+    let taken = visitor.log_in(&server, "key=secret".to_owned()).await.header("set-cookie");
+    let cookie = taken.split(';').next().expect("a cookie");
+    let events = visitor.0.get(format!("{}/ui/events", server.url)).header("cookie", cookie);
+    let events = events.send().await.expect("an answer");
+    assert_eq!(events.status(), 200);
+    let logout = visitor.0.post(format!("{}/ui/logout", server.url)).header("cookie", cookie);
+    let logout = Answer::of(logout.send().await.expect("an answer")).await;
+    assert_eq!(logout.status, 303);
+    assert!(logout.header("set-cookie").contains("Max-Age=0"));
+    // Whoever has kept the cookie has nothing of it.
+    assert_eq!(visitor.get(&server, "/ui/session", &[("cookie", cookie)]).await.status, 401);
+    let told = tokio::time::timeout(SOON, events.text()).await.expect("the events end").expect("text");
+    assert!(told.starts_with("event: start"), "{told}");
+}
+
+#[tokio::test]
+async fn requests_that_have_ended_are_not_shown_as_running() {
+    let server = serve(2, &[]).await;
+    let list = json!({"prompt": ["one", "two", "three"], "max_tokens": 2, "ignore_eos": true});
+    server.post("/v1/completions", &list).await.ok();
+    let mut streamed = list.clone();
+    streamed["stream"] = true.into();
+    server.post("/v1/completions", &streamed).await.chunks();
+    // Of prompts that are routed in one moment not all are explained.
+    let requests = async || {
+        let mut events = Visitor::new().follow(&server).await;
+        let start = events.chunk().await.expect("a chunk").expect("a start");
+        let start = std::str::from_utf8(&start).expect("UTF-8").trim().strip_prefix("event: start\ndata: ");
+        let start: Value = serde_json::from_str(start.expect("a start")).expect("JSON");
+        start["requests"].as_array().expect("a list").clone()
+    };
+    let has_ended =
+        |request: &Value| request["outcome"]["status"] == 200 && request["outcome"]["found"]["completion_tokens"] == 2;
+    let all_ended = async || {
+        let requests = requests().await;
+        requests.len() >= 2 && requests.iter().all(has_ended)
+    };
+    wait_for("an end of each", SOON, all_ended).await;
 }
 
 #[tokio::test]

@@ -105,7 +105,8 @@ class Row {
 
   show(request) {
     const { outcome } = request;
-    const status = outcome ? `${outcome.status}${outcome.stream && outcome.stream !== "finished" ? `, ${outcome.stream}` : ""}` : "running";
+    const broken = outcome?.stream && outcome.stream !== "finished" ? `, ${outcome.stream}` : "";
+    const status = outcome ? `${outcome.status}${broken}` : request.moved ? "moved" : "running";
     const texts = [clock(request.at), request.worker, `${request.overlap}/${request.blocks}`, status, time(outcome?.ttft)];
     this.cells.forEach((cell, at) => write(cell, texts[at]));
   }
@@ -148,12 +149,13 @@ function decided({ request, decision, policy, candidates, busy }) {
     policy: `Policy ${policy}, which compares no costs, among ${count(candidates.length)} candidates.`,
   }[decision];
   const chosen = candidates.find((candidate) => candidate.worker === request.worker);
-  const { outcome } = request;
-  const found = outcome && chosen
-    ? ` It held ${chosen.overlap} of ${chosen.blocks} blocks; the engine found ${count(outcome.cached_tokens)} of ` +
-      `${count(request.prompt_tokens)} tokens in its cache (${percent(outcome.cached_tokens / request.prompt_tokens)}). ` +
-      `${count(outcome.completion_tokens)} tokens came within ${time(outcome.total)}.`
-    : "";
+  const { outcome, moved } = request;
+  const came = outcome?.found;
+  const found = came && chosen
+    ? ` It held ${chosen.overlap} of ${chosen.blocks} blocks; the engine found ${count(came.cached_tokens)} of ` +
+      `${count(request.prompt_tokens)} tokens in its cache (${percent(came.cached_tokens / request.prompt_tokens)}). ` +
+      `${count(came.completion_tokens)} tokens came within ${time(outcome.total)}.`
+    : moved ? " It was not taken there, or lost, and went to another worker." : "";
   return `Request ${request.id}. ${reason}${others}${found}`;
 }
 

@@ -1,0 +1,115 @@
+use chiasm_backend::fake::Script;
+use chiasm_backend::{Death, Finish, JobError};
+use tracing::Span;
+
+use super::*;
+use crate::openai::Usage;
+use crate::pipeline::{Prepared, Prompt, Sampling, collect};
+use crate::record::Record;
+use crate::stand::Stand;
+
+#[test]
+fn burst_is_explained_and_then_one_in_each_pause() {
+    let requests = Requests::default();
+    let wanted = |from: u64, to: u64| {
+        (from..to).filter(|&at| requests.wants_at(Duration::from_millis(at), PAUSE)).count() as u64
+    };
+    assert_eq!(wanted(0, 500), BURST);
+    assert_eq!(wanted(500, 10_500), 10);
+    let after_a_pause = wanted(60_000, 60_500);
+    assert_eq!(after_a_pause, BURST);
+}
+
+/// A server with a page, before workers that are tried in their order.
+async fn stand(workers: usize) -> Stand {
+    Stand::of(workers).await.with_page()
+}
+
+fn record(stand: &Stand) -> Record {
+    Record::new("completions", Span::none(), None, stand.frontend.clone())
+}
+
+async fn prepare(stand: &Stand, record: &Record) -> Prepared {
+    let prompt = Prompt::Text("the quick brown fox".to_owned());
+    stand.prepare_shown(prompt, Sampling::default(), record.entries()).await.unwrap()
+}
+
+/// The entries as the page shows them: worker, status, tokens of the answer.
+fn shown(stand: &Stand) -> Vec<(String, String, Option<usize>)> {
+    let page = stand.frontend.page.as_ref().unwrap();
+    let row = |summary: Summary| {
+        let status = match &summary.outcome {
+            Some(outcome) => outcome.status.to_string(),
+            None if summary.moved => "moved".to_owned(),
+            None => "running".to_owned(),
+        };
+        let found = summary.outcome.and_then(|outcome| outcome.found);
+        (summary.worker, status, found.map(|found| found.completion_tokens))
+    };
+    page.requests.all().into_iter().map(row).collect()
+}
+
+fn row(worker: &str, status: &str, tokens: Option<usize>) -> (String, String, Option<usize>) {
+    (worker.to_owned(), status.to_owned(), tokens)
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempt_that_moved_is_marked() {
+    let stand = stand(2).await;
+    stand.backends[0].next_job(Script::refuse(JobError::Dead(Death::new("it was unplugged"))));
+    stand.backends[1].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
+    let record = record(&stand);
+    let (_, attempted) = collect(&stand.frontend, &prepare(&stand, &record).await).await.unwrap();
+    assert_eq!(shown(&stand), [row("worker_0", "moved", None), row("worker_1", "running", None)]);
+    record.attempted(attempted);
+    record.used(Usage { completion_tokens: 2, ..Usage::default() });
+    record.answered(200, None);
+    drop(record);
+    assert_eq!(shown(&stand), [row("worker_0", "moved", None), row("worker_1", "200", Some(2))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_after_routing_ends_the_entry() {
+    let stand = stand(1).await;
+    let refused = JobError::Refused { field: "prompt".to_owned(), message: "is too long".to_owned() };
+    stand.backends[0].next_job(Script::refuse(refused));
+    let record = record(&stand);
+    collect(&stand.frontend, &prepare(&stand, &record).await).await.map(drop).unwrap_err();
+    record.answered(400, None);
+    drop(record);
+    assert_eq!(shown(&stand), [row("worker_0", "400", None)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn client_that_leaves_ends_the_entry() {
+    // A job without a script hangs.
+    let stand = stand(1).await;
+    let record = record(&stand);
+    let prepared = prepare(&stand, &record).await;
+    let answer = collect(&stand.frontend, &prepared);
+    let late = tokio::time::timeout(Duration::from_secs(1), answer).await;
+    assert!(late.is_err());
+    assert_eq!(shown(&stand), [row("worker_0", "running", None)]);
+    drop(record);
+    assert_eq!(shown(&stand), [row("worker_0", "499", None)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_prompt_of_a_list_has_its_own_end() {
+    let stand = stand(2).await;
+    stand.backends[0].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
+    stand.backends[1].next_job(Script::tokens(&[40, 41, 42]).finish(Finish::Length));
+    let record = record(&stand);
+    let mut total = Usage::default();
+    for tokens in [2, 3] {
+        let (_, attempted) = collect(&stand.frontend, &prepare(&stand, &record).await).await.unwrap();
+        let usage = Usage { completion_tokens: tokens, ..Usage::default() };
+        total += usage;
+        record.attempted(attempted);
+        record.used_by(attempted.explained, usage);
+    }
+    record.used(total);
+    record.answered(200, None);
+    drop(record);
+    assert_eq!(shown(&stand), [row("worker_0", "200", Some(2)), row("worker_1", "200", Some(3))]);
+}
