@@ -134,10 +134,15 @@ impl AgentTls {
         if self.current().looked.elapsed() < LOOK_EVERY {
             return self.current().sides.clone();
         }
+        self.reload().await;
+        self.current().sides.clone()
+    }
+
+    /// Reads the files now. Files that can't be used leave what was there before, with a warning.
+    pub async fn reload(self: &Arc<Self>) {
         let this = self.clone();
         // It fails only with the runtime.
         let _ = tokio::task::spawn_blocking(move || this.look()).await;
-        self.current().sides.clone()
     }
 
     /// Takes over what the files have now.

@@ -15,6 +15,7 @@ use crate::found::{Found, can_generate};
 use crate::models::{self, Names, shown};
 use crate::plain::FoundPlain;
 use crate::server::Server;
+use crate::server_key::UpstreamKey;
 use crate::sglang;
 use crate::trtllm::{Asked, FoundTrtllm};
 
@@ -57,6 +58,11 @@ impl UpstreamConnector {
     #[must_use]
     pub fn with_names(self, here: Vec<String>) -> Self {
         Self { names: Names { here, ..self.names }, ..self }
+    }
+
+    /// Returns the key that the server is shown, if it is shown one.
+    pub fn key(&self) -> Option<Arc<UpstreamKey>> {
+        self.server.key()
     }
 
     /// Says that the server's model may be another one, once for each that it has.

@@ -21,6 +21,7 @@
 //! | `address` | what an upstream is given as |
 //! | `client` | the HTTP client, whose connections let others have their turn |
 //! | `server` | requests to one server, bounded in size and time |
+//! | `server_key` | the key that a server is shown |
 //! | `gauges` | numbers out of Prometheus' text format |
 //! | `found` | what a server says of itself, as capabilities |
 //! | `models` | which of the models that a server lists is meant |
@@ -50,8 +51,10 @@ mod plain;
 mod request;
 mod running;
 mod server;
+mod server_key;
 mod sglang;
 mod trtllm;
 
 pub use address::{Upstream, UpstreamError};
 pub use connector::UpstreamConnector;
+pub use server_key::{KeyFileError, UpstreamKey};

@@ -1,8 +1,8 @@
 //! Requests to one server, bounded in size and time.
 
 use std::error::Error;
-use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use crate::address::Upstream;
 use crate::client::{Client, SendError, client, words};
 use crate::events::Events;
+use crate::server_key::UpstreamKey;
 
 /// Most bytes of an answer that is read as a whole.
 const MOST: usize = 16 << 20;
@@ -64,7 +65,7 @@ impl AskError {
 pub(crate) struct Server {
     client: Client,
     base: Uri,
-    authorization: Option<HeaderValue>,
+    authorization: Option<Arc<UpstreamKey>>,
     /// What it has begun to say.
     begun: Begun,
 }
@@ -79,19 +80,21 @@ impl Server {
             Some(path) => checked_against(path).map_err(|error| format!("{}: {error}", path.display()))?,
             None => ClientConfig::with_platform_verifier().map_err(|error| error.to_string())?,
         };
-        let authorization = upstream.api_key_file.as_ref().map(|path| {
-            let key = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
-                .map_err(|_| format!("{}: a key is a line of printable characters", path.display()))?;
-            value.set_sensitive(true);
-            Ok::<_, String>(value)
-        });
+        let authorization = upstream
+            .api_key_file
+            .clone()
+            .map(|path| UpstreamKey::load(path).map(Arc::new).map_err(|error| error.to_string()));
         Ok(Self {
             client: client(tls),
             base: upstream.base.as_str().parse().map_err(|error| format!("{}: {error}", upstream.base))?,
             authorization: authorization.transpose()?,
             begun: Begun::default(),
         })
+    }
+
+    /// Returns the key that it is shown, if it is shown one.
+    pub(crate) fn key(&self) -> Option<Arc<UpstreamKey>> {
+        self.authorization.clone()
     }
 
     /// What it says at this path.
@@ -131,7 +134,7 @@ impl Server {
         *request.uri_mut() = self.uri(path);
         request.headers_mut().insert(ACCEPT, HeaderValue::from_static("*/*"));
         if let Some(key) = &self.authorization {
-            request.headers_mut().insert(AUTHORIZATION, key.clone());
+            request.headers_mut().insert(AUTHORIZATION, key.header());
         }
         request
     }

@@ -1,18 +1,21 @@
 //! `chiasm agent`: the engines of this machine, for frontends on any.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use chiasm_agent::AgentServer;
+use chiasm_agent::{AgentServer, AgentTls};
 use chiasm_server::MachineMedia;
 use chiasm_server::fleet::Fleet;
 
 use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
 use crate::serve::{self, Machine, Side};
+use crate::signals::{Hangup, Hangups, Interrupts};
 use crate::{key_secret, nixl, open_files, signals};
 
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
+    let mut hangups = Hangups::listen();
     open_files::raise();
     let address = SocketAddr::new(args.host, args.port);
     let tls = args.agents.tls.load()?;
@@ -47,8 +50,13 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     };
     let drain = agent.drain();
     let registration = args.agents.register(listener.local_addr().ok(), &model.name)?;
+    let renewed = tls.clone();
     let stop = async {
-        signals::terminated().await;
+        tokio::select! {
+            () = signals::terminated() => {}
+            () = reload_at(&mut hangups, renewed) => {}
+        }
+        let mut interrupts = Interrupts::listen();
         tracing::info!("going down: requests in flight finish, a second Ctrl-C cuts them off");
         // First: nobody else is to come.
         if let Some(registration) = registration {
@@ -56,7 +64,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         }
         let finished = tokio::select! {
             finished = drain.finished_within(args.limits.drain_timeout) => finished,
-            () = signals::interrupted() => false,
+            () = interrupts.next() => false,
         };
         if !finished {
             tracing::warn!("requests were still in flight (--drain-timeout, or a second Ctrl-C)");
@@ -65,4 +73,14 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let served = chiasm_agent::serve(agent, listener, tls, stop).await;
     fleet.shutdown().await;
     served.map_err(|error| CliError::Usage(format!("the agent failed: {error}")))
+}
+
+/// Reads the certificate again at each SIGHUP. Ends with the terminal that the process was started at.
+async fn reload_at(hangups: &mut Hangups, tls: Option<Arc<AgentTls>>) {
+    while hangups.next().await == Hangup::Reload {
+        tracing::info!("SIGHUP: certificates are read again");
+        if let Some(tls) = &tls {
+            tls.reload().await;
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! `chiasm serve`: engines, a frontend before them, and an orderly end.
 
 mod engines;
+mod reload;
 mod server_flags;
 mod settings;
 mod shared_gpu;
@@ -22,14 +23,17 @@ use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, Objectives, connections, page};
 use chiasm_types::Role;
+use chiasm_upstream::UpstreamKey;
 use tokio::net::TcpListener;
 
 use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora;
+use crate::signals::{Hangups, Interrupts};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, for_engines_alone};
 use crate::{agents, dynamo, hub_model, key_secret, nixl, open_files, signals, vllm_command, vllm_processor};
 use engines::{connectors, embedding_store, upstreams, vllm_args};
+use reload::Reload;
 use settings::{
     arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes, router_config, routing_options,
 };
@@ -47,6 +51,8 @@ pub(crate) async fn run(
     mut args: ServeArgs,
     log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
+    // Before anything takes long: from here on a SIGHUP is no end.
+    let hangups = Hangups::listen();
     let keys = args.access.keys()?;
     let has_keys = keys.are_asked_for();
     let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
@@ -62,7 +68,7 @@ pub(crate) async fn run(
     if args.agents.has_agents() {
         key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     }
-    let Machine { model, door, patience, connectors, router, limits, adapters, helper } =
+    let Machine { model, door, patience, connectors, upstream_keys, router, limits, adapters, helper } =
         machine(&mut args, Side::Frontend).await?;
     if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
         return Err(CliError::Usage("--nixl-library: there are no agents that could read (--agents)".to_owned()));
@@ -124,8 +130,18 @@ pub(crate) async fn run(
     };
 
     let drain = Drain { delay: args.limits.drain_delay, timeout: args.limits.drain_timeout };
+    let reload = Reload {
+        hangups,
+        certificate: certificate.clone(),
+        access: args.access.clone(),
+        upstream_keys,
+        frontend: frontend.clone(),
+    };
     let terminated = async {
-        signals::terminated().await;
+        tokio::select! {
+            () = signals::terminated() => {}
+            () = reload.follow() => {}
+        }
         tracing::info!(
             delay = drain.delay.as_secs_f64(),
             "going down: requests in flight finish, a second Ctrl-C cuts them off"
@@ -186,6 +202,8 @@ pub(crate) struct Machine {
     pub(crate) door: MediaDoor,
     pub(crate) patience: Patience,
     pub(crate) connectors: Vec<Box<dyn Connector>>,
+    /// The keys that servers of others want to see.
+    pub(crate) upstream_keys: Vec<Arc<UpstreamKey>>,
     pub(crate) router: RouterConfig,
     pub(crate) limits: Limits,
     pub(crate) adapters: Arc<Adapters>,
@@ -242,7 +260,8 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     };
     let loras = lora::prepare(args, &model.name, lora::stamps(args, side)).await?;
     let mut connectors = connectors(args, &model, &options, private_network, &loras)?;
-    connectors.extend(upstreams(args, &model)?);
+    let upstreams = upstreams(args, &model)?;
+    connectors.extend(upstreams.connectors);
     let swept = SocketDir::sweep();
     if swept > 0 {
         tracing::info!(swept, "removed folders of sockets that killed processes had left");
@@ -253,6 +272,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         door,
         patience,
         connectors,
+        upstream_keys: upstreams.keys,
         router: RouterConfig { stages: args.roles.weights(), ..router_config(&args.routing) },
         limits: limits(args),
         adapters: loras.adapters,
@@ -292,25 +312,27 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
     drain: Drain,
 ) {
-    let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
+    // The time that is left to requests in flight when no more are taken, and the Ctrl-Cs that cut them off.
+    let (stopping, stopped) = tokio::sync::oneshot::channel::<(Duration, Interrupts)>();
     let graceful = {
         let frontend = frontend.clone();
         async move {
             stop.await;
+            let mut interrupts = Interrupts::listen();
             frontend.begin_draining();
-            tokio::select! {
-                () = tokio::time::sleep(drain.delay) => {}
-                () = signals::interrupted() => {}
-            }
-            drop(stopping);
+            let timeout = tokio::select! {
+                () = tokio::time::sleep(drain.delay) => drain.timeout,
+                () = interrupts.next() => Duration::ZERO,
+            };
+            let _ = stopping.send((timeout, interrupts));
         }
     };
     let too_long = async {
-        // Ends with an error when `stopping` is dropped, which is the signal.
-        let _ = stopped.await;
+        // The other side lives for as long as the server does.
+        let Ok((timeout, mut interrupts)) = stopped.await else { return std::future::pending().await };
         tokio::select! {
-            () = tokio::time::sleep(drain.timeout) => {}
-            () = signals::interrupted() => {}
+            () = tokio::time::sleep(timeout) => {}
+            () = interrupts.next() => {}
         }
     };
     let serving = connections::serve(listener, certificate, frontend.clone(), graceful);

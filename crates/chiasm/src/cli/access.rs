@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::error::CliError;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct AccessArgs {
     /// A key that clients send as 'Authorization: Bearer KEY'; each of several is enough. Whoever may list this machine's processes
     /// sees it: --api-key-file hides it [default: no key is needed]

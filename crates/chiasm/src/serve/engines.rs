@@ -8,7 +8,7 @@ use chiasm_engine::{AttachHost, EmbeddingStore, EngineConnector, EngineHost, Eng
 use chiasm_server::model::ServedModel;
 use chiasm_sim_engine::{EmbeddingFolder, SimConfig};
 use chiasm_types::Role;
-use chiasm_upstream::UpstreamConnector;
+use chiasm_upstream::{UpstreamConnector, UpstreamKey};
 use chiasm_vision::TakenKinds;
 use serde_json::Value;
 
@@ -146,22 +146,29 @@ fn launch_host(
     })
 }
 
-/// The connectors of servers that somebody else runs.
-pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Vec<Box<dyn Connector>>, CliError> {
+/// The servers that somebody else runs.
+#[derive(Default)]
+pub(super) struct Upstreams {
+    pub(super) connectors: Vec<Box<dyn Connector>>,
+    /// The keys that they are shown.
+    pub(super) keys: Vec<Arc<UpstreamKey>>,
+}
+
+/// Returns the servers that somebody else runs.
+pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Upstreams, CliError> {
     let mut names = vec![model.name.clone(), model.root.clone()];
     names.dedup();
-    let connector = |upstream: &UpstreamArg| -> Option<Result<Box<dyn Connector>, CliError>> {
+    let mut upstreams = Upstreams::default();
+    for upstream in &args.engines.upstream {
         // Workers of Dynamo come as they are found.
-        let UpstreamArg::Server(upstream) = upstream else { return None };
+        let UpstreamArg::Server(upstream) = upstream else { continue };
         let connector = UpstreamConnector::new(upstream.clone(), model.processor());
         let wrong = |error: String| CliError::Usage(format!("--upstream {upstream}: {error}"));
-        let of_model = |connector: UpstreamConnector| {
-            connector.with_largest_item(model.largest_item(TakenKinds::ALL)).with_names(names.clone())
-        };
-        let connector = connector.map(of_model);
-        Some(connector.map(|connector| Box::new(connector) as Box<dyn Connector>).map_err(wrong))
-    };
-    args.engines.upstream.iter().filter_map(connector).collect()
+        let connector = connector.map_err(wrong)?.with_largest_item(model.largest_item(TakenKinds::ALL));
+        upstreams.keys.extend(connector.key());
+        upstreams.connectors.push(Box::new(connector.with_names(names.clone())));
+    }
+    Ok(upstreams)
 }
 
 /// The connector of a worker whose engine may outlive this process.

@@ -28,6 +28,22 @@ async fn requests_are_taken_for_a_while_after_ready_has_said_no() {
 }
 
 #[tokio::test]
+async fn second_interrupt_ends_the_drain_delay_and_requests() {
+    let server = serve(&["--drain-delay", "600", "--drain-timeout", "600", "--sim-decode-rate", "20"]).await;
+    let mut streamed = server.open("/v1/completions", &stream()).await;
+    streamed.chunk().await.expect("a first chunk");
+    send_signal(server.pid(), "INT");
+    server.logged("a second Ctrl-C cuts them off");
+    // It is looked for right behind that line.
+    let ready = async || Some(server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16());
+    wait_for("503 at /ready", SOON, async || ready().await == Some(503)).await;
+    send_signal(server.pid(), "INT");
+    let rest = tokio::time::timeout(SOON, streamed.text()).await.expect("an end in time").expect("an orderly end");
+    assert!(rest.contains("going down"), "{rest}");
+    assert!(server.terminate(SOON).await);
+}
+
+#[tokio::test]
 async fn answers_that_are_cut_off_end_with_an_error() {
     let server = serve(&["--drain-timeout", "0.3", "--sim-decode-rate", "20"]).await;
     let mut streamed = server.open("/v1/completions", &stream()).await;

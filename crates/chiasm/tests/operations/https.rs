@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rcgen::CertifiedKey;
+use reqwest::redirect::Policy;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::SOON;
-use crate::support::{Server, demo_model, wait_for};
+use crate::support::{Server, demo_model, send_signal, wait_for};
 
 /// The files of a certificate.
 struct Files(TempDir);
@@ -32,7 +33,7 @@ impl Files {
         std::fs::write(self.path("chain.pem"), cert.pem()).expect("written");
         chiasm::use_ring();
         let trusted = reqwest::Certificate::from_der(cert.der()).expect("a certificate");
-        let client = reqwest::Client::builder().no_proxy().tls_certs_only([trusted]);
+        let client = reqwest::Client::builder().no_proxy().redirect(Policy::none()).tls_certs_only([trusted]);
         client.build().expect("a client")
     }
 
@@ -75,6 +76,44 @@ async fn a_renewed_certificate_is_taken_and_open_connections_stay() {
     // Both are on connections of their own that were made under the first one.
     assert_eq!(server.client.get(&health).send().await.expect("an answer").status(), 200);
     assert!(long.chunk().await.expect("a chunk").is_some());
+}
+
+#[tokio::test]
+async fn hangup_reloads_certificate_and_keys() {
+    let files = Files::new();
+    let first = files.renew();
+    let keys = files.path("keys");
+    std::fs::write(&keys, "one\n").expect("written");
+    let keys_flag = keys.display().to_string();
+    let server = files.serve(first.clone(), &["--api-key-file", &keys_flag, "--ui=on"]).await;
+    let models = async |client: &reqwest::Client, key: &str| {
+        let answer = client.get(format!("{}/v1/models", server.url)).bearer_auth(key).send().await;
+        answer.ok().map(|answer| answer.status().as_u16())
+    };
+    let login = first.post(format!("{}/ui/login", server.url)).body("key=one").send().await.expect("an answer");
+    let cookie = login.headers()["set-cookie"].to_str().expect("text").split(';').next().expect("a cookie").to_owned();
+    let session = async |client: &reqwest::Client| {
+        let asked = client.get(format!("{}/ui/session", server.url)).header("cookie", &cookie);
+        asked.send().await.expect("an answer").status().as_u16()
+    };
+    assert_eq!(session(&first).await, 204);
+
+    // What can't be used changes nothing, and the rest is taken.
+    let renewed = files.renew();
+    std::fs::write(&keys, "# none\n").expect("written");
+    send_signal(server.pid(), "HUP");
+    assert!(server.logged("the new API keys are not taken, the old ones stay").contains("has no API key"));
+    assert_eq!(models(&renewed, "one").await, Some(200), "by the new certificate, with the old key");
+
+    std::fs::write(&keys, "two\n").expect("written");
+    std::fs::write(files.path("key.pem"), "no key").expect("written");
+    send_signal(server.pid(), "HUP");
+    server.logged("the API keys have been read again");
+    assert!(server.lines_logged("the new certificate is not taken, the old one stays") > 0);
+    assert_eq!(models(&renewed, "one").await, Some(401));
+    assert_eq!(models(&renewed, "two").await, Some(200));
+    assert_eq!(session(&renewed).await, 401, "it was begun with a key that is none any more");
+    assert!(server.terminate(SOON).await, "it still ends well");
 }
 
 /// What is answered to this until the connection is closed, and how long that takes.

@@ -1,0 +1,52 @@
+//! SIGHUP: certificates and keys are read again.
+
+use std::sync::Arc;
+
+use chiasm_server::{Certificate, Frontend};
+use chiasm_upstream::UpstreamKey;
+
+use crate::cli::AccessArgs;
+use crate::signals::{Hangup, Hangups};
+
+/// The files that are read again, and whose they are. One that can't be used changes nothing.
+pub(super) struct Reload {
+    pub(super) hangups: Hangups,
+    pub(super) certificate: Option<Arc<Certificate>>,
+    pub(super) access: AccessArgs,
+    /// The keys that servers of others want to see.
+    pub(super) upstream_keys: Vec<Arc<UpstreamKey>>,
+    pub(super) frontend: Arc<Frontend>,
+}
+
+impl Reload {
+    /// Reads the files at each SIGHUP. Ends with the terminal that the process was started at: nobody is left to look after it.
+    pub(super) async fn follow(mut self) {
+        while self.hangups.next().await == Hangup::Reload {
+            self.reload().await;
+        }
+    }
+
+    async fn reload(&self) {
+        tracing::info!("SIGHUP: certificates and keys are read again");
+        if let Some(certificate) = &self.certificate
+            && let Err(error) = certificate.reload().await
+        {
+            tracing::warn!(%error, "the new certificate is not taken, the old one stays");
+        }
+        if self.access.api_key_file.is_some() {
+            match self.access.keys() {
+                Ok(keys) => {
+                    self.frontend.keys.replace(keys);
+                    tracing::info!("the API keys have been read again");
+                }
+                Err(error) => tracing::warn!(%error, "the new API keys are not taken, the old ones stay"),
+            }
+        }
+        for key in &self.upstream_keys {
+            match key.reload() {
+                Ok(()) => tracing::info!(file = %key.path().display(), "the key for a server has been read again"),
+                Err(error) => tracing::warn!(%error, "the new key for a server is not taken, the old one stays"),
+            }
+        }
+    }
+}
