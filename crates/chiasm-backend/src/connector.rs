@@ -67,6 +67,11 @@ pub trait Life: Send {
     /// Ends it in an orderly way, with everything that it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
 
+    /// Whether it runs on when this process has let go of it, with what is in its caches.
+    fn outlives(&self) -> bool {
+        false
+    }
+
     /// Lets go of it because this process ends: what can be taken over by a later process runs on, everything else ends.
     fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
         self.stop()
@@ -88,5 +93,9 @@ impl Life for Elsewhere {
 
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
         async {}.boxed()
+    }
+
+    fn outlives(&self) -> bool {
+        true
     }
 }

@@ -49,4 +49,6 @@ pub use block_key::{
 };
 pub use error::KvError;
 pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats};
-pub use subscriber::{KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};
+pub use subscriber::{
+    KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats,
+};

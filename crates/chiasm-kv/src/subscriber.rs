@@ -7,6 +7,7 @@ mod replay;
 
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::KvError;
@@ -53,6 +54,15 @@ impl SubscriberConfig {
     }
 }
 
+/// The place in an engine's stream of KV events up to which everything was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamPosition {
+    /// The number of the last batch.
+    pub seq: u64,
+    /// The digest of its payload. Payloads carry a time, so the batch of that number of another start of the engine has another one.
+    pub digest: [u8; blake3::OUT_LEN],
+}
+
 /// Takes what a [`Subscriber`] hands over, in order, in the subscriber's task: so each call should be short.
 pub trait KvEventReceiver: Send + 'static {
     /// The payload of the next batch, which the engine counts as `seq`, from 0 at its start. Between two resets nothing is
@@ -88,13 +98,41 @@ pub trait KvEventReceiver: Send + 'static {
 /// A slow receiver slows the subscriber down; once the queues of the connection are full the engine drops messages, which
 /// shows as a gap and is replayed.
 pub struct Subscriber {
-    task: JoinHandle<()>,
+    task: JoinHandle<Option<StreamPosition>>,
+    stop: Option<oneshot::Sender<()>>,
 }
 
 impl Subscriber {
     /// Starts the task on the current tokio runtime. It adds to counters that earlier subscribers may have used.
     pub fn counting(config: SubscriberConfig, receiver: impl KvEventReceiver, counters: SubscriberCounters) -> Self {
-        Self { task: tokio::spawn(Follower::new(config, receiver, counters).follow_forever()) }
+        Self::resuming(config, receiver, counters, None)
+    }
+
+    /// Starts the task as [`Subscriber::counting`] does, with a receiver that has everything up to this place already. If the engine
+    /// was restarted since, or does not replay what came after that place, the receiver is reset.
+    pub fn resuming(
+        config: SubscriberConfig,
+        receiver: impl KvEventReceiver,
+        counters: SubscriberCounters,
+        from: Option<StreamPosition>,
+    ) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let mut follower = Follower::new(config, receiver, counters, from);
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                _ = stopped => {}
+                never = follower.follow_forever() => match never {},
+            }
+            follower.stream_position()
+        });
+        Self { task, stop: Some(stop) }
+    }
+
+    /// Stops between two batches. Returns the place up to which the receiver has everything; `None` if it has nothing.
+    pub async fn stop(mut self) -> Option<StreamPosition> {
+        drop(self.stop.take());
+        (&mut self.task).await.ok().flatten()
     }
 }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use chiasm_agent::{AgentServer, AgentTls};
 use chiasm_server::MachineMedia;
-use chiasm_server::fleet::Fleet;
+use chiasm_server::fleet::{Fleet, NoEngines};
 
 use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
 use crate::serve::{self, Machine, Side};
 use crate::signals::{Hangup, Hangups, Interrupts};
-use crate::{key_secret, nixl, open_files, signals};
+use crate::{kept_indexes, key_secret, nixl, open_files, signals};
 
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
@@ -30,12 +30,20 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         return Err(CliError::Usage("--agent-media is of chiasm serve: an agent takes what frontends send".to_owned()));
     }
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
+    let kept = kept_indexes::open(&args, true);
     let Machine { model, door, patience, connectors, router, limits, adapters, .. } =
         serve::machine(&mut args, Side::Agent).await?;
     let reader = nixl::reader(&args).await?;
     let engines = connectors.len() as u32;
     let listener = serve::listen(address).await?;
-    let fleet = Fleet::start_with_adapters(connectors, router, patience, adapters)?;
+    if connectors.is_empty() {
+        return Err(NoEngines.into());
+    }
+    let fleet = Fleet::empty(router, patience, adapters);
+    kept.into_iter().for_each(|kept| fleet.keep_indexes(kept));
+    for connector in connectors {
+        fleet.add(connector);
+    }
     let tensor_bytes = args.agents.take_tensors.then_some(args.processor.processor_item_bytes);
     let fetches = args.agents.fetch_media;
     let budget = door.budget().clone();

@@ -36,6 +36,7 @@ mod error;
 mod free_memory;
 mod hub_model;
 mod inspect;
+mod kept_indexes;
 mod key_secret;
 mod log;
 mod lora;

@@ -19,7 +19,7 @@ use chiasm_media::MediaDoor;
 use chiasm_processor::ProcessorError;
 use chiasm_router::RouterConfig;
 use chiasm_server::adapters::Adapters;
-use chiasm_server::fleet::{Fleet, Patience};
+use chiasm_server::fleet::{Fleet, NoEngines, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, Objectives, connections, page};
 use chiasm_types::Role;
@@ -31,7 +31,9 @@ use crate::error::CliError;
 use crate::lora;
 use crate::signals::{Hangups, Interrupts};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, for_engines_alone};
-use crate::{agents, dynamo, hub_model, key_secret, nixl, open_files, signals, vllm_command, vllm_processor};
+use crate::{
+    agents, dynamo, hub_model, kept_indexes, key_secret, nixl, open_files, signals, vllm_command, vllm_processor,
+};
 use engines::{connectors, embedding_store, upstreams, vllm_args};
 use reload::Reload;
 use settings::{
@@ -68,6 +70,7 @@ pub(crate) async fn run(
     if args.agents.has_agents() {
         key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     }
+    let kept = kept_indexes::open(&args, args.agents.has_agents());
     let Machine { model, door, patience, connectors, upstream_keys, router, limits, adapters, helper } =
         machine(&mut args, Side::Frontend).await?;
     if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
@@ -80,16 +83,14 @@ pub(crate) async fn run(
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
-    let fleet = match args.agents.has_agents() || dynamo::is_asked_for(&args) {
-        false => Fleet::start_with_adapters(connectors, router, patience, adapters)?,
-        true => {
-            let fleet = Fleet::empty(router, patience, adapters);
-            for connector in connectors {
-                fleet.add(connector);
-            }
-            fleet
-        }
-    };
+    if workers == 0 && !args.agents.has_agents() && !dynamo::is_asked_for(&args) {
+        return Err(NoEngines.into());
+    }
+    let fleet = Fleet::empty(router, patience, adapters);
+    kept.into_iter().for_each(|kept| fleet.keep_indexes(kept));
+    for connector in connectors {
+        fleet.add(connector);
+    }
     let _agents = agents::find(&args, &fleet, model.processor(), lending)?;
     let _dynamo = dynamo::find(&args, &fleet, &model)?;
     let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits)

@@ -6,7 +6,8 @@ mod support;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model, wait_for};
+use support::{Answer, Process, Server, chiasm, demo_model, free_port, wait_for};
+use tempfile::TempDir;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -199,4 +200,135 @@ async fn when_all_engines_are_busy_a_request_is_refused_as_configured() {
     assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(server.metric("chiasm_busy_refusals_total").await, 1.0);
     waiting.abort();
+}
+
+/// An attached engine that replays its last few batches alone, and the folder that its frontends share.
+struct Attached {
+    model: String,
+    address: String,
+    engine: Process,
+    state: TempDir,
+}
+
+impl Attached {
+    fn start() -> Self {
+        let model = demo_model().display().to_string();
+        let address = format!("tcp://127.0.0.1:{}", free_port());
+        let engine = Self::engine(&model, &address);
+        Self { model, address, engine, state: tempfile::tempdir().expect("a folder") }
+    }
+
+    fn engine(model: &str, address: &str) -> Process {
+        let args = ["sim-engine", "--handshake", address, "--model", model, "--sim-replay-batches", "3"];
+        let more = ["--receiver-cache-gb", "4", "--sim-speedup", "1000"];
+        Process(chiasm(&[&args[..], &more].concat()).spawn().expect("chiasm starts"))
+    }
+
+    async fn frontend(&self) -> Server {
+        let state = self.state.path().display().to_string();
+        let args = [&self.model, "--served-model-name", "m", "--attach", &self.address, "--state-dir", &state];
+        let server = Server::start(&[&args[..], &["--receiver-cache-gb", "4"]].concat());
+        server.wait_ready(1, SOON).await;
+        server
+    }
+
+    fn left_files(&self) -> usize {
+        std::fs::read_dir(self.state.path().join("kv")).expect("a folder").count()
+    }
+}
+
+const TOPICS: [&str; 8] = ["owls", "moons", "rivers", "stones", "winds", "roots", "clouds", "shells"];
+
+/// Asks about all topics. Returns the blocks that were predicted and those that were found.
+async fn ask_about_all(server: &Server) -> (usize, usize) {
+    let (mut all_predicted, mut all_found) = (0, 0);
+    for about in TOPICS {
+        let answer = server.chat(&ask(about)).await;
+        answer.ok();
+        let (predicted, found) = predicted_and_found(&answer);
+        all_predicted += predicted;
+        all_found += found;
+    }
+    (all_predicted, all_found)
+}
+
+async fn wait_for_knowledge(server: &Server, knowledge: &str) {
+    let known = async || workers(server).await.iter().all(|worker| worker["knowledge"] == knowledge);
+    wait_for(knowledge, SOON, known).await;
+    let settled = async || workers(server).await.iter().all(|worker| number(&worker["promised_blocks"]) == 0);
+    wait_for("confirmed blocks", SOON, settled).await;
+}
+
+#[tokio::test]
+async fn exact_knowledge_survives_an_orderly_restart() {
+    let attached = Attached::start();
+    let server = attached.frontend().await;
+    ask_about_all(&server).await;
+    wait_for_knowledge(&server, "exact").await;
+    let (predicted, found) = ask_about_all(&server).await;
+    assert!(predicted > 0 && predicted == found);
+    assert!(server.terminate(SOON).await);
+    assert_eq!(attached.left_files(), 1);
+
+    let server = attached.frontend().await;
+    wait_for_knowledge(&server, "exact").await;
+    server.logged("its KV events go on from what the process before this one knew");
+    assert_eq!(attached.left_files(), 0, "it is used once");
+    assert_eq!(ask_about_all(&server).await, (found, found));
+    assert_eq!(server.lines_logged("first KV events are lost"), 0);
+}
+
+#[tokio::test]
+async fn crash_leaves_approximate_knowledge_and_says_so() {
+    let attached = Attached::start();
+    let mut server = attached.frontend().await;
+    ask_about_all(&server).await;
+    wait_for_knowledge(&server, "exact").await;
+    server.end_by("KILL");
+    assert_eq!(attached.left_files(), 0);
+    let server = attached.frontend().await;
+    wait_for_knowledge(&server, "approximate").await;
+    server.logged("first KV events are lost");
+
+    // What is known by halves stays so over the next restart.
+    ask_about_all(&server).await;
+    assert!(server.terminate(SOON).await);
+    let server = attached.frontend().await;
+    wait_for_knowledge(&server, "approximate").await;
+    server.logged("first KV events were lost before");
+    let (predicted, found) = ask_about_all(&server).await;
+    assert!(0 < predicted && predicted <= found, "{predicted} of {found}");
+}
+
+#[tokio::test]
+async fn engine_that_was_restarted_meanwhile_is_known_anew() {
+    let mut attached = Attached::start();
+    let server = attached.frontend().await;
+    ask_about_all(&server).await;
+    wait_for_knowledge(&server, "exact").await;
+    assert!(server.terminate(SOON).await);
+    attached.engine.end();
+    attached.engine = Attached::engine(&attached.model, &attached.address);
+    let server = attached.frontend().await;
+    wait_for_knowledge(&server, "exact").await;
+    assert_eq!(number(&workers(&server).await[0]["known_blocks"]), 0);
+    let (predicted, found) = predicted_and_found(&server.chat(&ask("owls")).await);
+    assert_eq!((predicted, found), (0, 0));
+}
+
+#[tokio::test]
+async fn damaged_file_of_the_last_frontend_is_ignored() {
+    let attached = Attached::start();
+    let server = attached.frontend().await;
+    ask_about_all(&server).await;
+    wait_for_knowledge(&server, "exact").await;
+    assert!(server.terminate(SOON).await);
+    let folder = std::fs::read_dir(attached.state.path().join("kv")).expect("a folder");
+    for entry in folder.map(|entry| entry.expect("a file")) {
+        std::fs::write(entry.path(), "chiasm kv kept 1 and nothing more").expect("written");
+    }
+    let server = attached.frontend().await;
+    wait_for_knowledge(&server, "approximate").await;
+    server.logged("what was known of an engine's KV cache is ignored");
+    assert_eq!(attached.left_files(), 0);
 }

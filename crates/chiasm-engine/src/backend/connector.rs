@@ -220,7 +220,7 @@ impl Connector for EngineConnector {
             match connecting.await {
                 Ok(backend) => {
                     tracing::debug!(%worker, elapsed = ?started.elapsed(), "engine connected");
-                    let life = EngineLife { engine, _sockets: sockets };
+                    let life = EngineLife { engine, outlives: self.memory.is_some(), _sockets: sockets };
                     Ok(Connected { backend: Arc::new(backend), life: Box::new(life) })
                 }
                 Err(error) => {
@@ -250,6 +250,8 @@ fn warn_unless_written(worker: WorkerId, written: Result<(), EngineError>) {
 
 struct EngineLife {
     engine: Box<dyn RunningEngine>,
+    /// A later frontend can take it over.
+    outlives: bool,
     /// The engine's sockets are in it.
     _sockets: SocketDir,
 }
@@ -269,6 +271,10 @@ impl Life for EngineLife {
             drop(self._sockets);
         }
         .boxed()
+    }
+
+    fn outlives(&self) -> bool {
+        self.outlives
     }
 
     fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {

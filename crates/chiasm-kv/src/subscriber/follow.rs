@@ -1,5 +1,6 @@
 //! The subscriber's loop: connect, catch up, follow; and what each message means for the position in the stream.
 
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tracing::{debug, error, info, warn};
 use super::connection::connectable;
 use super::counters::SubscriberCounters;
 use super::replay::{self, Answer, ReplayFailure};
-use super::{KvEventReceiver, SubscriberConfig};
+use super::{KvEventReceiver, StreamPosition, SubscriberConfig};
 
 /// Between two panics of the receiver: each costs what the engine keeps for replay.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -33,7 +34,22 @@ pub(super) struct Follower<R> {
 struct Position {
     seq: u64,
     /// Tells this engine's message of that number from another's.
-    payload: Bytes,
+    proof: Proof,
+}
+
+enum Proof {
+    Payload(Bytes),
+    /// Of a message that another process has taken.
+    Digest(blake3::Hash),
+}
+
+impl Proof {
+    fn is_of(&self, payload: &Bytes) -> bool {
+        match self {
+            Self::Payload(seen) => seen == payload,
+            Self::Digest(digest) => blake3::hash(payload) == *digest,
+        }
+    }
 }
 
 /// Whether a replay must prove that the engine is the one that was followed before.
@@ -65,14 +81,32 @@ impl From<ReplayFailure> for Interrupted {
 }
 
 impl<R: KvEventReceiver> Follower<R> {
-    pub(super) fn new(mut config: SubscriberConfig, receiver: R, counters: SubscriberCounters) -> Self {
+    pub(super) fn new(
+        mut config: SubscriberConfig,
+        receiver: R,
+        counters: SubscriberCounters,
+        from: Option<StreamPosition>,
+    ) -> Self {
         config.endpoint = connectable(&config.endpoint);
         config.replay_endpoint = config.replay_endpoint.as_deref().map(connectable);
-        Self { config, receiver, counters, position: None, published: None, told: false, caught_up: false }
+        let position = from.map(|StreamPosition { seq, digest }| Position { seq, proof: Proof::Digest(digest.into()) });
+        let told = position.is_some();
+        Self { config, receiver, counters, position, published: None, told, caught_up: false }
     }
 
-    pub(super) async fn follow_forever(mut self) {
-        let mut engine = Engine::Same;
+    /// Returns the place up to which the receiver has everything.
+    pub(super) fn stream_position(&self) -> Option<StreamPosition> {
+        let Position { seq, proof } = self.position.as_ref()?;
+        let digest = match proof {
+            Proof::Payload(payload) => blake3::hash(payload),
+            Proof::Digest(digest) => *digest,
+        };
+        Some(StreamPosition { seq: *seq, digest: digest.into() })
+    }
+
+    /// Runs until it is dropped, which leaves the receiver between two messages.
+    pub(super) async fn follow_forever(&mut self) -> Infallible {
+        let mut engine = if self.position.is_some() { Engine::MaybeAnother } else { Engine::Same };
         let mut pause = self.config.retry_delay;
         loop {
             let one_connection = async {
@@ -169,7 +203,10 @@ impl<R: KvEventReceiver> Follower<R> {
             match self.replay(&endpoint, engine).await {
                 Ok(()) => return,
                 Err(Interrupted::AnotherEngine) => {
-                    info!(endpoint, "kv event replay shows another past, the engine was restarted");
+                    info!(
+                        endpoint,
+                        "kv event replay shows another past: the engine was restarted, or has no more of what was known"
+                    );
                     self.reset();
                     engine = Engine::Same;
                 }
@@ -216,7 +253,7 @@ impl<R: KvEventReceiver> Follower<R> {
                 Answer::End => return Err(Interrupted::AnotherEngine),
             };
             if known == Some(seq) {
-                proven = self.position.as_ref().is_some_and(|position| position.payload == payload);
+                proven = self.position.as_ref().is_some_and(|position| position.proof.is_of(&payload));
             }
             if !proven {
                 return Err(Interrupted::AnotherEngine);
@@ -254,7 +291,7 @@ impl<R: KvEventReceiver> Follower<R> {
                 self.reset();
             }
         }
-        self.position = Some(Position { seq, payload });
+        self.position = Some(Position { seq, proof: Proof::Payload(payload) });
     }
 
     /// The number of the next message. Engines count from 0.

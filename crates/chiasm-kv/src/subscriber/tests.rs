@@ -376,3 +376,84 @@ async fn the_feed_ends_when_the_subscriber_is_dropped() {
     drop(subscriber);
     assert_eq!(timeout(PATIENCE, feed.recv()).await.expect("the feed ends"), None);
 }
+
+/// Follows an engine from where another subscriber has stopped.
+fn resume(config: SubscriberConfig, from: StreamPosition) -> Followed {
+    let (sender, feed) = mpsc::unbounded_channel();
+    let counters = SubscriberCounters::default();
+    let subscriber = Subscriber::resuming(config, Told(sender), counters.clone(), Some(from));
+    Followed { subscriber, counters, feed }
+}
+
+/// An engine that has published three messages since its subscriber stopped behind the first two.
+async fn left_engine() -> (FakeEngine, StreamPosition) {
+    let (mut engine, followed) = followed_engine(2, |_| ()).await;
+    let position = followed.subscriber.stop().await.expect("it has taken something");
+    assert_eq!(position.seq, 1);
+    for mark in [20, 30, 40] {
+        engine.publish(mark).await;
+    }
+    (engine, position)
+}
+
+#[tokio::test]
+async fn resumed_subscriber_takes_only_what_is_new() {
+    let (mut engine, position) = left_engine().await;
+    let mut followed = resume(config(&engine), position);
+    followed.expect(messages(2..5).chain([Feed::CaughtUp])).await;
+    engine.subscribed().await;
+    engine.publish(50).await;
+    followed.expect(messages(5..6)).await;
+    assert_eq!(followed.counters.read().resets, 0);
+    let position = followed.subscriber.stop().await.expect("a place");
+    assert_eq!(position.seq, 5);
+}
+
+#[tokio::test]
+async fn resuming_without_news_keeps_the_place() {
+    let (engine, followed) = followed_engine(2, |_| ()).await;
+    let position = followed.subscriber.stop().await.expect("a place");
+    let mut followed = resume(config(&engine), position);
+    followed.expect([Feed::CaughtUp]).await;
+    assert_eq!(followed.subscriber.stop().await, Some(position));
+}
+
+#[tokio::test]
+async fn resuming_at_a_restarted_engine_starts_over() {
+    let (engine, position) = left_engine().await;
+    let engine = engine.restart(Kept::of([7, 8, 9]), 3).await;
+    let mut followed = resume(config(&engine), position);
+    let all = [(0, 7), (1, 8), (2, 9)].map(|(seq, mark)| message(seq, mark));
+    followed.expect([Feed::Reset].into_iter().chain(all).chain([Feed::CaughtUp])).await;
+}
+
+#[tokio::test]
+async fn resuming_at_a_restarted_engine_that_says_less_starts_over() {
+    let (engine, position) = left_engine().await;
+    let engine = engine.restart(Kept::of([7]), 1).await;
+    let mut followed = resume(config(&engine), position);
+    followed.expect([Feed::Reset, message(0, 7), Feed::CaughtUp]).await;
+}
+
+#[tokio::test]
+async fn resuming_too_late_starts_over() {
+    let (engine, position) = left_engine().await;
+    engine.kept().forget_before(3);
+    let mut followed = resume(config(&engine), position);
+    followed.expect([Feed::Reset].into_iter().chain(messages(3..5)).chain([Feed::CaughtUp])).await;
+}
+
+#[tokio::test]
+async fn resuming_without_a_replay_socket_starts_over() {
+    let (engine, position) = left_engine().await;
+    let mut config = config(&engine);
+    no_replay(&mut config);
+    let mut followed = resume(config, position);
+    followed.expect([Feed::Reset, Feed::CaughtUp]).await;
+}
+
+#[tokio::test]
+async fn subscriber_that_has_taken_nothing_has_no_place() {
+    let (_engine, followed) = followed_engine(0, |_| ()).await;
+    assert_eq!(followed.subscriber.stop().await, None);
+}

@@ -5,16 +5,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{KvSink, KvSource, OthersEvent, OthersItem, OthersJob};
+use chiasm_backend::{KvEventStream, KvSink, KvSource, OthersEvent, OthersItem, OthersJob};
 use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_kv::{
-    BlockKey, KvError, KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats,
+    BlockKey, KvError, KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig, SubscriberCounters,
+    SubscriberStats,
 };
 use chiasm_router::{Reservation, RouteItem, RouteRequest, Router};
 use chiasm_types::{PlanClassId, WorkerId};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
+use super::kept::KeptIndex;
 use super::tap::{KvHeard, Tap};
 use super::{Fleet, Worker};
+
+/// The longest that leaving what is known of one worker may hold up the end of the process.
+const LEAVING: Duration = Duration::from_secs(10);
 
 /// The counts of one worker, over all its backends. Clones are the same counts.
 #[derive(Clone, Default)]
@@ -67,13 +74,16 @@ impl Followed {
 
 /// Feeds the router what is told of a worker's KV cache, until dropped.
 pub(super) enum Following {
-    Events { _subscriber: Subscriber, distrusted: Arc<AtomicBool> },
-    Told(Open),
+    Events { subscriber: Subscriber, distrusted: Arc<AtomicBool>, tap: Arc<Tap> },
+    Told { _open: Open },
     Nothing,
 }
 
 /// Whether what is told may still be fed to the router: locked as long as it is.
-type Open = Arc<Mutex<bool>>;
+type IsOpen = Arc<Mutex<bool>>;
+
+/// Ends with the feed that it is of.
+pub(super) struct Open(IsOpen);
 
 impl Following {
     /// What is told can't be all that the worker holds, from now on.
@@ -85,17 +95,50 @@ impl Following {
     }
 }
 
-impl Drop for Following {
+impl Drop for Open {
     fn drop(&mut self) {
-        if let Self::Told(open) = self {
-            // From here on the worker's id may be another one's.
-            *open.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        // From here on the worker's id may be another one's.
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+}
+
+impl Following {
+    /// Ends it, and leaves what is known of the worker's KV cache to the next process.
+    pub(super) async fn keep(self, fleet: &Fleet, worker: &Worker) {
+        let Self::Events { subscriber, distrusted, tap } = self else { return };
+        let can = worker.backend.capabilities();
+        let KvSource::Events(stream) = can.kv.clone() else { return };
+        let Some(kept) = fleet.kept.get().cloned() else { return };
+        let Some(position) = subscriber.stop().await else { return };
+        // What is not known exactly can as well be learnt anew.
+        if distrusted.load(Relaxed) {
+            return;
+        }
+        let router = fleet.router.clone();
+        let id = worker.id;
+        let class = can.class.clone();
+        let leave = move || {
+            // What it is only taken to hold is dropped with this.
+            router.set_history_known(id, true);
+            let snapshot = router.snapshot(id)?.bytes;
+            let index = KeptIndex { position, history_known: tap.history_known(), snapshot };
+            Some(kept.leave(&stream, &class, &index))
+        };
+        match timeout(LEAVING, spawn_blocking(leave)).await {
+            Ok(Ok(Some(Ok(())))) => {
+                tracing::info!(worker = %id, seq = position.seq, "left what is known of its KV cache to the next process");
+            }
+            Ok(Ok(Some(Err(error)))) => {
+                tracing::warn!(worker = %id, %error, "what is known of its KV cache could not be left to the next process");
+            }
+            Err(_) => tracing::warn!(worker = %id, "leaving what is known of its KV cache took too long"),
+            Ok(Ok(None) | Err(_)) => {}
         }
     }
 }
 
-/// Begins to feed the router what is told of a worker's KV cache.
-pub(super) fn follow(fleet: &Fleet, worker: &Worker) -> Following {
+/// Begins to feed the router what is told of a worker's KV cache, on top of what a process before this one has left.
+pub(super) async fn follow(fleet: &Fleet, worker: &Worker) -> Following {
     let (router, id) = (fleet.router.clone(), worker.id);
     let followed = fleet.followed().get(&id).cloned().unwrap_or_default();
     followed.tap.start();
@@ -106,17 +149,53 @@ pub(super) fn follow(fleet: &Fleet, worker: &Worker) -> Following {
             let source = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
             let counters = followed.subscriber.clone();
             let distrusted = Arc::new(AtomicBool::new(false));
-            let feed = Feed { router, id, followed, fresh: true, looks_ahead: false, distrusted: distrusted.clone() };
-            Following::Events { _subscriber: Subscriber::counting(source, feed, counters), distrusted }
+            let tap = followed.tap();
+            let from = resume(fleet, worker, stream, &tap).await;
+            let feed = Feed {
+                router,
+                id,
+                followed,
+                fresh: from.is_none(),
+                resumed: from.is_some(),
+                looks_ahead: false,
+                distrusted: distrusted.clone(),
+            };
+            Following::Events { subscriber: Subscriber::resuming(source, feed, counters, from), distrusted, tap }
         }
         KvSource::Backend => {
-            let open = Open::new(Mutex::new(true));
+            let open = Arc::new(Mutex::new(true));
             let others = Others { class: worker.class, jobs: HashMap::new() };
             worker.backend.follow_kv(Box::new(ToldFeed { router, id, followed, open: open.clone(), others }));
-            Following::Told(open)
+            Following::Told { _open: Open(open) }
         }
         KvSource::Unknown { .. } => Following::Nothing,
     }
+}
+
+/// Restores what a process before this one has left about a worker. Returns the place in its stream of events that it goes on from.
+async fn resume(fleet: &Fleet, worker: &Worker, stream: &KvEventStream, tap: &Tap) -> Option<StreamPosition> {
+    let kept = fleet.kept.get()?.clone();
+    let router = fleet.router.clone();
+    let id = worker.id;
+    let stream = stream.clone();
+    let class = worker.backend.capabilities().class.clone();
+    let restore = move || {
+        let KeptIndex { position, history_known, snapshot } = kept.take(&stream, &class)?;
+        match router.restore(id, &snapshot) {
+            Ok(()) => Some((position, history_known)),
+            Err(error) => {
+                tracing::warn!(worker = %id, %error, "what was known of its KV cache is ignored");
+                None
+            }
+        }
+    };
+    let (position, history_known) = spawn_blocking(restore).await.ok()??;
+    if !history_known {
+        tracing::warn!(worker = %id, "first KV events were lost before: also taken to hold what it computes (approximate)");
+    }
+    tap.set_history_known(history_known);
+    fleet.router.set_history_known(id, history_known);
+    Some(position)
 }
 
 /// Takes what a backend itself tells.
@@ -124,7 +203,7 @@ struct ToldFeed {
     router: Arc<Router>,
     id: WorkerId,
     followed: Followed,
-    open: Open,
+    open: IsOpen,
     others: Others,
 }
 
@@ -216,6 +295,8 @@ struct Feed {
     followed: Followed,
     /// Nothing was applied since the index was empty.
     fresh: bool,
+    /// It goes on from what a process before this one has left, which its events have to join yet.
+    resumed: bool,
     /// The engine finds a block only where the tokens after it agree too, which the index does not look at.
     looks_ahead: bool,
     /// The worker was found to make other prompts of what it is given than was expected.
@@ -224,7 +305,7 @@ struct Feed {
 
 impl KvEventReceiver for Feed {
     fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
-        let Self { router, id, followed, fresh, looks_ahead, distrusted } = self;
+        let Self { router, id, followed, fresh, looks_ahead, distrusted, resumed: _ } = self;
         let (mut events, mut timestamp) = (0, 0.0);
         let set_history_known = |known| {
             followed.tap.set_history_known(known);
@@ -258,12 +339,16 @@ impl KvEventReceiver for Feed {
         tracing::warn!(worker = %self.id, "KV events lost for good, or another engine: forgetting its blocks");
         self.router.reset_worker_blocks(self.id);
         self.fresh = true;
+        self.resumed = false;
         self.followed.tap.tell(&self.router, self.id, || KvHeard::Reset);
     }
 
     fn set_caught_up(&mut self, caught_up: bool) {
         self.router.set_caught_up(self.id, caught_up);
         self.followed.tap.set_caught_up(caught_up);
+        if caught_up && std::mem::take(&mut self.resumed) {
+            tracing::info!(worker = %self.id, "its KV events go on from what the process before this one knew");
+        }
     }
 }
 
@@ -316,6 +401,7 @@ mod tests {
             id,
             followed: followed.clone(),
             fresh: true,
+            resumed: false,
             looks_ahead: false,
             distrusted: Arc::default(),
         };
@@ -343,8 +429,15 @@ mod tests {
     fn an_engine_whose_hashes_look_ahead_is_never_known_exactly() {
         let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
         router.add_worker(id, info());
-        let mut feed =
-            Feed { router: router.clone(), id, followed, fresh: true, looks_ahead: false, distrusted: Arc::default() };
+        let mut feed = Feed {
+            router: router.clone(),
+            id,
+            followed,
+            fresh: true,
+            resumed: false,
+            looks_ahead: false,
+            distrusted: Arc::default(),
+        };
         feed.set_caught_up(true);
         let mut batch = |seq, events| {
             let batch = KvEventBatch { timestamp: 1.5, events, data_parallel_rank: None };

@@ -11,10 +11,11 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::Fleet;
 use super::backoff::Backoff;
 use super::condition::Watch;
+use super::events::{self, Following};
 use super::loading::Loaded;
-use super::{Fleet, events};
 
 /// Why a backend's turn ended.
 #[derive(Debug, thiserror::Error)]
@@ -79,12 +80,22 @@ async fn one_backend(
     ready: &mut Option<Instant>,
 ) -> Ended {
     let mut life = None;
+    let mut following = None;
     let ended = tokio::select! {
         // First: a backend that was cut off by the shutdown is no loss.
         biased;
         _ = shutdown.wait_for(|&down| down) => Ended::Shutdown,
-        Err(ended) = live(fleet, id, connector, &mut life, ready) => ended,
+        Err(ended) = live(fleet, id, connector, &mut life, &mut following, ready) => ended,
     };
+    // A worker that is only removed is not the next process's.
+    let is_left = matches!(ended, Ended::Shutdown) && *fleet.shutdown.borrow();
+    if is_left
+        && life.as_ref().is_some_and(|life| life.outlives())
+        && let (Some(following), Some(worker)) = (following.take(), fleet.worker(id))
+    {
+        following.keep(fleet, &worker).await;
+    }
+    drop(following);
     // First out of the router, then the end: no request may be sent to a backend that is being stopped.
     fleet.left(id, &ended);
     match (life, &ended) {
@@ -101,6 +112,7 @@ async fn live(
     id: WorkerId,
     connector: &dyn Connector,
     life: &mut Option<Box<dyn Life>>,
+    following: &mut Option<Following>,
     ready: &mut Option<Instant>,
 ) -> Result<Infallible, Ended> {
     let started = Instant::now();
@@ -116,7 +128,7 @@ async fn live(
     let loaded = Arc::new(Loaded::default());
     loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
     let worker = fleet.join(id, backend.clone(), loaded.clone());
-    let followed = events::follow(fleet, &worker);
+    let followed = following.insert(events::follow(fleet, &worker).await);
     let (router, told) = (fleet.router.clone(), worker.load.clone());
     backend.follow_load(Box::new(move |load| {
         told.send_replace(load);

@@ -8,6 +8,7 @@ mod classes;
 mod condition;
 mod events;
 mod keeper;
+mod kept;
 mod loading;
 mod members;
 mod places;
@@ -15,7 +16,7 @@ mod tap;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::{Backend, Connector, KvSource, Lacks, Load, MediaForm, TensorFormat};
@@ -29,6 +30,7 @@ use tokio::task::JoinSet;
 
 pub use classes::{PresentClass, PresentClasses};
 pub use condition::{Condition, Patience};
+pub use kept::KeptIndexes;
 pub use tap::{KvHeard, KvKnown};
 
 use crate::adapters::Adapters;
@@ -107,6 +109,8 @@ pub struct Fleet {
     /// Workers that nothing names any more, though they answer.
     unnamed: Mutex<BTreeSet<WorkerId>>,
     adapters: Arc<Adapters>,
+    /// Where knowledge of KV caches outlives this process.
+    kept: OnceLock<KeptIndexes>,
 }
 
 #[derive(Default)]
@@ -180,11 +184,18 @@ impl Fleet {
             added: AtomicU32::new(0),
             unnamed: Mutex::default(),
             adapters,
+            kept: OnceLock::new(),
         });
         if let (Some(leavings), Some(keepers)) = (fleet.adapters.leavings(), &mut *fleet.keepers()) {
             keepers.spawn(loading::forget_unused(fleet.clone(), leavings, fleet.shutdown.subscribe()));
         }
         fleet
+    }
+
+    /// Lets knowledge of KV caches outlive this process. Of use before workers are added.
+    pub fn keep_indexes(&self, kept: KeptIndexes) {
+        // The first one counts.
+        let _ = self.kept.set(kept);
     }
 
     fn keepers(&self) -> MutexGuard<'_, Option<JoinSet<()>>> {

@@ -50,6 +50,10 @@ impl Tap {
         self.caught_up.store(false, Relaxed);
     }
 
+    pub(super) fn history_known(&self) -> bool {
+        self.history_known.load(Relaxed)
+    }
+
     pub(super) fn set_history_known(&self, known: bool) {
         self.history_known.store(known, Relaxed);
     }

@@ -48,8 +48,8 @@ pub(crate) struct EngineArgs {
     /// engines to take them over; chiasm engines lists and stops them [default: they end with this process]
     #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sim", "attach"])]
     pub(crate) keep_engines: Option<Duration>,
-    /// Folder for what a later frontend has to know to take over the engines of this one [default: $XDG_STATE_HOME/chiasm or
-    /// ~/.local/state/chiasm]
+    /// Folder for what a later frontend has to know to take over the engines of this one, and to go on with what is known of KV
+    /// caches [default: $XDG_STATE_HOME/chiasm or ~/.local/state/chiasm]
     #[arg(long, env = "CHIASM_STATE_DIR", value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     /// GiB of each engine's cache of processed images (vLLM's --mm-processor-cache-gb), 0 for none. For engines to attach
