@@ -28,6 +28,7 @@ use crate::pipeline::{
 };
 use crate::routes::routing_headers;
 use crate::sse;
+use crate::stream_end::StreamApi;
 
 /// Log probabilities that are written in a hundred microseconds.
 const FEW_CANDIDATES: usize = 100;
@@ -93,7 +94,7 @@ pub(crate) async fn chat(
         move |delta: Result<ChoiceDelta, _>, meter, events| {
             let delta = match delta {
                 Ok(delta) => delta,
-                Err(error) => return sse::write_error(events, &error),
+                Err(error) => return StreamApi::Completions.write_failure(events, &error, 0),
             };
             let usage = meter.count(0, &delta);
             if skips_empty && usage.is_none() && delta.says_nothing() {
@@ -169,7 +170,7 @@ pub(crate) async fn completions(
         move |delta: Result<(usize, ChoiceDelta, Lists), _>, meter, events| {
             let (prompt, delta, lists) = match delta {
                 Ok(delta) => delta,
-                Err(error) => return sse::write_error(events, &error),
+                Err(error) => return StreamApi::Completions.write_failure(events, &error, 0),
             };
             let usage = meter.count(prompt, &delta);
             let index = prompt * prepared[prompt].sampling.n as usize + delta.index;

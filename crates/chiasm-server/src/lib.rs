@@ -31,6 +31,7 @@
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
 //! | [`fleet`] | workers: connecting to their backends, following their KV events, replacing the dead |
 //! | [`model`] | the served model |
+//! | `stream_end` | the end of every stream, in the words of its API |
 //! | `error` | errors to HTTP |
 //! | `metrics` | Prometheus |
 //! | `workers` | what is known of each worker, as JSON |
@@ -74,6 +75,7 @@ mod slots;
 mod sse;
 #[cfg(test)]
 mod stand;
+mod stream_end;
 mod tls;
 mod tokenize;
 mod traces;

@@ -107,12 +107,11 @@ struct Running<S, W, E> {
     meter: Meter,
     write: W,
     end: E,
-    has_failed: bool,
     span: Span,
 }
 
 /// The events of an answer. It begins with `begin`. `write` appends what there is to tell of a delta, or of the error that ends
-/// the deltas; `end` what comes last, with the usage of all if it is wanted and no error came.
+/// the deltas and is the stream's end then; `end` what comes last if no error came, with the usage of all if it is wanted.
 pub(crate) fn events<D, S, W, E>(begin: Vec<u8>, deltas: S, meter: Meter, write: W, end: E) -> Events<S, W, E>
 where
     S: Stream<Item = Result<D, RequestError>> + Unpin,
@@ -120,7 +119,7 @@ where
     E: FnOnce(Option<Usage>, &mut Vec<u8>) + Unpin,
 {
     let span = tracing::debug_span!("stream");
-    let running = Running { deltas, meter, write, end, has_failed: false, span };
+    let running = Running { deltas, meter, write, end, span };
     Events { running: Some(running), begin, pending_in: None }
 }
 
@@ -160,19 +159,19 @@ where
 {
     /// Appends the events of the deltas that there are, up to [`ENOUGH`]. Ready when all has been told.
     fn tell(&mut self, context: &mut Context<'_>, events: &mut Vec<u8>) -> Poll<()> {
-        while let Some(Running { deltas, meter, write, has_failed, span, .. }) = &mut self.running {
+        while let Some(Running { deltas, meter, write, span, .. }) = &mut self.running {
             if events.len() >= ENOUGH {
                 return Poll::Pending;
             }
             let _entered = span.enter();
             match deltas.poll_next_unpin(context) {
-                Poll::Ready(Some(delta)) => {
-                    let delta = delta.map_err(|error| {
-                        *has_failed = true;
-                        meter.admission.record.broke(error.to_string());
-                        ApiError::from(error)
-                    });
-                    write(delta, meter, events);
+                Poll::Ready(Some(Ok(delta))) => write(Ok(delta), meter, events),
+                Poll::Ready(Some(Err(error))) => {
+                    meter.admission.record.broke(error.to_string());
+                    write(Err(ApiError::from(error)), meter, events);
+                    drop(_entered);
+                    // What else runs for the answer is aborted.
+                    self.running = None;
                 }
                 Poll::Ready(None) => {
                     drop(_entered);
@@ -192,10 +191,8 @@ where
 
 impl<S, W, E: FnOnce(Option<Usage>, &mut Vec<u8>)> Running<S, W, E> {
     fn end(self, events: &mut Vec<u8>) {
-        let Self { meter, end, has_failed, .. } = self;
-        if !has_failed {
-            meter.admission.record.finished();
-        }
-        end((meter.options.include_usage && !has_failed).then(|| meter.total()), events);
+        let Self { meter, end, .. } = self;
+        meter.admission.record.finished();
+        end(meter.options.include_usage.then(|| meter.total()), events);
     }
 }

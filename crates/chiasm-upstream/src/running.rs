@@ -170,14 +170,14 @@ impl RunningJob for RunningUpstreamJob {
             let Some(body) = &mut self.body else { return Poll::Ready(None) };
             let taken = match body.poll_next_unpin(context) {
                 Poll::Ready(Some(Ok(bytes))) => self.take(&bytes),
-                Poll::Ready(Some(Err(error))) => {
-                    Err(JobError::Dead(Death::new(format!("{}: {error}", self.shared.name))))
-                }
-                // It ends without its last word.
-                Poll::Ready(None) if self.held.is_some() => {
+                // All that was asked for has come; the server's last word is not needed.
+                Poll::Ready(_) if self.is_over() => {
                     self.release(None);
                     self.body = None;
                     Ok(())
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    Err(JobError::Dead(Death::new(format!("{}: {error}", self.shared.name))))
                 }
                 Poll::Ready(None) => {
                     Err(JobError::Dead(Death::new(format!("{} ended its answer too early", self.shared.name))))

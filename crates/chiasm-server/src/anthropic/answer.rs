@@ -21,6 +21,7 @@ use crate::openai::StreamOptions;
 use crate::pipeline::{ChoiceDelta, GenerateRequest, Generation, Prompt, RequestError, collect};
 use crate::routes::routing_headers;
 use crate::sse;
+use crate::stream_end::StreamApi;
 
 /// `POST /v1/messages`
 pub(crate) async fn messages(
@@ -66,14 +67,10 @@ pub(crate) async fn messages(
                 let usage = meter.count(0, &delta).unwrap_or_default();
                 told.of(&delta, usage).into_iter().for_each(|told| events.extend_from_slice(&told));
             }
-            Err(error) => events.extend_from_slice(&events::failure(&error)),
+            Err(error) => StreamApi::Messages.write_failure(events, &error, 0),
         },
         // The last delta has told the usage.
-        |usage, events| {
-            if usage.is_some() {
-                events.extend_from_slice(&events::stop());
-            }
-        },
+        |_, events| events.extend_from_slice(&events::stop()),
     );
     let mut response = sse::response(events);
     routing_headers(response.headers_mut(), &attempted);

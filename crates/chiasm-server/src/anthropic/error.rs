@@ -30,7 +30,7 @@ pub(super) fn body(status: u16, param: Option<&str>, message: &str) -> Value {
 }
 
 /// The same for a whole error.
-pub(super) fn body_of(error: &ApiError) -> Value {
+pub(crate) fn body_of(error: &ApiError) -> Value {
     body(error.status.as_u16(), error.param.as_deref(), &error.message)
 }
 

@@ -160,11 +160,6 @@ pub(super) fn stop() -> Bytes {
     alone(&Event::MessageStop {})
 }
 
-/// What ends a stream that can't go on.
-pub(super) fn failure(error: &ApiError) -> Bytes {
-    format!("event: error\ndata: {}\n\n", error::body_of(error)).into()
-}
-
 fn alone(event: &Event<'_>) -> Bytes {
     let mut out = Vec::new();
     write(&mut out, event);
@@ -189,6 +184,7 @@ mod tests {
 
     use super::*;
     use crate::pipeline::MediaTokens;
+    use crate::stream_end::StreamApi;
 
     const USAGE: Usage = Usage {
         prompt_tokens: 10,
@@ -332,7 +328,9 @@ mod tests {
         let begun = start(&head, Usage { completion_tokens: 0, ..USAGE });
         assert_eq!(parsed(&begun), [json!({"type": "message_start", "message": message})]);
         assert_eq!(stop(), "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
-        let failed = parsed(&failure(&ApiError::internal("gone")));
-        assert_eq!(failed, [json!({"type": "error", "error": {"type": "api_error", "message": "gone"}})]);
+        let mut failed = Vec::new();
+        StreamApi::Messages.write_failure(&mut failed, &ApiError::internal("gone"), 0);
+        let error = json!({"type": "error", "error": {"type": "api_error", "message": "gone"}});
+        assert_eq!(parsed(&failed), [error]);
     }
 }

@@ -22,7 +22,7 @@ mod response;
 mod sources;
 mod tools;
 
-pub(crate) use error::retold;
+pub(crate) use error::{body_of as error_body, retold};
 
 pub(crate) const MESSAGES: &str = "/v1/messages";
 pub(crate) const COUNT_TOKENS: &str = "/v1/messages/count_tokens";

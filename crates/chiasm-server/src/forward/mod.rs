@@ -11,6 +11,7 @@
 //! | `foreseen` | what a request will become at servers that tell what they hold |
 //! | `named` | giving images names |
 //! | `passage` | the answer as it comes |
+//! | `relay` | the events of a streamed answer, whole ones only |
 
 mod body;
 mod engines;
@@ -18,6 +19,7 @@ mod foreseen;
 mod named;
 mod passage;
 mod pieces;
+mod relay;
 
 use std::sync::Arc;
 
@@ -123,7 +125,7 @@ pub(crate) async fn forward(
     match taken.map_err(|error| frontend.told(error))? {
         Taken::Passed(passed) => {
             frontend.retries.earn();
-            Ok(response(frontend, admission, *passed, caller.arrived))
+            Ok(response(path, frontend, admission, *passed, caller.arrived))
         }
         Taken::Engine(tried) => {
             if let Some(page) = &frontend.page {
@@ -157,7 +159,7 @@ async fn by_engine(
     let taken = place(&frontend, path, &caller, request, &servers).await;
     drop(charge);
     match taken {
-        Ok(Taken::Passed(passed)) => Ok(response(frontend, admission, *passed, caller.arrived)),
+        Ok(Taken::Passed(passed)) => Ok(response(path, frontend, admission, *passed, caller.arrived)),
         // What no server can be asked for is no fault of a request that an engine takes.
         Ok(Taken::Engine(_)) | Err(RequestError { cause: Cause::Invalid(_), .. }) => Err(error),
         Err(error) => Err(frontend.told(error)),

@@ -16,14 +16,15 @@ use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Passed;
+use super::relay::{Ending, EventRelay};
 use crate::admission::Admission;
 use crate::error::ApiError;
 use crate::fleet::Worker;
 use crate::frontend::Frontend;
 use crate::openai::Usage;
-use crate::pipeline::{Attempted, Cause, Deadlines, RequestError};
+use crate::pipeline::{Attempted, Cause, Deadline, Deadlines, RequestError};
 use crate::routes::routing_headers;
-use crate::sse;
+use crate::stream_end::StreamApi;
 use crate::turn::Turn;
 
 /// Bytes at the end of an answer in which its usage is looked for.
@@ -43,9 +44,16 @@ struct Passage {
     /// Ends at the deadline that is next; set again only where that is another one, as to set it costs more than most pieces.
     alarm: Option<Pin<Box<Sleep>>>,
     body: BoxStream<'static, Result<Bytes, JobError>>,
-    is_stream: bool,
+    /// The API and the events of a stream; `None` for an answer in one piece.
+    events: Option<Events>,
     /// The end of what has come.
     tail: BytesMut,
+}
+
+/// The events of a streamed answer.
+struct Events {
+    api: StreamApi,
+    relay: EventRelay,
 }
 
 /// The answer until it ends or breaks off: the server is let go then, whenever the client reads the rest.
@@ -57,7 +65,13 @@ struct Running {
 }
 
 /// The response to the client that the request came from.
-pub(super) fn response(frontend: Arc<Frontend>, admission: Admission, passed: Passed, arrived: Instant) -> Response {
+pub(super) fn response(
+    path: &str,
+    frontend: Arc<Frontend>,
+    admission: Admission,
+    passed: Passed,
+    arrived: Instant,
+) -> Response {
     let Passed { reservation, server, attempted, foreseen, answer } = passed;
     let Forwarded { status, content_type, body } = answer;
     let is_stream = content_type.as_deref().is_some_and(|kind| kind.starts_with("text/event-stream"));
@@ -67,6 +81,8 @@ pub(super) fn response(frontend: Arc<Frontend>, admission: Admission, passed: Pa
     admission.record.attempted(attempted);
     let deadlines = Deadlines::of(arrived, &frontend.limits);
     let tail = BytesMut::new();
+    let api = StreamApi::at(path);
+    let events = is_stream.then(|| Events { api, relay: EventRelay::new(api) });
     let passage = Passage {
         frontend,
         admission,
@@ -78,7 +94,7 @@ pub(super) fn response(frontend: Arc<Frontend>, admission: Admission, passed: Pa
         deadlines,
         alarm: None,
         body,
-        is_stream,
+        events,
         tail,
     };
     let mut response = Response::new(Body::from_stream(Running { passage: Some(passage), pending_in: None }));
@@ -108,34 +124,36 @@ impl Stream for Running {
         }
         let Running { passage: running, pending_in } = &mut *self;
         let Some(passage) = running else { return Poll::Ready(None) };
-        let next = match passage.body.poll_next_unpin(context) {
-            Poll::Ready(next) => next.transpose().map_err(|error| error.to_string()),
-            Poll::Pending => {
-                *pending_in = Turn::current();
-                ready!(passage.poll_alarm(context));
-                Err("it took too long".to_owned())
+        let last = loop {
+            let next = match passage.body.poll_next_unpin(context) {
+                Poll::Ready(next) => next,
+                Poll::Pending => {
+                    *pending_in = Turn::current();
+                    ready!(passage.poll_alarm(context));
+                    // What follows is told in this turn, too.
+                    *pending_in = None;
+                    break passage.timed_out();
+                }
+            };
+            match next {
+                Some(Ok(piece)) => {
+                    if let Some(piece) = passage.pass_on(piece) {
+                        return Poll::Ready(Some(Ok(piece)));
+                    }
+                }
+                None => break passage.ended(),
+                Some(Err(error)) => break passage.failed(&error),
             }
-        };
-        let told = match next {
-            Ok(Some(bytes)) => {
-                passage.came(&bytes);
-                return Poll::Ready(Some(Ok(bytes)));
-            }
-            Ok(None) => {
-                passage.ended();
-                None
-            }
-            Err(reason) => Some(passage.broke(reason)),
         };
         *running = None;
-        Poll::Ready(told)
+        Poll::Ready(last)
     }
 }
 
 impl Passage {
     /// Ready when the deadline that is next has passed.
     fn poll_alarm(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Some(deadline) = self.deadline() else { return Poll::Pending };
+        let Some(deadline) = self.deadline().map(|deadline| deadline.at) else { return Poll::Pending };
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
         if alarm.deadline() != deadline {
             alarm.as_mut().reset(deadline);
@@ -143,10 +161,19 @@ impl Passage {
         alarm.as_mut().poll(context)
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    fn deadline(&self) -> Option<Deadline> {
         let Deadlines { first_token, end } = self.deadlines;
-        let next = if self.attempted.first_token.is_none() { first_token } else { end };
-        next.map(|deadline| deadline.at)
+        if self.attempted.first_token.is_none() { first_token } else { end }
+    }
+
+    /// Returns what of a piece can go to the client now.
+    fn pass_on(&mut self, piece: Bytes) -> Option<Bytes> {
+        let piece = match &mut self.events {
+            Some(Events { relay, .. }) => relay.push(piece)?,
+            None => piece,
+        };
+        self.came(&piece);
+        Some(piece)
     }
 
     fn came(&mut self, bytes: &Bytes) {
@@ -162,11 +189,48 @@ impl Passage {
         self.tail.extend_from_slice(&bytes[bytes.len() - kept..]);
     }
 
-    fn ended(&mut self) {
+    /// The server has ended its answer. Returns what the client is told behind it.
+    fn ended(&mut self) -> Option<Result<Bytes, BrokeOff>> {
+        let rest = self.events.as_mut().and_then(|Events { relay, .. }| relay.finish());
+        rest.iter().for_each(|rest| self.came(rest));
+        if self.lacks(true) != Ending::Whole {
+            let reason = "it ended its answer before the last event".to_owned();
+            return Some(self.broke(reason, &broke_off()));
+        }
+        self.finished();
+        rest.map(Ok)
+    }
+
+    /// A deadline has passed. Returns what the client is told.
+    fn timed_out(&mut self) -> Option<Result<Bytes, BrokeOff>> {
+        let error = self.deadline().map_or_else(broke_off, |deadline| deadline.passed());
+        self.cut(error.to_string(), &error)
+    }
+
+    /// The answer can't be read any more. Returns what the client is told, without the server's address.
+    fn failed(&mut self, error: &JobError) -> Option<Result<Bytes, BrokeOff>> {
+        self.cut(error.to_string(), &broke_off())
+    }
+
+    /// Nothing more comes. A stream whose last event was told is whole all the same.
+    fn cut(&mut self, reason: String, error: &RequestError) -> Option<Result<Bytes, BrokeOff>> {
+        if self.events.is_some() && self.lacks(false) == Ending::Whole {
+            self.finished();
+            return None;
+        }
+        Some(self.broke(reason, error))
+    }
+
+    /// Returns what a stream lacks. Of other answers the server's HTTP tells.
+    fn lacks(&self, is_clean: bool) -> Ending {
+        self.events.as_ref().map_or(Ending::Whole, |events| events.relay.ending(is_clean))
+    }
+
+    fn finished(&mut self) {
         let Counted { usage, tells_cached } = counted(&self.tail).unwrap_or_default();
         self.frontend.metrics.used(usage);
         self.admission.record.used(usage);
-        if self.is_stream {
+        if self.events.is_some() {
             self.admission.record.finished();
         }
         if let Some(foreseen) = self.foreseen.filter(|_| usage.prompt_tokens > 0) {
@@ -190,16 +254,22 @@ impl Passage {
         }
     }
 
-    /// What a client is told of an answer that broke off: a stream's has room for words.
-    fn broke(&self, reason: String) -> Result<Bytes, BrokeOff> {
+    /// What a client is told of an answer that broke off: behind a stream's whole events there is room for words.
+    fn broke(&self, reason: String, error: &RequestError) -> Result<Bytes, BrokeOff> {
         self.admission.record.broke(reason.clone());
-        if !self.is_stream {
-            return Err(BrokeOff(reason));
+        match &self.events {
+            Some(Events { api, relay }) if self.lacks(false) == Ending::Lacking => {
+                let mut end = Vec::new();
+                api.write_failure(&mut end, &ApiError::from(error.clone()), relay.sequence_number());
+                Ok(end.into())
+            }
+            _ => Err(BrokeOff(reason)),
         }
-        let mut event = Vec::new();
-        sse::write_error(&mut event, &ApiError::from(RequestError::from(Cause::EngineGone(Death::new(reason)))));
-        Ok(event.into())
     }
+}
+
+fn broke_off() -> RequestError {
+    Cause::EngineGone(Death::new("it broke off its answer")).into()
 }
 
 /// What an answer says of its tokens.

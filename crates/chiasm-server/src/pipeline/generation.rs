@@ -42,6 +42,8 @@ pub(crate) struct Generation {
     frontend: Arc<Frontend>,
     running: Box<dyn RunningJob>,
     choices: Vec<Choice>,
+    /// Continuations whose last delta has not come.
+    unfinished: usize,
     reservation: Reservation,
     attempted: Attempted,
     /// Media items whose embeddings the worker was told to find.
@@ -162,6 +164,7 @@ impl Generation {
         let mut generation = Self {
             frontend: frontend.clone(),
             running,
+            unfinished: prepared.sampling.n as usize,
             choices: (0..prepared.sampling.n as usize).map(choice).collect(),
             reservation,
             attempted,
@@ -192,7 +195,12 @@ impl Generation {
         if let Some(delta) = self.ahead.take() {
             return Poll::Ready(Ok(Some(delta)));
         }
-        let Some(output) = ready!(self.poll_output(context))? else { return Poll::Ready(Ok(None)) };
+        let output = match ready!(self.poll_output(context)) {
+            // The answer is whole, and its client has been told so: one stream has one end.
+            Err(_) if self.unfinished == 0 => None,
+            output => output?,
+        };
+        let Some(output) = output else { return Poll::Ready(Ok(None)) };
         let late = match self.attempted.first_token {
             None => {
                 self.saw_first(&output);
@@ -216,6 +224,7 @@ impl Generation {
             self.frontend.metrics.between_tokens(gap, delta.tokens.len());
         }
         if let Some(finish) = &delta.finish {
+            self.unfinished = self.unfinished.saturating_sub(1);
             self.frontend.metrics.finished(finish);
             if !has_ended {
                 self.running.stop(index);

@@ -50,7 +50,7 @@ mod turns;
 
 pub(crate) use chiasm_backend::{Repetition, Structured};
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
-pub(crate) use deadlines::{Deadlines, within};
+pub(crate) use deadlines::{Deadline, Deadlines, within};
 pub(crate) use error::{Cause, RequestError};
 pub(crate) use generation::{Asked, Attempted, Attempts, Generation, MediaTokens, PrefilledBy, collect};
 pub use helped::HelperOptions;

@@ -1,0 +1,291 @@
+//! The events of a stream that is passed on: only whole ones go to the client, so that whatever breaks the stream can be told behind them.
+
+use bytes::{Bytes, BytesMut};
+use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
+
+use crate::stream_end::StreamApi;
+
+/// Bytes of an event that wait for its end. A longer one, which repeats a request or a whole answer, is passed on as it comes.
+const MAX_HELD_BYTES: usize = 256 << 10;
+/// A blank line may come in two pieces: `\n\r\n`.
+const BLANK_LINE_BYTES: usize = 3;
+
+/// Passes on a stream's events, and knows how far the stream is.
+#[derive(Debug)]
+pub(super) struct EventRelay {
+    api: StreamApi,
+    /// The beginning of an event whose end has not come.
+    held: BytesMut,
+    /// A long event was passed on in part; whether it ends the stream once it is whole.
+    open: Option<bool>,
+    /// The event that ends the stream was passed on.
+    has_ended: bool,
+    /// A choice of a completion has its finish reason: servers exist that send no `[DONE]`.
+    has_finish: bool,
+    /// The number of the event to come, where events have numbers.
+    sequence_number: u64,
+}
+
+/// What a stream lacks when nothing more comes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Nothing.
+    Whole,
+    /// Its last event. There is room for one behind those that were passed on.
+    Lacking,
+    /// The rest of an event that was passed on in part: nothing can be told behind it.
+    WithinEvent,
+}
+
+impl EventRelay {
+    pub(super) fn new(api: StreamApi) -> Self {
+        let held = BytesMut::new();
+        Self { api, held, open: None, has_ended: false, has_finish: false, sequence_number: 0 }
+    }
+
+    /// Takes a piece of the stream. Returns what can be passed on.
+    pub(super) fn push(&mut self, piece: Bytes) -> Option<Bytes> {
+        let looked_at = self.held.len().saturating_sub(BLANK_LINE_BYTES);
+        let bytes = if self.held.is_empty() {
+            piece
+        } else {
+            self.held.extend_from_slice(&piece);
+            self.held.split().freeze()
+        };
+        let whole = match whole_events(&bytes, looked_at) {
+            0 if self.open.is_none() && bytes.len() <= MAX_HELD_BYTES => 0,
+            0 => {
+                if self.open.is_none() {
+                    self.open = Some(self.is_end_of(&bytes));
+                }
+                bytes.len().saturating_sub(BLANK_LINE_BYTES)
+            }
+            whole => {
+                self.observe(&bytes[..whole]);
+                whole
+            }
+        };
+        self.held.extend_from_slice(&bytes[whole..]);
+        (whole > 0).then(|| bytes.slice(..whole))
+    }
+
+    /// Takes what was held when the server has ended the stream: its last event may lack the blank line.
+    pub(super) fn finish(&mut self) -> Option<Bytes> {
+        if self.held.is_empty() {
+            return None;
+        }
+        let rest = self.held.split();
+        let is_event = self.open.is_none() && self.is_end_of(&rest);
+        if !is_event && !self.has_ended && self.open != Some(true) {
+            self.held = rest;
+            return None;
+        }
+        self.has_ended = true;
+        self.open = None;
+        Some([&rest, &b"\n\n"[..]].concat().into())
+    }
+
+    /// Returns what the stream lacks when nothing more comes. `is_clean` if the server has ended it itself.
+    pub(super) fn ending(&self, is_clean: bool) -> Ending {
+        if self.has_ended || (is_clean && self.has_finish && self.open.is_none()) {
+            Ending::Whole
+        } else if self.open.is_some() {
+            Ending::WithinEvent
+        } else {
+            Ending::Lacking
+        }
+    }
+
+    /// Returns the number of the event to come.
+    pub(super) fn sequence_number(&self) -> u64 {
+        self.sequence_number
+    }
+
+    /// Takes note of events that are passed on whole, the first of them perhaps as the rest of a long one.
+    fn observe(&mut self, events: &[u8]) {
+        let mut is_rest = match self.open.take() {
+            Some(is_end) => {
+                self.has_ended |= is_end;
+                true
+            }
+            None => false,
+        };
+        let mut event = Event::default();
+        let mut begin = 0;
+        for end in memchr_iter(b'\n', events) {
+            let line = &events[begin..end];
+            begin = end + 1;
+            if !matches!(line, b"" | b"\r") {
+                event.add(line);
+                continue;
+            }
+            let event = std::mem::take(&mut event);
+            if !std::mem::take(&mut is_rest) {
+                self.note(&event);
+            }
+        }
+    }
+
+    fn note(&mut self, event: &Event<'_>) {
+        self.has_ended |= self.api.is_end(event.name(), event.data);
+        match self.api {
+            StreamApi::Completions if !self.has_finish => self.has_finish = has_finish(event.data),
+            StreamApi::Responses => {
+                if let Some(number) = sequence_number(event.data) {
+                    self.sequence_number = number + 1;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether an event that has come in part would end the stream.
+    fn is_end_of(&self, part: &[u8]) -> bool {
+        let mut event = Event::default();
+        part.split(|byte| *byte == b'\n').for_each(|line| event.add(line));
+        self.api.is_end(event.name(), event.data)
+    }
+}
+
+/// One event, as far as it is looked at.
+#[derive(Default)]
+struct Event<'a> {
+    name: &'a [u8],
+    /// Its first line of data.
+    data: &'a [u8],
+}
+
+impl<'a> Event<'a> {
+    fn add(&mut self, line: &'a [u8]) {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let value = |field: &[u8]| Some(line.strip_prefix(field)?.trim_ascii_start());
+        if let Some(name) = value(b"event:") {
+            self.name = name;
+        } else if self.data.is_empty()
+            && let Some(data) = value(b"data:")
+        {
+            self.data = data;
+        }
+    }
+
+    /// Returns its name, which some servers tell only as the type that its data begins with.
+    fn name(&self) -> &'a [u8] {
+        if !self.name.is_empty() {
+            return self.name;
+        }
+        let kind = self.data.strip_prefix(b"{\"type\":").map(<[u8]>::trim_ascii_start);
+        let kind = kind.and_then(|kind| kind.strip_prefix(b"\""));
+        kind.and_then(|kind| Some(&kind[..memchr(b'"', kind)?])).unwrap_or_default()
+    }
+}
+
+/// Returns the length of the whole events that bytes begin with. No blank line ends before `from`.
+fn whole_events(bytes: &[u8], from: usize) -> usize {
+    let is_blank_line = |&end: &usize| {
+        let before = bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]);
+        before.ends_with(b"\n")
+    };
+    let mut ends = memrchr_iter(b'\n', &bytes[from..]).map(|at| from + at);
+    ends.find(is_blank_line).map_or(0, |end| end + 1)
+}
+
+/// Whether a chunk says why a choice has ended.
+fn has_finish(data: &[u8]) -> bool {
+    const FIELD: &[u8] = b"\"finish_reason\":";
+    memmem::find_iter(data, FIELD).any(|at| data[at + FIELD.len()..].trim_ascii_start().starts_with(b"\""))
+}
+
+/// The number of an event, which is no part of a text in it: quotes in texts are escaped.
+fn sequence_number(data: &[u8]) -> Option<u64> {
+    const FIELD: &[u8] = b"\"sequence_number\":";
+    let rest = data[memmem::rfind(data, FIELD)? + FIELD.len()..].trim_ascii_start();
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHAT: &[u8] =
+        b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n: alive\r\n\r\n\
+        data: {\"choices\":[{\"finish_reason\": \"stop\"}]}\n\ndata: [DONE]\n\n";
+
+    /// Passes on these pieces. Returns what went to the client.
+    fn relayed(relay: &mut EventRelay, pieces: &[&[u8]]) -> Vec<u8> {
+        pieces.iter().filter_map(|piece| relay.push(Bytes::copy_from_slice(piece))).flatten().collect()
+    }
+
+    #[test]
+    fn stream_cut_anywhere_leaves_whole_events() {
+        for size in 1..CHAT.len() {
+            let mut relay = EventRelay::new(StreamApi::Completions);
+            for (number, piece) in CHAT.chunks(size).enumerate() {
+                let sent = relay.push(Bytes::copy_from_slice(piece)).unwrap_or_default();
+                assert!(sent.is_empty() || sent.ends_with(b"\n\n") || sent.ends_with(b"\n\r\n"), "{size} {number}");
+            }
+            assert_eq!(relay.ending(false), Ending::Whole, "{size}");
+        }
+        for cut in 0..CHAT.len() {
+            let mut relay = EventRelay::new(StreamApi::Completions);
+            let sent = relayed(&mut relay, &[&CHAT[..cut]]);
+            assert_eq!(sent.len(), whole_events(&CHAT[..cut], 0), "{cut}");
+            assert_eq!(relay.ending(false), Ending::Lacking, "{cut}");
+        }
+    }
+
+    #[test]
+    fn completion_without_done_is_whole_behind_its_finish() {
+        let end = CHAT.len() - b"data: [DONE]\n\n".len();
+        let mut relay = EventRelay::new(StreamApi::Completions);
+        relayed(&mut relay, &[&CHAT[..end]]);
+        assert_eq!((relay.ending(true), relay.ending(false)), (Ending::Whole, Ending::Lacking));
+        let mut relay = EventRelay::new(StreamApi::Completions);
+        relayed(&mut relay, &[&CHAT[..80]]);
+        assert_eq!(relay.ending(true), Ending::Lacking);
+    }
+
+    #[test]
+    fn last_event_without_blank_line_is_completed() {
+        let mut relay = EventRelay::new(StreamApi::Messages);
+        relayed(&mut relay, &[b"event: message_stop\ndata: {\"type\":\"message_stop\"}"]);
+        assert!(relay.finish().unwrap().ends_with(b"\"message_stop\"}\n\n"));
+        assert_eq!(relay.ending(true), Ending::Whole);
+        let mut relay = EventRelay::new(StreamApi::Messages);
+        relayed(&mut relay, &[b"event: content_block_delta\ndata: {\"ty"]);
+        assert_eq!((relay.finish(), relay.ending(true)), (None, Ending::Lacking));
+    }
+
+    #[test]
+    fn long_event_is_passed_on_in_parts() {
+        let padding = vec![b'x'; MAX_HELD_BYTES];
+        let begin =
+            b"event: response.completed\ndata: {\"type\":\"response.completed\",\"sequence_number\":9,\"pad\":\"";
+        let event = [&begin[..], &padding, b"\"}\r\n\r\n"].concat();
+        let mut relay = EventRelay::new(StreamApi::Responses);
+        let sent = relayed(&mut relay, &[&event[..event.len() - 9]]);
+        assert!(sent.len() > MAX_HELD_BYTES, "{}", sent.len());
+        assert_eq!(relay.ending(true), Ending::WithinEvent);
+        let rest: Vec<_> = event[event.len() - 9..].chunks(1).collect();
+        let sent = [sent, relayed(&mut relay, &rest)].concat();
+        assert!(sent == event);
+        assert_eq!(relay.ending(false), Ending::Whole);
+    }
+
+    #[test]
+    fn failure_takes_the_next_sequence_number() {
+        let mut relay = EventRelay::new(StreamApi::Responses);
+        let text = br#""delta":"\"sequence_number\":99""#;
+        let event =
+            [&b"event: response.output_text.delta\ndata: {\"sequence_number\": 41,"[..], text, b"}\n\n"].concat();
+        relayed(&mut relay, &[&event, b"event: x\ndata: {\"sequence_number\":50"]);
+        assert_eq!(relay.sequence_number(), 42);
+    }
+
+    #[test]
+    fn type_of_data_names_an_event_without_name() {
+        let mut relay = EventRelay::new(StreamApi::Responses);
+        relayed(&mut relay, &[b"data: {\"type\": \"response.completed\"}\n\n"]);
+        assert_eq!(relay.ending(false), Ending::Whole);
+    }
+}

@@ -1,0 +1,119 @@
+//! The end of every stream, in the words of its API: of answers that are written here and of those that are passed on.
+//!
+//! | API | a whole stream ends with | a stream that breaks ends with |
+//! |---|---|---|
+//! | chat completions, completions | `data: [DONE]` | `data: {"error": …}`, then `data: [DONE]` as in vLLM |
+//! | Responses | `response.completed` or `response.incomplete` | `response.failed`; `error` where the response is a server's |
+//! | Messages | `message_stop` | `error` |
+//!
+//! A stream has one of these ends and nothing behind it. Whatever breaks it, clients get whole events only.
+
+use serde_json::json;
+
+use crate::anthropic::{self, MESSAGES};
+use crate::error::ApiError;
+use crate::routes::RESPONSES;
+use crate::sse;
+
+/// An API, by the events of its streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamApi {
+    /// OpenAI's completions, of chats or of texts.
+    Completions,
+    /// OpenAI's Responses API.
+    Responses,
+    /// Anthropic's Messages API.
+    Messages,
+}
+
+impl StreamApi {
+    /// Returns the API of requests that are sent to this path.
+    pub(crate) fn at(path: &str) -> Self {
+        match path {
+            RESPONSES => Self::Responses,
+            MESSAGES => Self::Messages,
+            _ => Self::Completions,
+        }
+    }
+
+    /// Appends what ends a stream that can't go on. `sequence_number` is that of the next event, where events have numbers.
+    pub(crate) fn write_failure(self, events: &mut Vec<u8>, error: &ApiError, sequence_number: u64) {
+        match self {
+            Self::Completions => {
+                sse::write_error(events, error);
+                events.extend_from_slice(sse::DONE);
+            }
+            Self::Responses => {
+                let ApiError { code, message, param, .. } = error;
+                let body = json!({
+                    "type": "error", "code": code, "message": message, "param": param, "sequence_number": sequence_number,
+                });
+                sse::write_named(events, "error", &body);
+            }
+            Self::Messages => sse::write_named(events, "error", &anthropic::error_body(error)),
+        }
+    }
+
+    /// Returns whether an event ends its stream. A server's own error does so, too.
+    pub(crate) fn is_end(self, name: &[u8], data: &[u8]) -> bool {
+        match self {
+            Self::Completions => data == b"[DONE]" || data.starts_with(b"{\"error\"") || name == b"error",
+            Self::Responses => {
+                matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed" | b"error")
+            }
+            Self::Messages => matches!(name, b"message_stop" | b"error"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::pipeline::{Cause, RequestError};
+
+    const SIX_SECONDS: Duration = Duration::from_secs(6);
+    const MESSAGE: &str = "the answer did not end within 6 s (--request-timeout)";
+
+    fn failure(api: StreamApi) -> String {
+        let mut events = Vec::new();
+        let error =
+            ApiError::from(RequestError::from(Cause::TimedOut { after: SIX_SECONDS, flag: "--request-timeout" }));
+        api.write_failure(&mut events, &error, 7);
+        String::from_utf8(events).unwrap()
+    }
+
+    #[test]
+    fn failure_speaks_the_words_of_its_api() {
+        let chat = failure(StreamApi::Completions);
+        assert!(chat.starts_with("data: {\"error\":") && chat.contains("\"code\":\"timeout\""), "{chat}");
+        assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
+        let messages = failure(StreamApi::Messages);
+        assert!(messages.starts_with("event: error\ndata: {") && messages.contains("timeout_error"), "{messages}");
+        let response = failure(StreamApi::Responses);
+        let data = response.strip_prefix("event: error\ndata: ").unwrap().trim_end();
+        let data: serde_json::Value = serde_json::from_str(data).unwrap();
+        let expected = json!({
+            "type": "error", "code": "timeout", "message": MESSAGE, "param": null, "sequence_number": 7,
+        });
+        assert_eq!(data, expected);
+    }
+
+    #[test]
+    fn failure_is_the_end_of_its_stream() {
+        for api in [StreamApi::Completions, StreamApi::Responses, StreamApi::Messages] {
+            let text = failure(api);
+            let events: Vec<_> = text.split_terminator("\n\n").collect();
+            let (name, data) = events[0].split_once("\ndata: ").unwrap_or(("", &events[0]["data: ".len()..]));
+            assert!(api.is_end(name.trim_start_matches("event: ").as_bytes(), data.as_bytes()), "{text}");
+        }
+    }
+
+    #[test]
+    fn text_that_speaks_of_an_end_is_none() {
+        assert!(!StreamApi::Completions.is_end(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#));
+        assert!(!StreamApi::Messages.is_end(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#));
+        assert!(!StreamApi::Responses.is_end(b"response.created", b"{}"));
+    }
+}
