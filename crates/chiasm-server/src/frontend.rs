@@ -23,7 +23,7 @@ use crate::metrics::{Metrics, Objectives};
 use crate::model::ServedModel;
 use crate::owner::TrustedProxies;
 use crate::page::{Entries, Page, PageOptions};
-use crate::pipeline::{Attempts, Caller, Cause, HelperOptions, Helpers, Images, RequestError, Retries};
+use crate::pipeline::{Attempts, Caller, Cause, Displaced, HelperOptions, Helpers, Images, RequestError, Retries};
 use crate::root_path::RootPath;
 use crate::slots::Slots;
 use crate::traces::Traces;
@@ -208,6 +208,8 @@ pub struct Frontend {
     pub(crate) bulk: BulkThreads,
     pub(crate) slots: Arc<Slots>,
     pub(crate) retries: Retries,
+    /// Requests that wait for suspect workers.
+    pub(crate) displaced: Displaced,
     /// Set when the process is about to end: requests are still taken, but none should be sent.
     draining: AtomicBool,
     /// Asks the log, which is the process's.
@@ -248,6 +250,7 @@ impl Frontend {
             bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
             retries: Retries::new(limits.quarantine),
+            displaced: Displaced::default(),
             draining: AtomicBool::new(false),
             log_counts: Box::new(LogCounts::default),
             limits,

@@ -31,6 +31,7 @@
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
 //! | [`fleet`] | workers: connecting to their backends, following their KV events, replacing the dead |
 //! | [`model`] | the served model |
+//! | `stream_begin` | the first event of a stream that says something of the answer |
 //! | `stream_end` | the end of every stream, in the words of its API |
 //! | `error` | errors to HTTP |
 //! | `metrics` | Prometheus |
@@ -75,6 +76,7 @@ mod slots;
 mod sse;
 #[cfg(test)]
 mod stand;
+mod stream_begin;
 mod stream_end;
 mod tls;
 mod tokenize;

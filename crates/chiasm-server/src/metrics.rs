@@ -217,7 +217,7 @@ impl Metrics {
         r.register(
             "retries",
             "Requests that lost their workers before a token was sent: tried again as the worker never had them (not_taken) or \
-             died or hung with them (lost), or given up as the prompt did so too often (quarantined) or too many move (over_budget)",
+             died or hung with them (lost), begun on another one too as theirs says nothing (suspect), or given up as the prompt did so too often (quarantined) or too many move (over_budget)",
             self.retries.clone(),
         );
         r.register("engine_deaths", "Engines that died or could not be started, by worker", self.engine_deaths.clone());

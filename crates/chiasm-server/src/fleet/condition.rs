@@ -23,7 +23,7 @@ impl Default for Patience {
 impl Patience {
     /// How often a worker is looked at, and asked if it is silent.
     pub fn look_every(&self) -> Duration {
-        (self.suspect_after / 4).clamp(Duration::from_millis(10), Duration::from_secs(15))
+        (self.suspect_after / 10).clamp(Duration::from_millis(10), Duration::from_secs(15))
     }
 }
 

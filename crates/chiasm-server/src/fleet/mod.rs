@@ -78,10 +78,19 @@ impl Worker {
 
     /// Returns when the worker is found to be hung, at once if it is.
     pub(crate) fn hung(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.becomes(|condition| condition == Condition::Hung)
+    }
+
+    /// Returns when the worker is found to be suspect or hung, at once if it is.
+    pub(crate) fn suspected(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.becomes(|condition| condition != Condition::Answers)
+    }
+
+    fn becomes(&self, is_so: fn(Condition) -> bool) -> impl Future<Output = ()> + Send + use<> {
         let mut condition = self.condition.subscribe();
         async move {
-            // A worker that has left is not hung: its jobs learn of that by themselves.
-            if condition.wait_for(|&now| now == Condition::Hung).await.is_err() {
+            // A worker that has left is neither: its jobs learn of that by themselves.
+            if condition.wait_for(|&now| is_so(now)).await.is_err() {
                 std::future::pending().await
             }
         }

@@ -5,6 +5,7 @@
 //!
 //! | module | is |
 //! |---|---|
+//! | `begun` | the wait for an answer's beginning |
 //! | `body` | what is passed on |
 //! | `engines` | having an engine answer after all, in a fleet of both |
 //! | `pieces` | what a prompt is made of, for servers of which nothing is known |
@@ -13,6 +14,7 @@
 //! | `passage` | the answer as it comes |
 //! | `relay` | the events of a streamed answer, whole ones only |
 
+mod begun;
 mod body;
 mod engines;
 mod foreseen;
@@ -33,6 +35,7 @@ use chiasm_types::{PlanClassId, WorkerId};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+use self::begun::begun;
 pub(crate) use self::body::ForwardBody;
 use self::body::model_in;
 use self::foreseen::Foreseen;
@@ -57,6 +60,7 @@ const SMALL: usize = 64 << 10;
 /// A request that is looking for its place.
 struct Passing<'a> {
     frontend: &'a Arc<Frontend>,
+    path: &'static str,
     caller: &'a Caller,
     fields: Arc<Map<String, Value>>,
     forward: Forward,
@@ -186,7 +190,7 @@ async fn place(
         let forward =
             Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone(), prompt: None };
         let entry = caller.entries.add_prompt();
-        Passing { frontend, prospects, fields, forward, tried: caller.tried.clone(), caller, entry }.find().await
+        Passing { frontend, path, prospects, fields, forward, tried: caller.tried.clone(), caller, entry }.find().await
     };
     within(deadlines.first_token, placing).await.and_then(|taken| taken)
 }
@@ -302,7 +306,7 @@ impl Passing<'_> {
         &self,
         server: Arc<Worker>,
         reservation: Reservation,
-        begun: Instant,
+        handed_over: Instant,
         explained: Option<u64>,
     ) -> Result<Result<Passed, JobError>, RequestError> {
         let class = server.class;
@@ -310,7 +314,7 @@ impl Passing<'_> {
         let full_blocks =
             self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
         let mut attempted =
-            Attempted { explained, ..self.attempted(&reservation, class, foreseen, full_blocks, begun) };
+            Attempted { explained, ..self.attempted(&reservation, class, foreseen, full_blocks, handed_over) };
         self.frontend.metrics.routed(&attempted);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
@@ -320,7 +324,11 @@ impl Passing<'_> {
             }
         };
         let answer = server.backend.forward(forward).await;
-        attempted.hand_off = begun.elapsed();
+        attempted.hand_off = handed_over.elapsed();
+        let answer = match answer {
+            Ok(answer) => begun(self.path, answer, &server).await,
+            Err(error) => Err(error),
+        };
         Ok(answer.map(|answer| Passed { reservation, server, attempted, foreseen, answer }))
     }
 

@@ -3,6 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
 
+use crate::stream_begin::Beginning;
 use crate::stream_end::StreamApi;
 
 /// Bytes of an event that wait for its end. A longer one, which repeats a request or a whole answer, is passed on as it comes.
@@ -24,6 +25,10 @@ pub(super) struct EventRelay {
     has_finish: bool,
     /// The number of the event to come, where events have numbers.
     sequence_number: u64,
+    /// An event says something of the answer.
+    has_content: bool,
+    /// What the server says of a failure that came before any content.
+    failure: Option<String>,
 }
 
 /// What a stream lacks when nothing more comes of it.
@@ -40,7 +45,16 @@ pub(super) enum Ending {
 impl EventRelay {
     pub(super) fn new(api: StreamApi) -> Self {
         let held = BytesMut::new();
-        Self { api, held, open: None, has_ended: false, has_finish: false, sequence_number: 0 }
+        Self {
+            api,
+            held,
+            open: None,
+            has_ended: false,
+            has_finish: false,
+            sequence_number: 0,
+            has_content: false,
+            failure: None,
+        }
     }
 
     /// Takes a piece of the stream. Returns what can be passed on.
@@ -57,6 +71,7 @@ impl EventRelay {
             0 => {
                 if self.open.is_none() {
                     self.open = Some(self.is_end_of(&bytes));
+                    self.has_content = true;
                 }
                 bytes.len().saturating_sub(BLANK_LINE_BYTES)
             }
@@ -101,6 +116,16 @@ impl EventRelay {
         self.sequence_number
     }
 
+    /// Returns whether an event has said something of the answer.
+    pub(super) fn has_content(&self) -> bool {
+        self.has_content
+    }
+
+    /// Returns what the server said of its own failure, if it did before any content.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
     /// Takes note of events that are passed on whole, the first of them perhaps as the rest of a long one.
     fn observe(&mut self, events: &[u8]) {
         let mut is_rest = match self.open.take() {
@@ -127,6 +152,13 @@ impl EventRelay {
     }
 
     fn note(&mut self, event: &Event<'_>) {
+        if !self.has_content {
+            match self.api.begins(event.name(), event.data) {
+                Beginning::Prelude => {}
+                Beginning::Failure(words) => self.failure = Some(words),
+                Beginning::Content => self.has_content = self.failure.is_none(),
+            }
+        }
         self.has_ended |= self.api.is_end(event.name(), event.data);
         match self.api {
             StreamApi::Completions if !self.has_finish => self.has_finish = has_finish(event.data),

@@ -64,6 +64,8 @@ pub(crate) enum Retry {
     NotTaken,
     /// The worker died or hangs with it: it moves to another one.
     Lost,
+    /// The worker is suspect: it is begun on another one, too.
+    Suspect,
     /// Too many workers died with it.
     Quarantined,
     /// Too many requests move.
@@ -71,12 +73,13 @@ pub(crate) enum Retry {
 }
 
 impl Retry {
-    pub(super) const ALL: [Self; 4] = [Self::NotTaken, Self::Lost, Self::Quarantined, Self::OverBudget];
+    pub(super) const ALL: [Self; 5] = [Self::NotTaken, Self::Lost, Self::Suspect, Self::Quarantined, Self::OverBudget];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::NotTaken => "not_taken",
             Self::Lost => "lost",
+            Self::Suspect => "suspect",
             Self::Quarantined => "quarantined",
             Self::OverBudget => "over_budget",
         }

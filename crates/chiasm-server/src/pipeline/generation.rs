@@ -5,6 +5,7 @@ mod attempted;
 mod attempts;
 mod encode;
 mod job;
+mod moving;
 mod prefill;
 
 use std::future::poll_fn;
@@ -27,6 +28,8 @@ pub(crate) use self::attempts::Attempts;
 use self::attempts::Failure;
 use self::encode::encode;
 use self::job::job;
+pub(crate) use self::moving::Displaced;
+use self::moving::WaitsFor;
 pub(crate) use self::prefill::PrefilledBy;
 use self::prefill::{Prefilled, prefill};
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
@@ -76,17 +79,24 @@ impl Generation {
     pub(crate) async fn start(frontend: &Arc<Frontend>, prepared: &Prepared) -> Result<Self, RequestError> {
         let mut attempts = Attempts::begin(frontend, prepared)?;
         loop {
-            match Self::first_delta(frontend, prepared, &attempts).await {
-                Ok(generation) => return Ok(generation),
+            match Self::begin(frontend, prepared, &attempts).await {
+                Ok(mut generation) => {
+                    generation.hung = None;
+                    return Ok(generation);
+                }
                 Err(failure) => attempts.again(frontend, prepared, failure).await?,
             }
         }
     }
 
-    async fn first_delta(frontend: &Arc<Frontend>, prepared: &Prepared, attempts: &Attempts) -> Result<Self, Failure> {
-        let mut generation = Self::attempt(frontend, prepared, attempts).await?;
+    async fn first_delta(
+        frontend: &Arc<Frontend>,
+        prepared: &Prepared,
+        attempts: &Attempts,
+        waits_for: &WaitsFor,
+    ) -> Result<Self, Failure> {
+        let mut generation = Self::attempt(frontend, prepared, attempts, waits_for).await?;
         generation.ahead = generation.next_delta().instrument(tracing::debug_span!("first_token")).await?;
-        generation.hung = None;
         Ok(generation)
     }
 
@@ -100,7 +110,12 @@ impl Generation {
         Deltas { generation: Some(Box::new(self)) }
     }
 
-    async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, before: &Attempts) -> Result<Self, Failure> {
+    async fn attempt(
+        frontend: &Arc<Frontend>,
+        prepared: &Prepared,
+        before: &Attempts,
+        waits_for: &WaitsFor,
+    ) -> Result<Self, Failure> {
         let started = Instant::now();
         let (Route { answers: reservation, prefills, encodes, mut embedded }, explained) = {
             let _span = tracing::debug_span!("route").entered();
@@ -113,7 +128,7 @@ impl Generation {
             None => None,
             Some(prefills) => {
                 let span = tracing::debug_span!("prefill", worker = %prefills.worker);
-                Some(prefill(frontend, prepared, prefills, &embedded).instrument(span).await?)
+                Some(prefill(frontend, prepared, prefills, &embedded, waits_for).instrument(span).await?)
             }
         };
         let (stage, prefilled) = match prefilled {
@@ -123,6 +138,7 @@ impl Generation {
         let worker = reservation.worker;
         // It left in this moment.
         let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
+        waits_for.set(&serving);
         let (plan, job) = job(frontend, prepared, &serving, stage, embedded.clone())?;
         let mut attempted = Attempted {
             encoded,
@@ -356,7 +372,7 @@ async fn collect_once(
     prepared: &Prepared,
     attempts: &Attempts,
 ) -> Result<(Vec<FinishedChoice>, Attempted), Failure> {
-    let mut generation = Generation::attempt(frontend, prepared, attempts).await?;
+    let mut generation = Generation::begin(frontend, prepared, attempts).await?;
     let mut partial: Vec<ChoiceDelta> = generation.choices.iter().map(|_| ChoiceDelta::default()).collect();
     while let Some(delta) = generation.next_delta().await? {
         partial[delta.index].append(delta);

@@ -52,7 +52,7 @@ pub(crate) use chiasm_backend::{Repetition, Structured};
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
 pub(crate) use deadlines::{Deadline, Deadlines, within};
 pub(crate) use error::{Cause, RequestError};
-pub(crate) use generation::{Asked, Attempted, Attempts, Generation, MediaTokens, PrefilledBy, collect};
+pub(crate) use generation::{Asked, Attempted, Attempts, Displaced, Generation, MediaTokens, PrefilledBy, collect};
 pub use helped::HelperOptions;
 pub(crate) use helped::Helpers;
 pub(crate) use image::Images;

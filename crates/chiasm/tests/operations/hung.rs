@@ -71,7 +71,7 @@ async fn requests_leave_an_engine_that_hangs_and_it_comes_back() {
     stand.becomes(0, "hung").await;
     assert_eq!(server.ready_workers().await, 1);
     assert_eq!(server.metric("chiasm_worker_condition{worker=\"worker_0\",condition=\"hung\"}").await, 1.0);
-    assert!(server.metric("chiasm_retries_total{cause=\"lost\"}").await >= 1.0);
+    assert!(server.metric("chiasm_retries_total{cause=\"suspect\"}").await >= 1.0);
     // Nothing new goes there, so nothing new waits.
     for text in ["d", "e", "f"] {
         assert_eq!(server.post("/v1/completions", &ask(text, 1)).await.header("x-chiasm-worker"), "worker_1");

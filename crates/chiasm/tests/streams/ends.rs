@@ -2,22 +2,16 @@
 
 use serde_json::{Value, json};
 
+use crate::before;
 use crate::scripted::{Script, Scripted, Then};
-use crate::support::{Answer, Server, demo_model};
+use crate::support::Answer;
 
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
+pub const CHAT: &str = "/v1/chat/completions";
+pub const RESPONSES: &str = "/v1/responses";
+pub const MESSAGES: &str = "/v1/messages";
 
-/// A frontend before this server.
-async fn before(upstream: &str, flags: &[&str]) -> Server {
-    let model = demo_model().display().to_string();
-    let frontend = Server::start(&[&[&model, "--served-model-name", "m", "--upstream", upstream], flags].concat());
-    frontend.wait_ready(1, std::time::Duration::from_secs(20)).await;
-    frontend
-}
-
-fn asked(path: &str) -> Value {
+/// The body of a request for a stream.
+pub fn asked(path: &str) -> Value {
     let hi = json!([{"role": "user", "content": "hi"}]);
     match path {
         RESPONSES => json!({"model": "m", "input": "hi", "stream": true}),
@@ -25,7 +19,7 @@ fn asked(path: &str) -> Value {
     }
 }
 
-fn event(name: &str, data: &Value) -> String {
+pub fn event(name: &str, data: &Value) -> String {
     format!("event: {name}\ndata: {data}\n\n")
 }
 
@@ -47,9 +41,19 @@ fn begun(path: &str) -> String {
     }
 }
 
+/// A whole stream.
+pub fn whole(path: &str) -> String {
+    let last = match path {
+        RESPONSES => event("response.completed", &json!({"type": "response.completed", "sequence_number": 2})),
+        MESSAGES => event("message_stop", &json!({"type": "message_stop"})),
+        _ => "data: [DONE]\n\n".to_owned(),
+    };
+    begun(path) + &last
+}
+
 /// What a server sends that stops within an event.
 fn halved(path: &str, then: Then) -> Script {
-    Script { pieces: vec![begun(path), "event: x\ndata: {\"half".to_owned()], then }
+    Script::stream(vec![begun(path), "event: x\ndata: {\"half".to_owned()], then)
 }
 
 /// The events of a stream, which must all be whole: their names and data.
@@ -95,7 +99,7 @@ fn ends_with(path: &str, answer: &Answer, code: &str, anthropic: &str) {
 async fn broken_stream_ends_in_words_of_its_api() {
     for then in [Then::Breaks, Then::Ends] {
         let server = Scripted::start(move |path| halved(path, then)).await;
-        let frontend = before(&server.url, &[]).await;
+        let frontend = before(&[&server.url], &[]).await;
         for path in [CHAT, RESPONSES, MESSAGES] {
             let answer = frontend.post(path, &asked(path)).await;
             ends_with(path, &answer, "engine_failed", "api_error");
@@ -107,7 +111,7 @@ async fn broken_stream_ends_in_words_of_its_api() {
 #[tokio::test]
 async fn timed_out_stream_ends_and_says_so() {
     let server = Scripted::start(|path| halved(path, Then::HangsOn)).await;
-    let frontend = before(&server.url, &["--request-timeout", "1"]).await;
+    let frontend = before(&[&server.url], &["--request-timeout", "1"]).await;
     for path in [CHAT, RESPONSES, MESSAGES] {
         let answer = frontend.post(path, &asked(path)).await;
         ends_with(path, &answer, "timeout", "timeout_error");
@@ -116,15 +120,9 @@ async fn timed_out_stream_ends_and_says_so() {
 
 #[tokio::test]
 async fn stream_whose_end_came_is_whole_however_it_goes_on() {
-    let last = |path: &str| match path {
-        RESPONSES => event("response.completed", &json!({"type": "response.completed", "sequence_number": 2})),
-        MESSAGES => event("message_stop", &json!({"type": "message_stop"})),
-        _ => "data: [DONE]\n\n".to_owned(),
-    };
-    let whole = move |path: &str| begun(path) + &last(path);
     for then in [Then::Breaks, Then::Ends] {
-        let server = Scripted::start(move |path| Script { pieces: vec![whole(path)], then }).await;
-        let frontend = before(&server.url, &[]).await;
+        let server = Scripted::start(move |path| Script::stream(vec![whole(path)], then)).await;
+        let frontend = before(&[&server.url], &[]).await;
         for path in [CHAT, RESPONSES, MESSAGES] {
             assert_eq!(frontend.post(path, &asked(path)).await.text, whole(path));
         }
@@ -140,8 +138,8 @@ async fn answer_whose_finish_came_has_one_end() {
     let usage = json!({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 0}}});
     let told = [format!("data: {finished}\n\n"), format!("data: {finished}\n\ndata: {usage}\n\n")];
     for (then, told) in [Then::Breaks, Then::Ends].into_iter().flat_map(|then| told.clone().map(|told| (then, told))) {
-        let server = Scripted::start(move |_| Script { pieces: vec![told.clone()], then }).await;
-        let frontend = before(&format!("vllm+{}", server.url), &[]).await;
+        let server = Scripted::start(move |_| Script::stream(vec![told.clone()], then)).await;
+        let frontend = before(&[&format!("vllm+{}", server.url)], &[]).await;
         let chat = events(&frontend.post(CHAT, &asked(CHAT)).await);
         assert_eq!(
             chat.iter().filter(|(_, data)| data == "[DONE]" || data.contains("\"error\"")).count(),

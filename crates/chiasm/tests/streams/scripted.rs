@@ -17,11 +17,24 @@ pub enum Then {
     HangsOn,
 }
 
-/// A streamed answer: its body's pieces, and what follows them.
+/// An answer: its body's pieces, and what follows them.
 #[derive(Clone, Debug)]
 pub struct Script {
+    pub content_type: &'static str,
     pub pieces: Vec<String>,
     pub then: Then,
+}
+
+impl Script {
+    /// A stream.
+    pub fn stream(pieces: Vec<String>, then: Then) -> Self {
+        Self { content_type: "text/event-stream", pieces, then }
+    }
+
+    /// An answer in one piece, perhaps not all of it.
+    pub fn json(text: &str, then: Then) -> Self {
+        Self { content_type: "application/json", pieces: vec![text.to_owned()], then }
+    }
 }
 
 /// A server on a port of its own, which says that it has the model `m`.
@@ -101,8 +114,8 @@ fn about_itself(path: &str, body: &str) -> Option<(&'static str, String)> {
     }
 }
 
-async fn play(mut stream: TcpStream, Script { pieces, then }: Script) {
-    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
+async fn play(mut stream: TcpStream, Script { content_type, pieces, then }: Script) {
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n");
     let chunk = |piece: String| format!("{:x}\r\n{piece}\r\n", piece.len());
     let answer: String = std::iter::once(head).chain(pieces.into_iter().map(chunk)).collect();
     stream.write_all(answer.as_bytes()).await.expect("it is read");

@@ -121,6 +121,23 @@ impl Attempts {
         Ok(())
     }
 
+    /// A worker is suspect with the request in it: what the attempt on another one has to know. `None` if it may not move any more.
+    pub(super) fn moved_from(&self, frontend: &Frontend, worker: WorkerId) -> Option<Self> {
+        if self.lost == MAX_MOVES {
+            return None;
+        }
+        if !frontend.retries.may_move(frontend.slots.limit()) {
+            frontend.metrics.retried(Retry::OverBudget);
+            return None;
+        }
+        tracing::info!(%worker, "a request without a token is begun on another worker, too: its own says nothing");
+        frontend.metrics.retried(Retry::Suspect);
+        let mut moved = self.clone();
+        moved.exclude.insert(moved.lost, worker);
+        moved.lost += 1;
+        Some(moved)
+    }
+
     /// The error of a request that no worker takes which is given tokens. It is left to servers that are given messages if it may be and
     /// one of them is there that it has not been to.
     pub(crate) fn or_servers(&self, frontend: &Frontend, error: RequestError) -> RequestError {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::attempts::Failure;
 use super::job::job;
+use super::moving::WaitsFor;
 use crate::frontend::Frontend;
 use crate::pipeline::deadlines::within;
 use crate::pipeline::prepare::Prepared;
@@ -45,10 +46,12 @@ pub(super) async fn prefill(
     prepared: &Prepared,
     mut reservation: Reservation,
     embedded: &[MmHash],
+    waits_for: &WaitsFor,
 ) -> Result<Prefilled, Failure> {
     let started = Instant::now();
     let worker = reservation.worker;
     let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
+    waits_for.set(&serving);
     let (plan, job) = job(frontend, prepared, &serving, Stage::Prefill, embedded.to_vec())?;
     let job = Job { sampling: of_prompt(job.sampling), ..job };
     let deadline = prepared.deadlines.first_token;

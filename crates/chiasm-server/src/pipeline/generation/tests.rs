@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 
 use super::*;
 use crate::Limits;
-use crate::fleet::Condition;
+use crate::fleet::{Condition, Patience};
 use crate::metrics::Retry;
 use crate::pipeline::retries::MAX_MOVES;
 use crate::pipeline::{Cause, Prompt, Sampling};
@@ -202,6 +202,68 @@ async fn a_silent_worker_gets_nothing_new_and_what_waits_for_a_hung_one_moves() 
     silent.next_job(Script::tokens(&[42]).finish(Finish::Eos));
     let (_, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
     assert_eq!(attempted.worker, WorkerId(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_without_token_leaves_a_suspect_worker() {
+    for whole in [true, false] {
+        let stand = Stand::of(2).await;
+        stand.backends[0].fall_silent(true);
+        stand.backends[1].next_job(Script::tokens(&[60]).finish(Finish::Eos));
+        let prompt = stand.text(Sampling::default()).await;
+        let begun = Instant::now();
+        let attempted = if whole {
+            collect(&stand.frontend, &prompt).await.unwrap().1
+        } else {
+            Generation::start(&stand.frontend, &prompt).await.unwrap().attempted()
+        };
+        let patience = Patience::default();
+        assert!(begun.elapsed() < patience.suspect_after + Duration::from_secs(3), "{:?}", begun.elapsed());
+        assert_eq!((attempted.worker, attempted.moves, stand.backends[0].aborted()), (WorkerId(1), 1, 1));
+        assert_eq!((stand.frontend.metrics.retries(Retry::Suspect), retries(&stand)), (1, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn suspect_worker_that_answers_first_keeps_its_request() {
+    let stand = Stand::of(2).await;
+    stand.backends[0].fall_silent(true);
+    for (worker, seconds) in [(0, 20), (1, 90)] {
+        let answer = Script::tokens(&[50]).finish(Finish::Eos);
+        stand.backends[worker].next_job(Script { pause: Duration::from_secs(seconds), ..answer });
+    }
+    let prompt = stand.text(Sampling::default()).await;
+    let attempted = collect(&stand.frontend, &prompt).await.unwrap().1;
+    assert_eq!((attempted.worker, stand.backends[1].jobs().len(), stand.backends[1].aborted()), (WorkerId(0), 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_stays_at_a_suspect_worker_while_others_are_busy() {
+    let stand = Stand::of(2).await;
+    stand.backends[0].fall_silent(true);
+    let seats = fake_capabilities().max_running as u64;
+    stand.backends[1].say(Load { running: seats, ..Load::default() });
+    stand.backends[1].next_job(Script::tokens(&[60]).finish(Finish::Eos));
+    let prompt = stand.text(Sampling::default()).await;
+    let begun = Instant::now();
+    let asked = collect(&stand.frontend, &prompt);
+    let freed = async {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert!(stand.backends[1].jobs().is_empty());
+        stand.backends[1].say(Load { running: seats - 1, ..Load::default() });
+    };
+    let (whole, ()) = tokio::join!(asked, freed);
+    assert_eq!((whole.unwrap().1.worker, begun.elapsed().as_secs()), (WorkerId(1), 30));
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_behind_the_last_token_is_none() {
+    let stand = Stand::of(1).await;
+    let answer = Script::tokens(&[40, 41]).finish(Finish::Length);
+    stand.backends[0].next_job(answer.fail(died()));
+    let generation = Generation::start(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    let deltas = deltas(generation).await;
+    assert_eq!(deltas.last().unwrap().as_ref().unwrap().finish, Some(Finish::Length));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,218 @@
+//! Requests that wait for the first token of a worker that has become suspect, beside others that can begin at once.
+//!
+//! The worker may be in a long step and answer yet, so a request stays there until it has begun elsewhere. The oldest goes first, and no
+//! more go at once than other workers have seats free, within the budget of requests that move: engines in long steps do not double the
+//! work of the fleet.
+
+use std::collections::BTreeSet;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use chiasm_backend::InputForm;
+use chiasm_types::WorkerId;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Either, select};
+use tokio::time::{Instant, sleep};
+
+use super::Generation;
+use super::attempts::{Attempts, Failure};
+use crate::fleet::{Condition, Worker};
+use crate::frontend::Frontend;
+use crate::pipeline::prepare::Prepared;
+
+/// How often a request looks whether it can begin elsewhere.
+const LOOK: Duration = Duration::from_millis(100);
+
+impl Generation {
+    /// Attempts the request until its first output. If its worker becomes suspect before that, it is begun elsewhere, too: whichever
+    /// begins first goes on, and the other is aborted.
+    pub(super) async fn begin(
+        frontend: &Arc<Frontend>,
+        prepared: &Prepared,
+        attempts: &Attempts,
+    ) -> Result<Self, Failure> {
+        let waits_for = WaitsFor::default();
+        let mut first = pin!(Self::first_delta(frontend, prepared, attempts, &waits_for));
+        let turn = pin!(frontend.displaced.turn(frontend, prepared.arrived, &waits_for, attempts));
+        let (worker, _moving) = match select(first.as_mut(), turn).await {
+            Either::Left((begun, _)) => return begun,
+            Either::Right((turn, _)) => turn,
+        };
+        let Some(moved) = attempts.moved_from(frontend, worker) else { return first.await };
+        match select(first, Self::begin_elsewhere(frontend, prepared, moved)).await {
+            Either::Left((Ok(begun), _)) | Either::Right((Ok(begun), _)) => Ok(begun),
+            Either::Left((Err(_), second)) => second.await,
+            Either::Right((Err(_), first)) => first.await,
+        }
+    }
+
+    /// The same in a box, as it is asked for within itself.
+    fn begin_elsewhere<'a>(
+        frontend: &'a Arc<Frontend>,
+        prepared: &'a Prepared,
+        attempts: Attempts,
+    ) -> BoxFuture<'a, Result<Self, Failure>> {
+        async move { Self::begin(frontend, prepared, &attempts).await }.boxed()
+    }
+}
+
+/// The worker that an attempt waits for.
+#[derive(Debug, Default)]
+pub(super) struct WaitsFor(Mutex<Option<Arc<Worker>>>);
+
+impl WaitsFor {
+    /// Takes note of the worker that is waited for from now on.
+    pub(super) fn set(&self, worker: &Arc<Worker>) {
+        *self.worker() = Some(worker.clone());
+    }
+
+    /// Returns the worker once it is suspect. The attempt, which sets it, has to be polled before.
+    fn suspected(&self) -> impl Future<Output = Arc<Worker>> + Send {
+        let mut followed: Option<(Arc<Worker>, BoxFuture<'static, ()>)> = None;
+        poll_fn(move |context| {
+            let now = self.worker();
+            let is_followed = followed.as_ref().map(|(worker, _)| Arc::as_ptr(worker)) == now.as_ref().map(Arc::as_ptr);
+            if !is_followed {
+                followed = now.as_ref().map(|worker| (worker.clone(), worker.suspected().boxed()));
+            }
+            drop(now);
+            match &mut followed {
+                Some((worker, suspected)) => suspected.poll_unpin(context).map(|()| worker.clone()),
+                None => std::task::Poll::Pending,
+            }
+        })
+    }
+
+    fn is(&self, worker: &Arc<Worker>) -> bool {
+        self.worker().as_ref().is_some_and(|now| Arc::ptr_eq(now, worker))
+    }
+
+    fn worker(&self) -> MutexGuard<'_, Option<Arc<Worker>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The requests that wait for suspect workers.
+#[derive(Debug, Default)]
+pub(crate) struct Displaced(Mutex<Queue>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// By their arrival, and a number that tells those of one moment apart.
+    waiting: BTreeSet<(Instant, u64)>,
+    last: u64,
+    /// Those that have had their turn, and have not begun elsewhere yet.
+    moving: usize,
+}
+
+impl Displaced {
+    /// Returns when it is a request's turn to begin elsewhere: its worker is suspect, and others have seats for it and all older ones.
+    async fn turn(
+        &self,
+        frontend: &Frontend,
+        arrived: Instant,
+        waits_for: &WaitsFor,
+        attempts: &Attempts,
+    ) -> (WorkerId, Moving<'_>) {
+        loop {
+            let worker = waits_for.suspected().await;
+            let ticket = self.join(arrived);
+            while waits_for.is(&worker) && worker.condition() != Condition::Answers {
+                if let Some(moving) = ticket.turn(free_seats(frontend, &attempts.exclude)) {
+                    return (worker.id, moving);
+                }
+                sleep(LOOK).await;
+            }
+        }
+    }
+
+    fn join(&self, arrived: Instant) -> Ticket<'_> {
+        let mut queue = self.queue();
+        queue.last += 1;
+        let place = (arrived, queue.last);
+        queue.waiting.insert(place);
+        Ticket { displaced: self, place }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of one request among those that wait.
+struct Ticket<'a> {
+    displaced: &'a Displaced,
+    place: (Instant, u64),
+}
+
+impl<'a> Ticket<'a> {
+    fn turn(&self, seats: usize) -> Option<Moving<'a>> {
+        let mut queue = self.displaced.queue();
+        let free = seats.saturating_sub(queue.moving);
+        let is_next = queue.waiting.iter().take(free).any(|place| *place == self.place);
+        is_next.then(|| {
+            queue.moving += 1;
+            queue.waiting.remove(&self.place);
+            Moving(self.displaced)
+        })
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.displaced.queue().waiting.remove(&self.place);
+    }
+}
+
+/// A request that begins elsewhere, until it has.
+struct Moving<'a>(&'a Displaced);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.queue().moving -= 1;
+    }
+}
+
+/// Requests that workers can begin at once, but for these workers.
+fn free_seats(frontend: &Frontend, exclude: &[WorkerId]) -> usize {
+    let seats = |worker: &Arc<Worker>| {
+        let can = worker.backend.capabilities();
+        let load = worker.load();
+        let begins_at_once = can.input == InputForm::Tokens
+            && can.role.answers()
+            && worker.condition() == Condition::Answers
+            && load.waiting == 0
+            && !load.draining
+            && !exclude.contains(&worker.id);
+        match can.max_running {
+            _ if !begins_at_once => 0,
+            // It does not tell, and lets nobody wait.
+            0 => 1,
+            most => most.saturating_sub(usize::try_from(load.running).unwrap_or(usize::MAX)),
+        }
+    };
+    frontend.fleet.workers().iter().map(seats).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn oldest_request_has_the_first_turn() {
+        let displaced = Displaced::default();
+        let old = Instant::now();
+        let young = displaced.join(old + Duration::from_secs(1));
+        let first = displaced.join(old);
+        let second = displaced.join(old);
+        assert!(young.turn(2).is_none() && first.turn(0).is_none());
+        let moving = first.turn(1).unwrap();
+        assert!(second.turn(1).is_none(), "the seat is taken until it has begun");
+        drop(moving);
+        assert!(young.turn(1).is_none() && second.turn(1).is_some());
+        drop(second);
+        assert!(young.turn(1).is_some());
+    }
+}
