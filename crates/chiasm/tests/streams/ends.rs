@@ -6,12 +6,12 @@ use crate::before;
 use crate::scripted::{Script, Scripted, Then};
 use crate::support::Answer;
 
-pub const CHAT: &str = "/v1/chat/completions";
-pub const RESPONSES: &str = "/v1/responses";
-pub const MESSAGES: &str = "/v1/messages";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const RESPONSES: &str = "/v1/responses";
+pub(crate) const MESSAGES: &str = "/v1/messages";
 
 /// The body of a request for a stream.
-pub fn asked(path: &str) -> Value {
+pub(crate) fn asked(path: &str) -> Value {
     let hi = json!([{"role": "user", "content": "hi"}]);
     match path {
         RESPONSES => json!({"model": "m", "input": "hi", "stream": true}),
@@ -19,7 +19,7 @@ pub fn asked(path: &str) -> Value {
     }
 }
 
-pub fn event(name: &str, data: &Value) -> String {
+pub(crate) fn event(name: &str, data: &Value) -> String {
     format!("event: {name}\ndata: {data}\n\n")
 }
 
@@ -42,7 +42,7 @@ fn begun(path: &str) -> String {
 }
 
 /// A whole stream.
-pub fn whole(path: &str) -> String {
+pub(crate) fn whole(path: &str) -> String {
     let last = match path {
         RESPONSES => event("response.completed", &json!({"type": "response.completed", "sequence_number": 2})),
         MESSAGES => event("message_stop", &json!({"type": "message_stop"})),

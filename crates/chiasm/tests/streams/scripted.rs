@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// What follows the pieces of a scripted answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub(crate) enum Then {
     /// The body ends as HTTP has it.
     Ends,
     /// The connection is reset.
@@ -19,35 +19,35 @@ pub enum Then {
 
 /// An answer: its body's pieces, and what follows them.
 #[derive(Clone, Debug)]
-pub struct Script {
-    pub content_type: &'static str,
-    pub pieces: Vec<String>,
-    pub then: Then,
+pub(crate) struct Script {
+    pub(crate) content_type: &'static str,
+    pub(crate) pieces: Vec<String>,
+    pub(crate) then: Then,
 }
 
 impl Script {
     /// A stream.
-    pub fn stream(pieces: Vec<String>, then: Then) -> Self {
+    pub(crate) fn stream(pieces: Vec<String>, then: Then) -> Self {
         Self { content_type: "text/event-stream", pieces, then }
     }
 
     /// An answer in one piece, perhaps not all of it.
-    pub fn json(text: &str, then: Then) -> Self {
+    pub(crate) fn json(text: &str, then: Then) -> Self {
         Self { content_type: "application/json", pieces: vec![text.to_owned()], then }
     }
 }
 
 /// A server on a port of its own, which says that it has the model `m`.
-pub struct Scripted {
+pub(crate) struct Scripted {
     /// `http://127.0.0.1:port`
-    pub url: String,
+    pub(crate) url: String,
     /// The paths of requests that it was given, but for those that ask about itself.
-    pub given: Arc<Mutex<Vec<String>>>,
+    pub(crate) given: Arc<Mutex<Vec<String>>>,
 }
 
 impl Scripted {
     /// Starts a server that answers requests at a path with a script.
-    pub async fn start(script: impl Fn(&str) -> Script + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(script: impl Fn(&str) -> Script + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let given = Arc::<Mutex<Vec<String>>>::default();
@@ -60,7 +60,7 @@ impl Scripted {
         Self { url, given }
     }
 
-    pub fn given(&self) -> usize {
+    pub(crate) fn given(&self) -> usize {
         self.given.lock().expect("not poisoned").len()
     }
 }
