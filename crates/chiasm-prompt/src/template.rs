@@ -11,6 +11,7 @@ mod python_filters;
 mod python_json;
 mod python_strings;
 mod python_text;
+mod result_place;
 mod source;
 mod system_place;
 
@@ -101,6 +102,7 @@ struct Inner {
     names: Names,
     format: ContentFormat,
     system_first_alone: bool,
+    user_behind_result: bool,
     limits: RenderLimits,
     clock: Clock,
 }
@@ -228,6 +230,12 @@ impl ChatTemplate {
         [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().any(|inner| inner.system_first_alone)
     }
 
+    /// Whether a message of the user may follow a tool's result, in conversations with functions or without. Templates whose turns
+    /// alternate want the assistant's answer between the two.
+    pub fn takes_user_behind_result(&self) -> bool {
+        [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().all(|inner| inner.user_behind_result)
+    }
+
     /// Whether the template knows a role of this name: it writes `'name'` or `"name"`.
     pub fn knows_role(&self, name: &str) -> bool {
         self.all_names().any(|names| names.quotes(name))
@@ -298,8 +306,21 @@ impl ChatTemplate {
         let system_first_alone = system_place::is_first_alone(&source.text);
         let names = Names::of(&source.text);
         let source = source.text;
-        let inner = Inner { environment, source, special_tokens, names, format, system_first_alone, limits, clock };
-        Ok(Self { inner: Arc::new(inner), for_tools: None })
+        let inner = Inner {
+            environment,
+            source,
+            special_tokens,
+            names,
+            format,
+            system_first_alone,
+            user_behind_result: true,
+            limits,
+            clock,
+        };
+        let mut template = Self { inner: Arc::new(inner), for_tools: None };
+        let takes_user = result_place::takes_user_behind(&template);
+        Arc::make_mut(&mut template.inner).user_behind_result = takes_user;
+        Ok(template)
     }
 
     fn render_dicts(&self, messages: Vec<Value>, options: &RenderOptions) -> Result<String, PromptError> {

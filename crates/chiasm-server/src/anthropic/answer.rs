@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::messages::put_system_first;
+use super::messages::{put_into_results, put_system_first};
 use super::request::{CountRequest, MessagesRequest};
 use super::response::Head;
 use super::{events, response};
@@ -77,7 +77,7 @@ pub(crate) async fn messages(
     Ok(response)
 }
 
-/// The request with its system messages where the model's template takes them.
+/// The request with its messages where the model's template takes them.
 pub(crate) async fn in_order(
     frontend: &Frontend,
     mut request: GenerateRequest,
@@ -87,6 +87,12 @@ pub(crate) async fn in_order(
         && frontend.takes_system_first_alone().await?
     {
         put_system_first(&mut chat.messages);
+    }
+    let template = frontend.model.template.as_ref();
+    if let Prompt::Chat(chat) = &mut request.prompt
+        && template.is_some_and(|template| !template.takes_user_behind_result())
+    {
+        put_into_results(&mut chat.messages);
     }
     Ok(request)
 }

@@ -51,9 +51,10 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
         let mut messages = Vec::new();
-        for turn in message_list(intake, &mut seq)? {
+        for turn in joined_turns(message_list(intake, &mut seq)?) {
             add_turn(intake, &mut messages, turn)?;
         }
+        join_messages(&mut messages);
         Ok(Some(Messages { messages, media: std::mem::take(&mut intake.media) }))
     }
 }
@@ -168,6 +169,99 @@ pub(super) fn message(role: &str, text: String) -> ChatMessage {
     ChatMessage { role: role.to_owned(), content: Some(ChatContent::Text(text)), ..ChatMessage::default() }
 }
 
+/// Joins turns of the user that follow each other, and turns of the assistant, as Anthropic does: their blocks are those of one turn.
+fn joined_turns(turns: Vec<Turn>) -> Vec<Turn> {
+    let mut turns = turns;
+    turns.retain(|turn| !turn.is_silent_system());
+    turns.dedup_by(|next, last| {
+        let is_joined = next.role == last.role && next.role != "system";
+        if is_joined {
+            let mut blocks = std::mem::replace(&mut last.content, Content::Blocks(Vec::new())).into_blocks();
+            blocks.append(&mut std::mem::replace(&mut next.content, Content::Blocks(Vec::new())).into_blocks());
+            last.content = Content::Blocks(blocks);
+        }
+        is_joined
+    });
+    turns
+}
+
+impl Turn {
+    /// Whether it is a system message of which nothing is shown.
+    fn is_silent_system(&self) -> bool {
+        let is_silent = |text: &str| text.is_empty() || text.starts_with(BILLING_HEADER);
+        self.role == "system"
+            && match &self.content {
+                Content::Text(text) => is_silent(text),
+                Content::Blocks(blocks) => blocks.iter().all(|block| match block {
+                    Block::Text(text) => is_silent(text),
+                    _ => false,
+                }),
+            }
+    }
+}
+
+impl Content {
+    fn into_blocks(self) -> Vec<Block> {
+        match self {
+            Self::Text(text) => vec![Block::Text(text)],
+            Self::Blocks(blocks) => blocks,
+        }
+    }
+}
+
+/// Joins messages of the user that follow each other, and messages of the assistant: the images of a tool's result and what is said
+/// beside it, or what a system message stood between.
+fn join_messages(messages: &mut Vec<ChatMessage>) {
+    messages.dedup_by(|next, last| {
+        let is_joined = next.role == last.role && matches!(next.role.as_str(), "user" | "assistant");
+        if is_joined {
+            join(last, std::mem::take(next));
+        }
+        is_joined
+    });
+}
+
+/// Puts what the user says behind a tool's result into the result, for templates that want the assistant to speak between the two.
+/// Media items keep their order.
+pub(super) fn put_into_results(messages: &mut Vec<ChatMessage>) {
+    messages.dedup_by(|next, last| {
+        let is_joined = next.role == "user" && last.role == "tool";
+        if is_joined {
+            join(last, std::mem::take(next));
+        }
+        is_joined
+    });
+}
+
+/// Adds what a message says to the one before it.
+fn join(last: &mut ChatMessage, next: ChatMessage) {
+    let ChatMessage { role: _, content, name: _, tool_call_id: _, tool_calls, reasoning } = next;
+    last.content = match (last.content.take(), content) {
+        (Some(said), Some(more)) => {
+            let mut parts = into_parts(said);
+            parts.append(&mut into_parts(more));
+            Some(ChatContent::Parts(parts))
+        }
+        (said, more) => said.or(more),
+    };
+    match (&mut last.tool_calls, tool_calls) {
+        (Some(Value::Array(calls)), Some(Value::Array(mut more))) => calls.append(&mut more),
+        (calls, more) => *calls = calls.take().or(more),
+    }
+    match (&mut last.reasoning, reasoning) {
+        (Some(thought), Some(more)) => thought.push_str(&more),
+        (thought, more) => *thought = thought.take().or(more),
+    }
+}
+
+fn into_parts(content: ChatContent) -> Vec<ChatPart> {
+    match content {
+        ChatContent::Text(text) if text.is_empty() => Vec::new(),
+        ChatContent::Text(text) => vec![ChatPart::Text(text)],
+        ChatContent::Parts(parts) => parts,
+    }
+}
+
 /// Puts what all system messages say into one at the head, as vLLM does for templates that take none behind others.
 pub(super) fn put_system_first(messages: &mut Vec<ChatMessage>) {
     let mut said = String::new();
@@ -181,6 +275,7 @@ pub(super) fn put_system_first(messages: &mut Vec<ChatMessage>) {
     if !said.is_empty() {
         messages.insert(0, message("system", said));
     }
+    join_messages(messages);
 }
 
 /// Adds what a message becomes: results of tools are messages of their own, before what is said beside them.

@@ -47,7 +47,7 @@ fn place() -> ChatPart {
 }
 
 #[test]
-fn results_of_tools_come_before_what_is_said_beside_them_and_images_follow_their_places() {
+fn results_come_first_and_images_follow_their_places() {
     let chat = parse(&json!([
         {"role": "user", "content": [image("a"), {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
         {"role": "assistant", "content": [
@@ -83,8 +83,8 @@ fn results_of_tools_come_before_what_is_said_beside_them_and_images_follow_their
         result("1", "one\ntwo"),
         said("user", parts(vec![place(), place()])),
         result("2", "three"),
-        said("user", parts(vec![place()])),
         result("3", ""),
+        said("user", parts(vec![place()])),
     ];
     assert_eq!(messages, expected);
     let places: Vec<_> = media.iter().map(|item| (item.source.as_ref().unwrap().text(), item.field.as_str())).collect();
@@ -105,20 +105,64 @@ fn documents_and_search_results_are_text_with_what_is_known_of_them() {
     titled["context"] = json!("C");
     let found = found("F", texts.clone());
     let chat = parse(&json!([
-        {"role": "user", "content": [titled, found, {"type": "text", "text": "so?"}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [
             {"type": "text", "text": "read"}, document(json!({"type": "content", "content": texts})),
-        ]}]},
+        ]}, titled, found, {"type": "text", "text": "so?"}]},
     ]));
     let first = "<document>\n<source>T</source>\n<context>C</context>\n<document_content>\na \"b\"\n</document_content>\n</document>\n";
     let second = "<search_result>\n<source>https://a.org</source>\n<title>F</title>\n<search_result_content>\none\ntwo\n</search_result_content>\n</search_result>\n";
     let said = [first, second, "so?"].map(|text| ChatPart::Text(text.to_owned())).into();
     let read = "read\n<document>\n<document_content>\none\ntwo\n</document_content>\n</document>\n";
     let expected = [
-        ChatMessage { content: parts(said), ..message("user", String::new()) },
         ChatMessage { tool_call_id: Some("1".to_owned()), ..message("tool", read.to_owned()) },
+        ChatMessage { content: parts(said), ..message("user", String::new()) },
     ];
     assert_eq!(chat.unwrap().messages, expected);
+}
+
+#[test]
+fn turns_of_one_role_are_joined() {
+    let chat = parse(&json!([
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, image("i")]},
+        {"role": "system", "content": "x-anthropic-billing-header: 1"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "h", "signature": "s"}, {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+        ]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [image("j")]}]},
+        {"role": "user", "content": "e"},
+    ]));
+    let text = |text: &str| ChatPart::Text(text.to_owned());
+    let said = |role: &str, content| ChatMessage { content, ..message(role, String::new()) };
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let mut expected = vec![
+        said("user", parts(vec![text("a"), text("b"), place(), text("c")])),
+        ChatMessage {
+            tool_calls: Some(json!([call])),
+            reasoning: Some("h".to_owned()),
+            ..message("assistant", "d".to_owned())
+        },
+        ChatMessage { tool_call_id: Some("1".to_owned()), ..message("tool", String::new()) },
+        said("user", parts(vec![place(), text("e")])),
+    ];
+    let mut messages = chat.unwrap().messages;
+    assert_eq!(messages, expected);
+
+    put_into_results(&mut messages);
+    expected.pop();
+    expected[2].content = parts(vec![place(), text("e")]);
+    assert_eq!(messages, expected);
+}
+
+#[test]
+fn user_messages_around_a_system_message_that_moves_are_joined() {
+    let mut messages = ["user", "system", "user"].map(|role| message(role, role.to_owned())).to_vec();
+    put_system_first(&mut messages);
+    let text = |text: &str| ChatPart::Text(text.to_owned());
+    let user = ChatMessage { content: parts(vec![text("user"), text("user")]), ..message("user", String::new()) };
+    assert_eq!(messages, [message("system", "system".to_owned()), user]);
 }
 
 #[test]
