@@ -92,7 +92,7 @@ pub trait RunningJob: Send {
     /// more. Before the first output that may be one of [`Backend::start`]'s: a backend elsewhere need not have been heard by then.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>>;
 
-    /// Ends one continuation early. Nothing more comes of it.
+    /// Ends one continuation early. Outputs that the backend had read by then may still come.
     fn stop(&mut self, choice: usize);
 
     /// How the job's media items reached the backend, over all continuations. May change until the first output, as items

@@ -41,6 +41,8 @@ pub struct Script {
     pub refused: bool,
     /// The job says nothing after its outputs, for ever.
     pub hangs: bool,
+    /// Outputs of a stopped continuation come all the same, as those that a connection had read before.
+    pub overtakes_stop: bool,
     /// How media items travelled is told with the first output and not before, and that this was how long it took.
     pub told_late: Option<Duration>,
 }
@@ -371,7 +373,7 @@ impl RunningJob for FakeJob {
             self.sleep = None;
         }
         while let Some(output) = self.script.outputs.pop_front() {
-            if !self.stopped.contains(&output.choice) {
+            if self.script.overtakes_stop || !self.stopped.contains(&output.choice) {
                 self.had_output = true;
                 return Poll::Ready(Some(Ok(output)));
             }

@@ -59,9 +59,9 @@ pub enum Content {
     },
     /// Text and tool calls as the backend made them.
     Text {
-        /// New text; may be empty.
+        /// New text; may be empty. It stands before the calls.
         text: String,
-        /// Pieces of tool calls, in order.
+        /// Pieces of tool calls. A call's pieces follow each other, without text between them.
         tool_calls: Vec<ToolCallDelta>,
     },
 }

@@ -97,7 +97,7 @@ pub(crate) async fn chat(
                 Err(error) => return StreamApi::Completions.write_failure(events, &error, 0),
             };
             let usage = meter.count(0, &delta);
-            if skips_empty && usage.is_none() && delta.says_nothing() {
+            if delta.is_for_counts() || skips_empty && usage.is_none() && delta.says_nothing() {
                 return;
             }
             let nvext = delta.finish.as_ref().and_then(|_| common.extra_fields.of(&attempted, caller.arrived));
@@ -175,6 +175,9 @@ pub(crate) async fn completions(
             let usage = meter.count(prompt, &delta);
             let index = prompt * prepared[prompt].sampling.n as usize + delta.index;
             let first = !told_so_far.contains_key(&index);
+            if !first && delta.is_for_counts() {
+                return;
+            }
             let told = told_so_far.entry(index).or_default();
             let prompt_tokens = prompts[prompt].as_ref().filter(|_| first).map(|tokens| tokens.as_slice());
             let last = delta.finish.as_ref();

@@ -53,6 +53,9 @@ mod cors;
 mod cpu;
 mod door_metrics;
 mod error;
+#[cfg(test)]
+#[path = "../../chiasm/tests/support/event_grammar.rs"]
+mod event_grammar;
 pub mod fleet;
 mod forward;
 mod frontend;

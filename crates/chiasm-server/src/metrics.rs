@@ -437,6 +437,12 @@ impl Metrics {
         self.retries.get_or_create(&CauseLabel { cause: retry.name() }).get()
     }
 
+    /// Returns the number of continuations that ended so.
+    #[cfg(test)]
+    pub(crate) fn finishes(&self, finish: &Finish) -> u64 {
+        self.finished_choices.get_or_create(&finished(finish)).get()
+    }
+
     /// How many engines of a worker died.
     #[cfg(test)]
     pub(crate) fn engine_deaths(&self, worker: WorkerId) -> u64 {

@@ -9,7 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model};
+use support::event_grammar::{Piece, Said};
+use support::{Answer, Server, demo_model, event_grammar};
 
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
@@ -35,9 +36,10 @@ fn ask(text: &str, fields: Value) -> Value {
     body
 }
 
-/// The events of a streamed answer, each with the name of its type.
+/// The events of a streamed answer, which must keep their grammar.
 fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.text);
+    event_grammar::messages(&answer.text);
     let event = |text: &str| {
         let (name, data) = text.strip_prefix("event: ").and_then(|text| text.split_once("\ndata: ")).expect("an event");
         let body: Value = serde_json::from_str(data).expect("JSON");
@@ -55,6 +57,64 @@ fn refused(answer: &Answer, status: u16) -> (String, String) {
     assert_eq!(body["type"], "error");
     let text = |field: &str| body["error"][field].as_str().expect("text").to_owned();
     (text("type"), text("message"))
+}
+
+/// A model that thinks between its calls, and one that ends within its second call.
+#[tokio::test]
+async fn all_apis_say_the_same_in_the_models_order() {
+    let call = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>";
+    let half = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Ro";
+    let thought = "<think>hm</think>";
+    let flags = ["--tool-call-parser", "glm45", "--reasoning-parser", "glm45", "--sim-answer"];
+    for (answer, has_ended) in
+        [(format!("{thought}{call}{thought}{call}"), true), (format!("{thought}{call}{half}"), false)]
+    {
+        let server = serve(&[&flags[..], &[&answer]].concat()).await;
+        let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+        let fields = json!({"max_tokens": 500, "tools": [{"name": "look", "input_schema": schema}]});
+        let whole = event_grammar::whole_message(&server.post(MESSAGES, &ask("Go.", fields.clone())).await.ok());
+        let mut streamed = ask("Go.", fields);
+        streamed["stream"] = json!(true);
+        let message = event_grammar::messages(&server.post(MESSAGES, &streamed).await.text);
+        assert_eq!(message, whole);
+
+        let function = json!({"name": "look", "parameters": schema});
+        let mut chat = json!({
+            "model": "m", "messages": [{"role": "user", "content": "Go."}], "max_tokens": 500,
+            "tools": [{"type": "function", "function": function}],
+        });
+        let whole = event_grammar::whole_chat(&server.chat(&chat).await.ok());
+        chat["stream"] = json!(true);
+        let chat = event_grammar::chat(&server.chat(&chat).await.text).remove(0);
+        assert_eq!(chat.unordered(), whole);
+
+        let mut request = json!({
+            "model": "m", "input": "Go.", "max_output_tokens": 500,
+            "tools": [{"type": "function", "name": "look", "parameters": schema}],
+        });
+        let whole = event_grammar::whole_response(&server.post("/v1/responses", &request).await.ok());
+        request["stream"] = json!(true);
+        let response = event_grammar::responses(&server.post("/v1/responses", &request).await.text);
+        assert_eq!(response, whole);
+
+        let ends = [&chat, &message, &response].map(|said| said.end.as_deref());
+        let expected =
+            if has_ended { ["tool_calls", "tool_use", "completed"] } else { ["stop", "end_turn", "incomplete"] };
+        assert_eq!(ends, expected.map(Some));
+        let kinds = |said: &Said| {
+            let kind = |piece: &Piece| match piece {
+                Piece::Reasoning(_) => "reasoning",
+                Piece::Text(_) => "text",
+                Piece::Call(_) => "call",
+            };
+            said.pieces.iter().map(kind).collect::<Vec<_>>()
+        };
+        let expected: &[&str] =
+            if has_ended { &["reasoning", "call", "reasoning", "call"] } else { &["reasoning", "call", "call"] };
+        for said in [&chat, &message, &response] {
+            assert_eq!(kinds(said), expected);
+        }
+    }
 }
 
 #[tokio::test]

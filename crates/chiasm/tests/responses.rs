@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model};
+use support::{Answer, Server, demo_model, event_grammar};
 
 const PATH: &str = "/v1/responses";
 
@@ -29,6 +29,7 @@ fn ask(fields: Value) -> Value {
 
 fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.text);
+    event_grammar::responses(&answer.text);
     let read = |event: &str| {
         let (name, data) = event.split_once('\n').expect("two lines");
         let data: Value = serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON");

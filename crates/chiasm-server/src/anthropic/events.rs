@@ -1,6 +1,8 @@
 //! Streamed answers: blocks one after another, each with a beginning, deltas and an end.
 
 use bytes::Bytes;
+use chiasm_backend::ToolCallDelta;
+use chiasm_parse::CallEnd;
 use serde::Serialize;
 use serde_json::Map;
 
@@ -8,7 +10,7 @@ use super::error;
 use super::response::{Block, Ending, Head, Message, UsageBody, signature};
 use crate::error::ApiError;
 use crate::openai::Usage;
-use crate::pipeline::ChoiceDelta;
+use crate::pipeline::{AnswerEvent, ChoiceDelta};
 
 /// An event, whose name is the `type` of its body.
 #[derive(Serialize)]
@@ -63,39 +65,34 @@ pub(super) struct Events {
     open: Open,
     /// The index of the block that is open, or else of the next.
     index: usize,
-    /// Text that came within a call, which is told behind it.
-    held: String,
-    /// The arguments of the last call so far; `None` before the first.
-    arguments: Option<String>,
+    /// The way the last call ended; `None` before the first one's end.
+    last_call: Option<CallEnd>,
     /// What has not been sent yet.
     out: Vec<u8>,
 }
 
 impl Events {
     pub(super) fn new() -> Self {
-        Self { open: Open::Nothing, index: 0, held: String::new(), arguments: None, out: Vec::new() }
+        Self { open: Open::Nothing, index: 0, last_call: None, out: Vec::new() }
     }
 
     /// The events of a delta, of which the last one needs the usage of all; `None` if it has none.
     pub(super) fn of(&mut self, delta: &ChoiceDelta, usage: Usage) -> Option<Bytes> {
-        if !delta.reasoning.is_empty() {
-            self.enter(Open::Thinking, || Block::Thinking { thinking: "", signature: String::new() });
-            self.tell(Delta::Thinking { thinking: &delta.reasoning });
-        }
-        if matches!(self.open, Open::ToolUse(_)) {
-            self.held.push_str(&delta.text);
-        } else {
-            self.tell_text(&delta.text);
-        }
-        for piece in &delta.tool_calls {
-            if let (Some(id), Some(name)) = (&piece.id, &piece.name) {
-                self.close();
-                self.enter(Open::ToolUse(piece.index), || Block::ToolUse { id, name, input: Map::new() });
-                self.arguments = Some(String::new());
-            }
-            if let Some(arguments) = self.arguments.as_mut().filter(|_| !piece.arguments.is_empty()) {
-                arguments.push_str(&piece.arguments);
-                self.tell(Delta::InputJson { partial_json: &piece.arguments });
+        for event in delta.events.iter() {
+            match event {
+                AnswerEvent::Reasoning(text) => {
+                    self.enter(Open::Thinking, || Block::Thinking { thinking: "", signature: String::new() });
+                    self.tell(Delta::Thinking { thinking: text });
+                }
+                AnswerEvent::Text(text) => {
+                    self.enter(Open::Text, || Block::Text { text: "" });
+                    self.tell(Delta::Text { text });
+                }
+                AnswerEvent::Call(piece) => self.call(piece),
+                AnswerEvent::EndCall(end) => {
+                    self.last_call = Some(*end);
+                    self.close();
+                }
             }
         }
         if let Some(finish) = &delta.finish {
@@ -104,16 +101,19 @@ impl Events {
                 self.enter(Open::Text, || Block::Text { text: "" });
                 self.close();
             }
-            let ending = Ending::of(finish, self.arguments.as_deref());
+            let ending = Ending::of(finish, self.last_call);
             write(&mut self.out, &Event::MessageDelta { delta: ending, usage: usage.into() });
         }
         (!self.out.is_empty()).then(|| std::mem::take(&mut self.out).into())
     }
 
-    fn tell_text(&mut self, text: &str) {
-        if !text.is_empty() {
-            self.enter(Open::Text, || Block::Text { text: "" });
-            self.tell(Delta::Text { text });
+    fn call(&mut self, piece: &ToolCallDelta) {
+        let block = Open::ToolUse(piece.index);
+        if let (Some(id), Some(name)) = (&piece.id, &piece.name) {
+            self.enter(block, || Block::ToolUse { id, name, input: Map::new() });
+        }
+        if self.open == block && !piece.arguments.is_empty() {
+            self.tell(Delta::InputJson { partial_json: &piece.arguments });
         }
     }
 
@@ -131,7 +131,7 @@ impl Events {
         write(&mut self.out, &Event::ContentBlockDelta { index: self.index, delta });
     }
 
-    /// Ends the block that is open, and tells what came within it.
+    /// Ends the block that is open.
     fn close(&mut self) {
         if self.open == Open::Nothing {
             return;
@@ -142,11 +142,6 @@ impl Events {
         write(&mut self.out, &Event::ContentBlockStop { index: self.index });
         self.open = Open::Nothing;
         self.index += 1;
-        let held = std::mem::take(&mut self.held);
-        if !held.is_empty() {
-            self.tell_text(&held);
-            self.close();
-        }
     }
 }
 
@@ -179,7 +174,7 @@ fn write(out: &mut Vec<u8>, event: &Event<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use chiasm_backend::{Finish, RequestId, ToolCallDelta};
+    use chiasm_backend::{Finish, RequestId};
     use serde_json::{Value, json};
 
     use super::*;
@@ -217,25 +212,32 @@ mod tests {
         told
     }
 
-    fn text(text: &str) -> ChoiceDelta {
-        ChoiceDelta { text: text.to_owned(), ..ChoiceDelta::default() }
+    fn said(events: impl IntoIterator<Item = AnswerEvent>) -> ChoiceDelta {
+        let mut delta = ChoiceDelta::default();
+        events.into_iter().for_each(|event| delta.events.push(event));
+        delta
     }
 
-    fn reasoning(text: &str) -> ChoiceDelta {
-        ChoiceDelta { reasoning: text.to_owned(), ..ChoiceDelta::default() }
+    fn text(text: &str) -> AnswerEvent {
+        AnswerEvent::Text(text.to_owned())
     }
 
-    fn call(index: usize, arguments: &str) -> ToolCallDelta {
-        let (id, name) = (Some(format!("call{index}")), Some("f".to_owned()));
-        ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
+    fn reasoning(text: &str) -> AnswerEvent {
+        AnswerEvent::Reasoning(text.to_owned())
     }
 
-    fn more(index: usize, arguments: &str) -> ToolCallDelta {
-        ToolCallDelta { index, arguments: arguments.to_owned(), ..ToolCallDelta::default() }
+    fn call(index: usize, arguments: &str) -> AnswerEvent {
+        let id = Some(format!("call{index}"));
+        let name = Some("f".to_owned());
+        AnswerEvent::Call(ToolCallDelta { index, id, name, arguments: arguments.to_owned() })
     }
 
-    fn calls(tool_calls: Vec<ToolCallDelta>) -> ChoiceDelta {
-        ChoiceDelta { tool_calls, ..ChoiceDelta::default() }
+    fn more(index: usize, arguments: &str) -> AnswerEvent {
+        AnswerEvent::Call(ToolCallDelta { index, arguments: arguments.to_owned(), ..ToolCallDelta::default() })
+    }
+
+    fn closed() -> AnswerEvent {
+        AnswerEvent::EndCall(CallEnd::Closed)
     }
 
     fn end(finish: Finish) -> ChoiceDelta {
@@ -264,11 +266,11 @@ mod tests {
     #[test]
     fn thinking_text_and_two_calls_are_four_blocks() {
         let told = told(vec![
-            reasoning("h"),
-            ChoiceDelta { reasoning: "m".to_owned(), ..text("so") },
-            calls(vec![]),
-            calls(vec![call(0, ""), more(0, "{\"a\"")]),
-            ChoiceDelta { tool_calls: vec![more(0, ": 1}"), call(1, "{}")], ..text("") },
+            said([reasoning("h")]),
+            said([reasoning("m"), text("so")]),
+            said([]),
+            said([call(0, ""), more(0, "{\"a\"")]),
+            said([more(0, ": 1}"), closed(), call(1, "{}"), closed()]),
             end(Finish::ToolCalls),
         ]);
         let tool = |id: &str| json!({"type": "tool_use", "id": id, "name": "f", "input": {}});
@@ -294,28 +296,44 @@ mod tests {
     }
 
     #[test]
-    fn text_within_a_call_comes_behind_it() {
+    fn delta_over_a_border_keeps_its_order() {
         let told = told(vec![
-            calls(vec![call(0, "{")]),
-            ChoiceDelta { tool_calls: vec![more(0, "}")], ..text("and") },
-            ChoiceDelta { text: " so".to_owned(), ..end(Finish::Eos) },
+            said([call(0, "{")]),
+            said([more(0, "}"), closed(), text("and")]),
+            said([text(" so"), reasoning("hm"), call(1, "{}"), closed()]),
+            end(Finish::ToolCalls),
         ]);
         let expected = [
             adds(0, json!({"type": "input_json_delta", "partial_json": "}"})),
             ends(0),
             begins(1, json!({"type": "text", "text": ""})),
-            adds(1, json!({"type": "text_delta", "text": "and so"})),
+            adds(1, json!({"type": "text_delta", "text": "and"})),
+            adds(1, json!({"type": "text_delta", "text": " so"})),
             ends(1),
+            begins(2, json!({"type": "thinking", "thinking": "", "signature": ""})),
+            adds(2, json!({"type": "thinking_delta", "thinking": "hm"})),
+            adds(2, json!({"type": "signature_delta", "signature": null})),
+            ends(2),
+            begins(3, json!({"type": "tool_use", "id": "call1", "name": "f", "input": {}})),
+            adds(3, json!({"type": "input_json_delta", "partial_json": "{}"})),
+            ends(3),
             message_delta("tool_use"),
         ];
         assert_eq!(told[2..], expected);
     }
 
     #[test]
+    fn unfinished_call_is_no_reason_to_use_a_tool() {
+        let cut = said([call(0, "{\"a\""), AnswerEvent::EndCall(CallEnd::Unfinished)]);
+        let told = told(vec![cut, end(Finish::Eos)]);
+        assert_eq!(told.last(), Some(&message_delta("end_turn")));
+    }
+
+    #[test]
     fn an_answer_without_words_is_an_empty_text() {
         let expected = [begins(0, json!({"type": "text", "text": ""})), ends(0), message_delta("end_turn")];
-        assert_eq!(told(vec![text(""), end(Finish::Eos)]), expected);
-        assert!(Events::new().of(&text(""), USAGE).is_none());
+        assert_eq!(told(vec![said([]), end(Finish::Eos)]), expected);
+        assert!(Events::new().of(&said([]), USAGE).is_none());
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub(crate) mod answer;
 mod blocks;
 mod error;
 mod events;
+#[cfg(test)]
+pub(crate) mod in_tests;
 mod messages;
 pub(crate) mod request;
 mod response;

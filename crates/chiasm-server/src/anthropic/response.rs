@@ -1,11 +1,12 @@
 //! Whole answers, and what answers and events share.
 
 use chiasm_backend::{Finish, RequestId, ToolCallDelta};
+use chiasm_parse::CallEnd;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::openai::Usage;
-use crate::pipeline::FinishedChoice;
+use crate::pipeline::{AnswerEvent, FinishedChoice};
 
 /// Id and model of one answer.
 #[derive(Clone, Debug)]
@@ -57,18 +58,18 @@ pub(super) struct Ending<'a> {
 }
 
 impl<'a> Ending<'a> {
-    /// The end of an answer, whose last call has these arguments if it has any calls. Calls win over a stop sequence unless it
-    /// cut the last one short, which must not run then.
-    pub(super) fn of(finish: &'a Finish, last_call: Option<&str>) -> Self {
-        let is_whole = |arguments: &str| serde_json::from_str::<Value>(arguments).is_ok();
+    /// The end of an answer, whose last call ended like this if it has any calls. Finished calls win over a stop sequence. An
+    /// answer that ends within a call is no `tool_use`: clients would run the half of it that there is.
+    pub(super) fn of(finish: &'a Finish, last_call: Option<CallEnd>) -> Self {
+        let calls = last_call == Some(CallEnd::Closed);
         let stop_reason = match finish {
             Finish::Length => Some("max_tokens"),
             // As in vLLM: Anthropic has no word for it.
             Finish::Repetition => None,
-            Finish::StopString(stop) if !last_call.is_some_and(is_whole) => {
+            Finish::StopString(stop) if !calls => {
                 return Self { stop_reason: Some("stop_sequence"), stop_sequence: Some(stop) };
             }
-            _ if last_call.is_some() || *finish == Finish::ToolCalls => Some("tool_use"),
+            _ if calls || *finish == Finish::ToolCalls => Some("tool_use"),
             _ => Some("end_turn"),
         };
         Self { stop_reason, stop_sequence: None }
@@ -102,17 +103,21 @@ pub(super) fn signature() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-/// The whole answer. One that says nothing has an empty text: clients take the first block for granted.
+/// The whole answer: a block for each run of events. One without any has an empty text: clients take the first block for granted.
 pub(super) fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Message<'a> {
-    let mut content = Vec::with_capacity(2 + choice.tool_calls.len());
-    if !choice.reasoning.is_empty() {
-        content.push(Block::Thinking { thinking: &choice.reasoning, signature: signature() });
+    let mut content = Vec::new();
+    let mut last_call = None;
+    for event in choice.events.iter() {
+        match event {
+            AnswerEvent::Reasoning(text) => content.push(Block::Thinking { thinking: text, signature: signature() }),
+            AnswerEvent::Text(text) => content.push(Block::Text { text }),
+            AnswerEvent::Call(call) => content.push(tool_use(call)),
+            AnswerEvent::EndCall(end) => last_call = Some(*end),
+        }
     }
-    if !choice.text.is_empty() || (content.is_empty() && choice.tool_calls.is_empty()) {
-        content.push(Block::Text { text: &choice.text });
+    if content.is_empty() {
+        content.push(Block::Text { text: "" });
     }
-    content.extend(choice.tool_calls.iter().map(tool_use));
-    let last_call = choice.tool_calls.last().map(|call| call.arguments.as_str());
     head.message(content, Ending::of(&choice.finish, last_call), usage)
 }
 
@@ -127,7 +132,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pipeline::MediaTokens;
+    use crate::pipeline::{AnswerEvents, MediaTokens};
 
     const USAGE: Usage = Usage {
         prompt_tokens: 10,
@@ -138,21 +143,33 @@ mod tests {
         reasoning_tokens: None,
     };
 
-    fn call(index: usize, arguments: &str) -> ToolCallDelta {
-        let (id, name) = (Some(format!("call{index}")), Some("f".to_owned()));
-        ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
+    fn call(index: usize, arguments: &str) -> AnswerEvent {
+        let id = Some(format!("call{index}"));
+        let name = Some("f".to_owned());
+        AnswerEvent::Call(ToolCallDelta { index, id, name, arguments: arguments.to_owned() })
     }
 
-    fn told(text: &str, reasoning: &str, tool_calls: Vec<ToolCallDelta>, finish: Finish) -> Value {
-        let (text, reasoning) = (text.to_owned(), reasoning.to_owned());
+    fn text(text: &str) -> AnswerEvent {
+        AnswerEvent::Text(text.to_owned())
+    }
+
+    fn reasoning(text: &str) -> AnswerEvent {
+        AnswerEvent::Reasoning(text.to_owned())
+    }
+
+    fn ends(end: CallEnd) -> AnswerEvent {
+        AnswerEvent::EndCall(end)
+    }
+
+    fn told(events: impl IntoIterator<Item = AnswerEvent>, finish: Finish) -> Value {
+        let mut all = AnswerEvents::default();
+        events.into_iter().for_each(|event| all.push(event));
         let choice = FinishedChoice {
-            text,
-            reasoning,
+            events: all,
             reasoning_tokens: 0,
             tokens: Vec::new(),
             logprobs: None,
             prompt_logprobs: None,
-            tool_calls,
             finish,
         };
         let head = Head::new(&RequestId::new("r").unwrap(), "m");
@@ -160,9 +177,17 @@ mod tests {
     }
 
     #[test]
-    fn thinking_text_and_calls_are_blocks_in_this_order() {
-        let calls = vec![call(0, r#"{"a": 1}"#), call(1, "{\"a\": ")];
-        let mut answer = told("hello", "hm", calls, Finish::ToolCalls);
+    fn blocks_have_the_order_of_the_text() {
+        let events = [
+            reasoning("hm"),
+            text("hello"),
+            call(0, r#"{"a": 1}"#),
+            ends(CallEnd::Closed),
+            text("then"),
+            call(1, "{\"a\": "),
+            ends(CallEnd::Unfinished),
+        ];
+        let mut answer = told(events, Finish::Eos);
         let signature = answer["content"][0]["signature"].take();
         assert_eq!(signature.as_str().unwrap().len(), 32);
         let expected = json!({
@@ -171,9 +196,10 @@ mod tests {
                 {"type": "thinking", "thinking": "hm", "signature": null},
                 {"type": "text", "text": "hello"},
                 {"type": "tool_use", "id": "call0", "name": "f", "input": {"a": 1}},
+                {"type": "text", "text": "then"},
                 {"type": "tool_use", "id": "call1", "name": "f", "input": {}},
             ],
-            "stop_reason": "tool_use", "stop_sequence": null,
+            "stop_reason": "end_turn", "stop_sequence": null,
             "usage": {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 3, "output_tokens": 5},
         });
         assert_eq!(answer, expected);
@@ -181,23 +207,27 @@ mod tests {
 
     #[test]
     fn an_answer_without_words_has_an_empty_text_and_a_list_is_no_input() {
-        assert_eq!(told("", "", vec![], Finish::Eos)["content"], json!([{"type": "text", "text": ""}]));
-        assert_eq!(told("", "hm", vec![], Finish::Eos)["content"].as_array().unwrap().len(), 1);
-        assert_eq!(told("", "", vec![call(0, "[1]")], Finish::Eos)["content"][0]["input"], json!({}));
+        assert_eq!(told([], Finish::Eos)["content"], json!([{"type": "text", "text": ""}]));
+        assert_eq!(told([reasoning("hm")], Finish::Eos)["content"].as_array().unwrap().len(), 1);
+        assert_eq!(told([call(0, "[1]")], Finish::Eos)["content"][0]["input"], json!({}));
     }
 
     #[test]
     fn every_end_has_its_reason() {
         let stop = || Finish::StopString("x".to_owned());
+        let closed = Some(CallEnd::Closed);
+        let unfinished = Some(CallEnd::Unfinished);
         for (finish, last_call, reason, sequence) in [
             (Finish::Eos, None, Some("end_turn"), None),
-            (Finish::Eos, Some("{}"), Some("tool_use"), None),
-            (Finish::ToolCalls, Some("{"), Some("tool_use"), None),
-            (Finish::Length, Some("{}"), Some("max_tokens"), None),
+            (Finish::Eos, closed, Some("tool_use"), None),
+            (Finish::Eos, unfinished, Some("end_turn"), None),
+            (Finish::ToolCalls, closed, Some("tool_use"), None),
+            (Finish::Length, closed, Some("max_tokens"), None),
+            (Finish::Length, unfinished, Some("max_tokens"), None),
             (Finish::Repetition, None, None, None),
             (stop(), None, Some("stop_sequence"), Some("x")),
-            (stop(), Some("{\"a\""), Some("stop_sequence"), Some("x")),
-            (stop(), Some("{}"), Some("tool_use"), None),
+            (stop(), unfinished, Some("stop_sequence"), Some("x")),
+            (stop(), closed, Some("tool_use"), None),
         ] {
             let expected = Ending { stop_reason: reason, stop_sequence: sequence };
             assert_eq!(Ending::of(&finish, last_call), expected, "{finish:?} {last_call:?}");

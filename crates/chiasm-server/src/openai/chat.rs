@@ -1,5 +1,8 @@
 //! `POST /v1/chat/completions`: the body, the answer and the chunks of a stream.
 
+use std::borrow::Cow;
+use std::iter::Peekable;
+
 use chiasm_backend::ToolCallDelta;
 use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
@@ -21,7 +24,7 @@ use super::usage::Usage;
 use super::{AnswerHead, Nvext, request, tools};
 use crate::error::ApiError;
 use crate::frontend::ReasoningFields;
-use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, ToolUse};
+use crate::pipeline::{AnswerEvent, Chat, ChoiceDelta, FinishedChoice, GenerateRequest, ToolUse};
 use crate::sse;
 
 /// A parsed body.
@@ -121,14 +124,7 @@ pub(crate) fn answer<'a>(
     let Shown { fields, prompt_tokens } = shown;
     let choice = |(index, choice): (usize, &'a FinishedChoice)| WholeChoice {
         index,
-        message: Message {
-            role: "assistant",
-            content: said(&choice.text, choice.reasoning.is_empty() && choice.tool_calls.is_empty()),
-            refusal: (),
-            reasoning: said(&choice.reasoning, false).filter(|_| fields.reasoning),
-            reasoning_content: said(&choice.reasoning, false).filter(|_| fields.reasoning_content),
-            tool_calls: tool_calls(&choice.tool_calls, false),
-        },
+        message: Message::new(choice, fields),
         logprobs: choice.logprobs.as_ref().map(|tokens| ChatLogprobs { tokenizer, tokens }),
         finish_reason: finish::reason(&choice.finish),
         stop_reason: finish::stop_reason(&choice.finish),
@@ -178,7 +174,7 @@ impl Chunks {
         self.head.write(events, &[choice], &Beside { prompt_token_ids, usage, ..Beside::default() });
     }
 
-    /// Appends a chunk with new text, or with the reason of the end, or both.
+    /// Appends the chunks of a delta: one, unless the order of its events needs more.
     pub(crate) fn write_delta(
         &self,
         events: &mut Vec<u8>,
@@ -186,19 +182,19 @@ impl Chunks {
         usage: Option<Usage>,
         nvext: Option<Nvext>,
     ) {
-        if usage.is_none() && nvext.is_none() && self.is_text(delta) {
-            return self.write_text(events, &delta.text);
+        let is_plain = usage.is_none() && nvext.is_none() && self.is_plain(delta);
+        if let Some(text) = delta.events.text_alone().filter(|_| is_plain) {
+            return self.write_text(events, text);
         }
-        self.write_whole(events, delta, usage, nvext);
+        self.write_chunks(events, delta, usage, nvext);
     }
 
-    /// Whether a delta adds text to the first choice, and nothing else is to be told of it: nearly every one.
-    fn is_text(&self, delta: &ChoiceDelta) -> bool {
-        let says_more = !delta.reasoning.is_empty() || !delta.tool_calls.is_empty() || delta.logprobs.is_some();
-        delta.index == 0 && delta.finish.is_none() && !self.with_ids && !says_more
+    /// Whether a delta of the first choice has nothing for a chunk but its events, as nearly every one.
+    fn is_plain(&self, delta: &ChoiceDelta) -> bool {
+        delta.index == 0 && delta.finish.is_none() && delta.logprobs.is_none() && !self.with_ids
     }
 
-    /// Appends what [`write_whole`](Self::write_whole) would for such a delta, in a third of the time.
+    /// Appends what [`write_chunks`](Self::write_chunks) would for a plain delta with this text, in a third of the time.
     fn write_text(&self, events: &mut Vec<u8>, text: &str) {
         let begin = events.len();
         events.extend_from_slice(&self.text_head);
@@ -208,23 +204,30 @@ impl Chunks {
         }
     }
 
-    fn write_whole(&self, events: &mut Vec<u8>, delta: &ChoiceDelta, usage: Option<Usage>, nvext: Option<Nvext>) {
+    fn write_chunks(&self, events: &mut Vec<u8>, delta: &ChoiceDelta, usage: Option<Usage>, nvext: Option<Nvext>) {
         let Self { head, tokenizer, fields, with_ids, .. } = self;
-        let choice = ChunkChoice {
-            index: delta.index,
-            delta: Delta {
-                role: None,
-                content: said(&delta.text, delta.reasoning.is_empty() && delta.tool_calls.is_empty()),
-                reasoning: said(&delta.reasoning, false).filter(|_| fields.reasoning),
-                reasoning_content: said(&delta.reasoning, false).filter(|_| fields.reasoning_content),
-                tool_calls: tool_calls(&delta.tool_calls, true),
-            },
-            logprobs: delta.logprobs.as_ref().map(|tokens| ChatLogprobs { tokenizer, tokens }),
-            finish_reason: delta.finish.as_ref().map(finish::reason),
-            stop_reason: delta.finish.as_ref().map(finish::stop_reason),
-            token_ids: with_ids.then_some(Ids(&delta.tokens)),
-        };
-        head.write(events, &[choice], &Beside { usage, nvext, ..Beside::default() });
+        let mut rest = delta.events.iter().peekable();
+        let mut nvext = nvext;
+        let mut is_first = true;
+        loop {
+            let part = ChunkPart::take(&mut rest);
+            let is_last = rest.peek().is_none();
+            let finish = delta.finish.as_ref().filter(|_| is_last);
+            let choice = ChunkChoice {
+                index: delta.index,
+                delta: part.into_delta(*fields),
+                logprobs: delta.logprobs.as_ref().filter(|_| is_first).map(|tokens| ChatLogprobs { tokenizer, tokens }),
+                finish_reason: finish.map(finish::reason),
+                stop_reason: finish.map(finish::stop_reason),
+                token_ids: (*with_ids && is_first).then_some(Ids(&delta.tokens)),
+            };
+            let nvext = if is_last { nvext.take() } else { None };
+            head.write(events, &[choice], &Beside { usage, nvext, ..Beside::default() });
+            if is_last {
+                return;
+            }
+            is_first = false;
+        }
     }
 
     /// Appends the last chunk of a stream, which has no choices.
@@ -253,14 +256,14 @@ struct WholeChoice<'a> {
 struct Message<'a> {
     role: &'static str,
     /// Null if there is nothing but calls or reasoning.
-    content: Option<&'a str>,
+    content: Option<Cow<'a, str>>,
     /// Null: models say no in their text.
     refusal: (),
     /// vLLM's name of it, and the older one that many clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning: Option<&'a str>,
+    reasoning: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_content: Option<&'a str>,
+    reasoning_content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall<'a>>,
 }
@@ -317,17 +320,76 @@ fn said(text: &str, is_all: bool) -> Option<&str> {
     (is_all || !text.is_empty()).then_some(text)
 }
 
-fn tool_calls(calls: &[ToolCallDelta], in_chunk: bool) -> Vec<ToolCall<'_>> {
-    let mut bodies = Vec::with_capacity(calls.len());
-    for ToolCallDelta { index, id, name, arguments } in calls {
-        bodies.push(ToolCall {
-            index: in_chunk.then_some(*index),
+/// The events of one chunk. Clients read reasoning, then text, then calls, in whatever order a chunk has them.
+#[derive(Default)]
+struct ChunkPart<'a> {
+    reasoning: &'a str,
+    text: &'a str,
+    tool_calls: Vec<ToolCall<'a>>,
+}
+
+impl<'a> ChunkPart<'a> {
+    /// Takes the events that may stand in one chunk.
+    fn take(events: &mut Peekable<impl Iterator<Item = &'a AnswerEvent>>) -> Self {
+        let mut part = Self::default();
+        while let Some(event) = events.next_if(|event| part.may_go_on(event)) {
+            match event {
+                AnswerEvent::Reasoning(text) => part.reasoning = text,
+                AnswerEvent::Text(text) => part.text = text,
+                AnswerEvent::Call(piece) => part.tool_calls.push(ToolCall::new(piece, Some(piece.index))),
+                AnswerEvent::EndCall(_) => {}
+            }
+        }
+        part
+    }
+
+    fn may_go_on(&self, event: &AnswerEvent) -> bool {
+        let has_text = !self.text.is_empty() || !self.tool_calls.is_empty();
+        match event {
+            AnswerEvent::Reasoning(_) => self.reasoning.is_empty() && !has_text,
+            AnswerEvent::Text(_) => !has_text,
+            AnswerEvent::Call(_) | AnswerEvent::EndCall(_) => true,
+        }
+    }
+
+    fn into_delta(self, fields: ReasoningFields) -> Delta<'a> {
+        let Self { reasoning, text, tool_calls } = self;
+        Delta {
+            role: None,
+            content: said(text, reasoning.is_empty() && tool_calls.is_empty()),
+            reasoning: said(reasoning, false).filter(|_| fields.reasoning),
+            reasoning_content: said(reasoning, false).filter(|_| fields.reasoning_content),
+            tool_calls,
+        }
+    }
+}
+
+impl<'a> Message<'a> {
+    fn new(choice: &'a FinishedChoice, fields: ReasoningFields) -> Self {
+        let reasoning = Some(choice.events.reasoning()).filter(|reasoning| !reasoning.is_empty());
+        let calls = choice.events.calls();
+        let says_more = reasoning.is_some() || !calls.is_empty();
+        Self {
+            role: "assistant",
+            content: Some(choice.events.text()).filter(|text| !says_more || !text.is_empty()),
+            refusal: (),
+            reasoning: reasoning.clone().filter(|_| fields.reasoning),
+            reasoning_content: reasoning.filter(|_| fields.reasoning_content),
+            tool_calls: calls.into_iter().map(|whole| ToolCall::new(whole.call, None)).collect(),
+        }
+    }
+}
+
+impl<'a> ToolCall<'a> {
+    fn new(piece: &'a ToolCallDelta, index: Option<usize>) -> Self {
+        let ToolCallDelta { index: _, id, name, arguments } = piece;
+        Self {
+            index,
             id: id.as_deref(),
             kind: id.is_some().then_some("function"),
             function: Function { name: name.as_deref(), arguments },
-        });
+        }
     }
-    bodies
 }
 
 #[cfg(test)]
@@ -338,7 +400,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pipeline::Prompt;
+    use crate::pipeline::{AnswerEvents, Prompt};
 
     fn parse(body: Value) -> Result<ChatRequest, ApiError> {
         ChatRequest::parse(Intake::of(&body)).map(|(request, _)| request)
@@ -389,15 +451,16 @@ mod tests {
         let head = AnswerHead::new("chatcmpl", &RequestId::new("r").unwrap(), "a \"model\"");
         let chunks = Chunks::new(&head, tokenizer, ReasoningFields::default(), false);
         for text in ["", "hello", "\"quoted\"\n\\ \u{0}\u{7f} é 😀", "</script>"] {
-            let delta = ChoiceDelta { text: text.to_owned(), tokens: vec![TokenId(1)], ..ChoiceDelta::default() };
-            assert!(chunks.is_text(&delta));
+            let events = AnswerEvents::of_text(text.to_owned());
+            let delta = ChoiceDelta { events, tokens: vec![TokenId(1)], ..ChoiceDelta::default() };
+            assert!(chunks.is_plain(&delta));
             let (mut written, mut whole) = (Vec::new(), Vec::new());
             chunks.write_delta(&mut written, &delta, None, None);
-            chunks.write_whole(&mut whole, &delta, None, None);
+            chunks.write_chunks(&mut whole, &delta, None, None);
             assert_eq!(String::from_utf8(written), String::from_utf8(whole));
         }
-        let more = ChoiceDelta { index: 1, text: "x".to_owned(), ..ChoiceDelta::default() };
-        assert!(!chunks.is_text(&more));
+        let more = ChoiceDelta { index: 1, ..ChoiceDelta::default() };
+        assert!(!chunks.is_plain(&more));
     }
 
     #[test]

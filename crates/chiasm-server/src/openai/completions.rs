@@ -21,7 +21,7 @@ use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, Nvext, request};
 use crate::error::ApiError;
-use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::pipeline::{AnswerEvents, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -75,9 +75,9 @@ impl Echoed {
         lists
     }
 
-    fn before<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    fn before(&self, text: &str) -> String {
         let text = if self.only { "" } else { text };
-        Cow::Owned([&self.text, text].concat())
+        [&self.text, text].concat()
     }
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn answer<'a>(
 ) -> impl Serialize + 'a {
     let choice = |(index, ShownChoice { choice, prompt_tokens, echoed }): (usize, &'a ShownChoice)| Choice {
         index,
-        text: echoed.as_ref().map_or(Cow::Borrowed(&choice.text), |echoed| echoed.before(&choice.text)),
+        text: shown_text(&choice.events, echoed.as_deref()),
         logprobs: choice.logprobs.as_ref().map(|tokens| {
             let (of_prompt, mut told) = (choice.prompt_logprobs.as_ref(), Told::default());
             let mut lists = echoed.as_ref().map(|echoed| echoed.lists(tokenizer, of_prompt)).unwrap_or_default();
@@ -202,7 +202,7 @@ impl Chunks {
         let (echoed, mut lists) = echoed.map_or((None, Lists::default()), |(echoed, lists)| (Some(echoed), lists));
         let choice = Choice {
             index,
-            text: echoed.map_or(Cow::Borrowed(&delta.text), |echoed| echoed.before(&delta.text)),
+            text: shown_text(&delta.events, echoed),
             logprobs: delta.logprobs.as_ref().map(|tokens| {
                 if echoed.is_none_or(|echoed| !echoed.only) {
                     lists.add(&self.tokenizer, tokens, told);
@@ -221,6 +221,15 @@ impl Chunks {
     /// Appends the last chunk of a stream, which has no choices.
     pub(crate) fn write_usage(&self, events: &mut Vec<u8>, usage: Usage) {
         self.head.write(events, &[(); 0], &Beside { usage: Some(usage), ..Beside::default() });
+    }
+}
+
+/// Returns the text of these events, behind the prompt where it is echoed.
+fn shown_text<'a>(events: &'a AnswerEvents, echoed: Option<&Echoed>) -> Cow<'a, str> {
+    let text = events.text();
+    match echoed {
+        Some(echoed) => Cow::Owned(echoed.before(&text)),
+        None => text,
     }
 }
 

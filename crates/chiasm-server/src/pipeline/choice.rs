@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
+use chiasm_parse::CallEnd;
 use chiasm_prompt::{Detokenizer, StopStrings};
 use chiasm_types::TokenId;
 use tokio::time::Instant;
 
+use super::answer_events::{AnswerEvent, AnswerEvents};
 use super::error::RequestError;
 use super::reading::{Reader, Reading};
 use super::request::Sampling;
@@ -18,11 +20,9 @@ use crate::model::ServedModel;
 pub(crate) struct ChoiceDelta {
     /// The continuation's index, from 0.
     pub index: usize,
-    /// New text; may be empty while a character, a stop string or a marker is incomplete.
-    pub text: String,
-    /// More of what the model thinks.
-    pub reasoning: String,
-    /// How many of the new tokens belong to that.
+    /// Reasoning, text and calls in their order. Empty while a character, a stop string or a marker is incomplete.
+    pub events: AnswerEvents,
+    /// The number of new tokens that belong to reasoning.
     pub reasoning_tokens: usize,
     /// New tokens.
     pub tokens: Vec<TokenId>,
@@ -30,8 +30,6 @@ pub(crate) struct ChoiceDelta {
     pub logprobs: Option<Vec<TokenLogprob>>,
     /// Those of the prompt's tokens from the second one on, when asked for.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// Pieces of tool calls.
-    pub tool_calls: Vec<ToolCallDelta>,
     /// Set with the last delta.
     pub finish: Option<Finish>,
     /// How the engine computed the prompt, where that becomes known behind the first token.
@@ -41,11 +39,9 @@ pub(crate) struct ChoiceDelta {
 /// A whole continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FinishedChoice {
-    /// Its text.
-    pub text: String,
-    /// What the model thought.
-    pub reasoning: String,
-    /// The tokens of that.
+    /// Reasoning, text and calls in their order.
+    pub events: AnswerEvents,
+    /// The number of tokens that belong to reasoning.
     pub reasoning_tokens: usize,
     /// Its tokens.
     pub tokens: Vec<TokenId>,
@@ -53,8 +49,6 @@ pub(crate) struct FinishedChoice {
     pub logprobs: Option<Vec<TokenLogprob>>,
     /// Those of the prompt's tokens from the second one on, when asked for.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// Its tool calls.
-    pub tool_calls: Vec<ToolCallDelta>,
     /// Why it ended.
     pub finish: Finish,
 }
@@ -73,6 +67,9 @@ pub(super) struct Choice {
     wants_logprobs: bool,
     wants_prompt_logprobs: bool,
     seen_tokens: usize,
+    /// A call of a backend that reads calls itself has not ended yet.
+    has_open_call: bool,
+    has_ended: bool,
     /// When the last tokens came.
     last: Option<Instant>,
 }
@@ -100,8 +97,15 @@ impl Choice {
             wants_logprobs: sampling.logprobs.is_some(),
             wants_prompt_logprobs: sampling.prompt_logprobs.is_some(),
             seen_tokens: 0,
+            has_open_call: false,
+            has_ended: false,
             last: None,
         }
+    }
+
+    /// Whether the last delta has been made. What a backend sends after that is no part of the continuation.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// The time per token since the tokens before those of this delta. `None` for the first ones, and without new ones.
@@ -117,11 +121,17 @@ impl Choice {
     /// Takes one output. `finish` is set when the continuation ended, be it by the backend or by a stop string (then the
     /// backend does not know yet, and the continuation is to be stopped).
     pub(super) fn push(&mut self, output: Output) -> ChoiceDelta {
+        let delta = self.read(output);
+        self.has_ended = delta.finish.is_some();
+        delta
+    }
+
+    fn read(&mut self, output: Output) -> ChoiceDelta {
         let (mut tokens, logprobs) = match output.content {
             Content::Tokens { tokens, logprobs } => (tokens, logprobs),
             Content::Text { text, tool_calls } => {
-                let index = self.index;
-                return ChoiceDelta { index, text, tool_calls, finish: output.finish, ..ChoiceDelta::default() };
+                let events = self.already_read(text, tool_calls, output.finish.as_ref());
+                return ChoiceDelta { index: self.index, events, finish: output.finish, ..ChoiceDelta::default() };
             }
         };
         let mut finish = output.finish;
@@ -168,6 +178,26 @@ impl Choice {
         delta
     }
 
+    /// Returns the events of a backend that reads answers itself. Its calls end where others begin.
+    fn already_read(&mut self, text: String, tool_calls: Vec<ToolCallDelta>, finish: Option<&Finish>) -> AnswerEvents {
+        let mut events = AnswerEvents::of_text(text);
+        for piece in tool_calls {
+            if piece.id.is_some() && self.has_open_call {
+                events.push(AnswerEvent::EndCall(CallEnd::Closed));
+            }
+            self.has_open_call = true;
+            events.push(AnswerEvent::Call(piece));
+        }
+        if let Some(finish) = finish
+            && std::mem::take(&mut self.has_open_call)
+        {
+            let is_closed = *finish == Finish::ToolCalls;
+            let end = if is_closed { CallEnd::Closed } else { CallEnd::Unfinished };
+            events.push(AnswerEvent::EndCall(end));
+        }
+        events
+    }
+
     fn is_left_out(&self, token: TokenId) -> bool {
         let model = self.answers.as_ref();
         model.is_some_and(|model| model.tokenizer.is_special(token) && !model.answers.shows(token))
@@ -177,8 +207,7 @@ impl Choice {
     fn tell(&mut self, text: String, delta: &mut ChoiceDelta) {
         match &mut self.reader {
             Some(reader) => reader.read(&text, delta),
-            None if delta.text.is_empty() => delta.text = text,
-            None => delta.text.push_str(&text),
+            None => delta.events.push(AnswerEvent::Text(text)),
         }
     }
 
@@ -209,23 +238,21 @@ impl Choice {
 impl ChoiceDelta {
     /// Whether there is nothing for a client in it.
     pub(crate) fn says_nothing(&self) -> bool {
-        let Self { text, reasoning, logprobs, tool_calls, finish, .. } = self;
-        text.is_empty() && reasoning.is_empty() && logprobs.is_none() && tool_calls.is_empty() && finish.is_none()
+        let Self { events, logprobs, finish, .. } = self;
+        let is_silent = |event| matches!(event, &AnswerEvent::EndCall(_));
+        events.iter().all(is_silent) && logprobs.is_none() && finish.is_none()
+    }
+
+    /// Whether a delta has nothing of the answer, not even a token, but only what is counted.
+    pub(crate) fn is_for_counts(&self) -> bool {
+        self.tokens.is_empty() && self.prompt_logprobs.is_none() && self.says_nothing()
     }
 
     /// Adds what came after.
     pub(super) fn append(&mut self, next: Self) {
-        self.text.push_str(&next.text);
-        self.reasoning.push_str(&next.reasoning);
+        self.events.append(next.events);
         self.reasoning_tokens += next.reasoning_tokens;
         self.tokens.extend(next.tokens);
-        for piece in next.tool_calls {
-            // They are sorted by index, so that one is found quickly: an answer may have tens of thousands.
-            match self.tool_calls.binary_search_by_key(&piece.index, |call| call.index) {
-                Ok(at) => self.tool_calls[at].arguments.push_str(&piece.arguments),
-                Err(at) => self.tool_calls.insert(at, piece),
-            }
-        }
         match (&mut self.logprobs, next.logprobs) {
             (Some(logprobs), Some(more)) => logprobs.extend(more),
             (none, more) => *none = more,
@@ -235,13 +262,12 @@ impl ChoiceDelta {
             (Some(_), None) => {}
             (none, more) => *none = more,
         }
-        self.finish = next.finish;
+        self.finish = self.finish.take().or(next.finish);
     }
 
     pub(super) fn into_finished(self) -> Result<FinishedChoice, RequestError> {
-        let Self { text, reasoning, reasoning_tokens, tokens, logprobs, prompt_logprobs, tool_calls, finish, .. } =
-            self;
+        let Self { events, reasoning_tokens, tokens, logprobs, prompt_logprobs, finish, .. } = self;
         let finish = finish.ok_or_else(|| RequestError::internal("the engine ended without a reason"))?;
-        Ok(FinishedChoice { text, reasoning, reasoning_tokens, tokens, logprobs, prompt_logprobs, tool_calls, finish })
+        Ok(FinishedChoice { events, reasoning_tokens, tokens, logprobs, prompt_logprobs, finish })
     }
 }

@@ -211,12 +211,22 @@ impl Generation {
         if let Some(delta) = self.ahead.take() {
             return Poll::Ready(Ok(Some(delta)));
         }
-        let output = match ready!(self.poll_output(context)) {
-            // The answer is whole, and its client has been told so: one stream has one end.
-            Err(_) if self.unfinished == 0 => None,
-            output => output?,
-        };
-        let Some(output) = output else { return Poll::Ready(Ok(None)) };
+        loop {
+            let output = match ready!(self.poll_output(context)) {
+                // The answer is whole, and its client has been told so: one stream has one end.
+                Err(_) if self.unfinished == 0 => None,
+                output => output?,
+            };
+            let Some(output) = output else { return Poll::Ready(Ok(None)) };
+            if let Some(delta) = self.delta_of(output)? {
+                return Poll::Ready(Ok(Some(delta)));
+            }
+        }
+    }
+
+    /// Returns the delta of an output, or `None` for one behind a continuation's end, which a backend may have sent before it could
+    /// be stopped.
+    fn delta_of(&mut self, output: Output) -> Result<Option<ChoiceDelta>, Failure> {
         let late = match self.attempted.first_token {
             None => {
                 self.saw_first(&output);
@@ -232,8 +242,11 @@ impl Generation {
         let (index, has_ended) = (output.choice, output.finish.is_some());
         let Some(choice) = self.choices.get_mut(index) else {
             let error = RequestError::internal("the engine answered with a continuation that was not asked for");
-            return Poll::Ready(Err(error.into()));
+            return Err(error.into());
         };
+        if choice.has_ended() {
+            return Ok(late.map(|prefill| ChoiceDelta { index, prefill: Some(prefill), ..ChoiceDelta::default() }));
+        }
         let mut delta = choice.push(output);
         delta.prefill = late;
         if let Some(gap) = choice.gap(&delta) {
@@ -246,7 +259,7 @@ impl Generation {
                 self.running.stop(index);
             }
         }
-        Poll::Ready(Ok(Some(delta)))
+        Ok(Some(delta))
     }
 
     fn poll_output(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Output>, Failure>> {

@@ -22,10 +22,12 @@
 //! | `deadlines` | how long a request may take |
 //! | `retries` | which requests may move to another worker |
 //! | `choice` | one continuation, from tokens to text |
+//! | `answer_events` | reasoning, text and calls of a continuation, in their order |
 //! | `reading` | what that text says: reasoning, calls, and how a model is made to call |
 //! | `tokenize` | the tokens of a prompt, and the text of tokens, for whoever wants to see them |
 //! | `error` | why a request can't be answered |
 
+mod answer_events;
 mod choice;
 mod deadlines;
 mod error;
@@ -48,6 +50,7 @@ mod sampling;
 mod tokenize;
 mod turns;
 
+pub(crate) use answer_events::{AnswerEvent, AnswerEvents};
 pub(crate) use chiasm_backend::{Repetition, Structured};
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
 pub(crate) use deadlines::{Deadline, Deadlines, within};

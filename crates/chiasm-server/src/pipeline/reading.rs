@@ -10,6 +10,7 @@ use chiasm_parse::{CallEnd, Format, Parser, Sink, Tools};
 use chiasm_types::TokenId;
 use serde_json::Value;
 
+use super::answer_events::{AnswerEvent, AnswerEvents};
 use super::choice::ChoiceDelta;
 use super::error::RequestError;
 use super::request::{Chat, ToolChoice, ToolUse};
@@ -84,7 +85,11 @@ impl Reading {
     /// Begins to read an answer to this prompt.
     pub(super) fn begin(self: &Arc<Self>, model: &ServedModel, prompt: &[TokenId]) -> Reader {
         let start = self.format.start(model.answers.is_open(&model.tokenizer, prompt));
-        Reader { parser: Parser::new(&self.format, self.tools.clone(), start), reading: self.clone(), calls: 0 }
+        Reader {
+            parser: Parser::new(&self.format, self.tools.clone(), start),
+            reading: self.clone(),
+            calls: Calls::default(),
+        }
     }
 
     /// An id for a call that the model has given none. Mistral's templates want nine letters and digits.
@@ -102,7 +107,15 @@ impl Reading {
 pub(super) struct Reader {
     parser: Parser,
     reading: Arc<Reading>,
-    calls: usize,
+    calls: Calls,
+}
+
+/// The calls of a continuation so far.
+#[derive(Debug, Default)]
+struct Calls {
+    begun: usize,
+    /// The way the last one ended; `None` while it goes on.
+    last: Option<CallEnd>,
 }
 
 impl Reader {
@@ -113,59 +126,63 @@ impl Reader {
 
     /// Tells what text says.
     pub(super) fn read(&mut self, text: &str, delta: &mut ChoiceDelta) {
-        let mut told = Told { reading: &self.reading, calls: &mut self.calls, delta };
-        self.parser.push(text, &mut told);
+        let Self { parser, reading, calls } = self;
+        parser.push(text, &mut EventSink { reading, calls, events: &mut delta.events });
     }
 
     /// Tells what is left, and why the continuation has ended.
     pub(super) fn finish(&mut self, delta: &mut ChoiceDelta) {
-        let mut told = Told { reading: &self.reading, calls: &mut self.calls, delta };
-        self.parser.finish(&mut told);
-        let has_ended = matches!(delta.finish, Some(Finish::Eos | Finish::StopToken(_)));
-        if self.calls > 0 && self.reading.ends_with_calls && has_ended {
+        let Self { parser, reading, calls } = self;
+        parser.finish(&mut EventSink { reading, calls, events: &mut delta.events });
+        let ended_by_itself = matches!(delta.finish, Some(Finish::Eos | Finish::StopToken(_)));
+        // Clients run the calls of an answer with this finish, so half a call at its end must not have it.
+        if reading.ends_with_calls && ended_by_itself && calls.last == Some(CallEnd::Closed) {
             delta.finish = Some(Finish::ToolCalls);
         }
     }
 }
 
-/// Adds what is told to a delta.
-struct Told<'a> {
+/// Adds what a parser reads to the events of a delta.
+struct EventSink<'a> {
     reading: &'a Reading,
-    calls: &'a mut usize,
-    delta: &'a mut ChoiceDelta,
+    calls: &'a mut Calls,
+    events: &'a mut AnswerEvents,
 }
 
-impl Sink for Told<'_> {
+impl Sink for EventSink<'_> {
     fn reasoning(&mut self, text: &str) {
         if !self.reading.without_reasoning {
-            self.delta.reasoning.push_str(text);
+            self.events.push_reasoning(text);
         }
     }
 
     fn text(&mut self, text: &str) {
-        self.delta.text.push_str(text);
+        self.events.push_text(text);
     }
 
     fn call(&mut self, name: &str, id: Option<&str>) {
         let id = id.map_or_else(|| self.reading.call_id(), str::to_owned);
-        let call =
-            ToolCallDelta { index: *self.calls, id: Some(id), name: Some(name.to_owned()), arguments: String::new() };
-        self.delta.tool_calls.push(call);
-        *self.calls += 1;
+        let first = ToolCallDelta {
+            index: self.calls.begun,
+            id: Some(id),
+            name: Some(name.to_owned()),
+            arguments: String::new(),
+        };
+        self.events.push(AnswerEvent::Call(first));
+        self.calls.begun += 1;
+        self.calls.last = None;
     }
 
     fn arguments(&mut self, json: &str) {
-        let index = self.calls.saturating_sub(1);
-        match self.delta.tool_calls.last_mut().filter(|call| call.index == index) {
-            Some(call) => call.arguments.push_str(json),
-            None => {
-                let piece = ToolCallDelta { index, arguments: json.to_owned(), ..ToolCallDelta::default() };
-                self.delta.tool_calls.push(piece);
-            }
+        if !json.is_empty() {
+            self.events.push_arguments(self.calls.begun.saturating_sub(1), json);
         }
     }
 
-    fn end_call(&mut self, _end: CallEnd) {}
+    fn end_call(&mut self, end: CallEnd) {
+        self.calls.last = Some(end);
+        self.events.push(AnswerEvent::EndCall(end));
+    }
 }
 
 /// A function's parameters; a function that names none takes an object without any.
@@ -174,5 +191,7 @@ fn parameters(tool: &Value) -> Value {
     if parameters.is_object() { parameters.clone() } else { serde_json::json!({"type": "object", "properties": {}}) }
 }
 
+#[cfg(test)]
+mod order_tests;
 #[cfg(test)]
 mod tests;

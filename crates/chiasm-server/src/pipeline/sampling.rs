@@ -226,7 +226,9 @@ mod tests {
             let content = Content::Tokens { tokens: tokens.to_vec(), logprobs: None };
             Choice::new(0, model, &[], &sampling, StopStrings::new(Vec::new(), false), None)
                 .push(Output { choice: 0, content, finish: None, prefill: None, prompt_logprobs: None })
-                .text
+                .events
+                .text()
+                .into_owned()
         };
         let (silent, open) = (Arc::new(model("{}")), Arc::new(model(r#"{"skip_special_tokens": false}"#)));
         assert_eq!((text(&silent, None), text(&silent, Some(false))), ("".into(), "<|im_end|><|im_start|>".into()));

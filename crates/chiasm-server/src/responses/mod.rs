@@ -14,6 +14,8 @@
 mod content;
 mod custom_input;
 mod events;
+#[cfg(test)]
+pub(crate) mod in_tests;
 mod input;
 mod output;
 mod request;

@@ -2,15 +2,16 @@
 
 use bytes::Bytes;
 use chiasm_backend::{Finish, ToolCallDelta};
+use chiasm_parse::CallEnd;
 use serde::{Serialize, Serializer};
 
 use super::custom_input::InputReader;
 use super::events::{Event, Events};
-use super::response::{Head, Response};
+use super::response::{Head, IncompleteReason, Response};
 use super::tools::{Called, Names};
 use crate::error::ApiError;
 use crate::openai::Usage;
-use crate::pipeline::{ChoiceDelta, FinishedChoice};
+use crate::pipeline::{AnswerEvent, ChoiceDelta, FinishedChoice};
 
 /// How far an item or a response is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -41,9 +42,7 @@ pub(super) struct Item {
 pub(super) enum Kind {
     Reasoning,
     Message,
-    /// The call of this number among the answer's calls.
     Call {
-        number: usize,
         call_id: String,
         name: String,
         namespace: Option<String>,
@@ -59,6 +58,8 @@ pub(super) struct Answer {
     names: Names,
     items: Vec<Item>,
     status: Status,
+    /// Why the answer is incomplete, if OpenAI has a word for it.
+    incomplete_reason: Option<IncompleteReason>,
     events: Events,
 }
 
@@ -66,8 +67,8 @@ impl Answer {
     /// A whole answer, of which no events tell.
     pub(super) fn whole(request: &str, names: Names, choice: FinishedChoice) -> Self {
         let mut answer = Self::new(request, names, Events::unwanted());
-        let FinishedChoice { text, reasoning, tool_calls, finish, .. } = choice;
-        answer.add(&ChoiceDelta { text, reasoning, tool_calls, finish: Some(finish), ..ChoiceDelta::default() });
+        let FinishedChoice { events, finish, .. } = choice;
+        answer.add(&ChoiceDelta { events, finish: Some(finish), ..ChoiceDelta::default() });
         answer
     }
 
@@ -83,23 +84,37 @@ impl Answer {
     }
 
     fn new(request: &str, names: Names, events: Events) -> Self {
-        Self { request: request.to_owned(), names, items: Vec::new(), status: Status::InProgress, events }
+        Self {
+            request: request.to_owned(),
+            names,
+            items: Vec::new(),
+            status: Status::InProgress,
+            incomplete_reason: None,
+            events,
+        }
     }
 
     /// The response with all that was said.
     pub(super) fn response<'a>(&'a self, head: &'a Head, usage: Usage) -> Response<'a> {
-        head.response(&self.items, self.status).with_usage(usage)
+        head.response(&self.items, self.status).with_incomplete_reason(self.incomplete_reason).with_usage(usage)
     }
 
-    /// Adds what is new. An item ends where another one begins.
+    /// Adds the events of a delta. An item ends where another one begins.
     pub(super) fn add(&mut self, delta: &ChoiceDelta) {
-        self.say(Kind::Reasoning, &delta.reasoning);
-        self.say(Kind::Message, &delta.text);
-        for piece in &delta.tool_calls {
-            self.call(piece);
+        for event in delta.events.iter() {
+            match event {
+                AnswerEvent::Reasoning(text) => self.say(Kind::Reasoning, text),
+                AnswerEvent::Text(text) => self.say(Kind::Message, text),
+                AnswerEvent::Call(piece) => self.call(piece),
+                AnswerEvent::EndCall(CallEnd::Closed) => self.close(Status::Completed),
+                AnswerEvent::EndCall(CallEnd::Unfinished) => self.close(Status::Incomplete),
+            }
         }
         if let Some(finish) = &delta.finish {
-            self.status = if *finish == Finish::Length { Status::Incomplete } else { Status::Completed };
+            let is_cut = *finish == Finish::Length;
+            self.incomplete_reason = is_cut.then_some(IncompleteReason::MaxOutputTokens);
+            let is_incomplete = is_cut || self.items.last().is_some_and(Item::is_unfinished_call);
+            self.status = if is_incomplete { Status::Incomplete } else { Status::Completed };
             self.close(self.status);
         }
     }
@@ -107,7 +122,8 @@ impl Answer {
     /// Tells that this was all.
     pub(super) fn end(&mut self, head: &Head, usage: Usage) {
         let kind = if self.status == Status::Incomplete { "response.incomplete" } else { "response.completed" };
-        let response = head.response(&self.items, self.status).with_usage(usage);
+        let response =
+            head.response(&self.items, self.status).with_incomplete_reason(self.incomplete_reason).with_usage(usage);
         self.events.tell(Event { response: Some(response), ..Event::of(kind) });
     }
 
@@ -134,12 +150,10 @@ impl Answer {
     }
 
     fn call(&mut self, piece: &ToolCallDelta) {
-        let is_of = |item: &Item| matches!(item.kind, Kind::Call { number, .. } if number == piece.index);
-        if !self.items.last().is_some_and(is_of) {
-            let (call_id, name) = (piece.id.clone().unwrap_or_default(), piece.name.clone().unwrap_or_default());
-            let Called { namespace, name, is_custom } = self.names.called(name);
+        if let (Some(call_id), Some(name)) = (&piece.id, &piece.name) {
+            let Called { namespace, name, is_custom } = self.names.called(name.clone());
             let input = is_custom.then(InputReader::new);
-            self.open(Kind::Call { number: piece.index, call_id, name, namespace, input });
+            self.open(Kind::Call { call_id: call_id.clone(), name, namespace, input });
         }
         match self.input() {
             Some(input) => {
@@ -234,6 +248,10 @@ impl Kind {
 }
 
 impl Item {
+    fn is_unfinished_call(&self) -> bool {
+        matches!(self.kind, Kind::Call { .. }) && self.status == Status::Incomplete
+    }
+
     /// The only part of its content. A call has none.
     fn part(&self) -> Option<Part<'_>> {
         let text = &self.text;
@@ -315,4 +333,4 @@ impl Serialize for Item {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -148,7 +148,6 @@ impl Head {
 
     /// The response with what was said so far.
     pub(super) fn response<'a>(&'a self, output: &'a [Item], status: Status) -> Response<'a> {
-        let is_cut = status == Status::Incomplete;
         Response {
             id: &self.id,
             object: "response",
@@ -156,7 +155,7 @@ impl Head {
             completed_at: (status == Status::Completed).then(unix_seconds),
             status,
             error: None,
-            incomplete_details: is_cut.then_some(Incomplete { reason: "max_output_tokens" }),
+            incomplete_details: None,
             model: &self.model,
             output,
             usage: None,
@@ -169,6 +168,11 @@ impl<'a> Response<'a> {
     /// With the tokens of it all.
     pub(super) fn with_usage(self, usage: Usage) -> Self {
         Self { usage: Some(usage.into()), ..self }
+    }
+
+    /// With the reason why it is incomplete.
+    pub(super) fn with_incomplete_reason(self, reason: Option<IncompleteReason>) -> Self {
+        Self { incomplete_details: reason.map(|reason| Incomplete { reason }), ..self }
     }
 
     /// With what went wrong.
@@ -203,7 +207,14 @@ struct Fault<'a> {
 
 #[derive(Serialize)]
 struct Incomplete {
-    reason: &'static str,
+    reason: IncompleteReason,
+}
+
+/// Why a response is incomplete. OpenAI has no word for an answer that its model ends within a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum IncompleteReason {
+    MaxOutputTokens,
 }
 
 #[derive(Serialize)]

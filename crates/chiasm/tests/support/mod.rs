@@ -3,6 +3,7 @@
 
 pub mod adapters;
 pub mod etcd;
+pub mod event_grammar;
 pub mod origin;
 pub mod scenario_run;
 pub mod stand_ins;
@@ -250,9 +251,10 @@ impl Answer {
         value.to_str().expect("text").to_owned()
     }
 
-    /// The chunks of a streamed answer; it must end with `[DONE]`.
+    /// The chunks of a streamed answer, which must keep the grammar of chats and completions and end with `[DONE]`.
     #[track_caller]
     pub fn chunks(&self) -> Vec<Value> {
+        event_grammar::chat(&self.text);
         let data: Vec<&str> = self.text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
         let (last, chunks) = data.split_last().expect("at least one event");
         assert_eq!(*last, "[DONE]");

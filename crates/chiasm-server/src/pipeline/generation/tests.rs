@@ -4,6 +4,7 @@ use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
 use chiasm_backend::{
     Capabilities, Content, Finish, Input, InputForm, JobError, Lacks, Load, PlaceholderForm, ToolCallDelta,
 };
+use chiasm_parse::CallEnd;
 use chiasm_types::{BlockSize, Placeholder, TokenId};
 use futures_util::StreamExt;
 
@@ -11,6 +12,7 @@ use super::*;
 use crate::Limits;
 use crate::fleet::{Condition, Patience};
 use crate::metrics::Retry;
+use crate::pipeline::answer_events::WholeCall;
 use crate::pipeline::retries::MAX_MOVES;
 use crate::pipeline::{Cause, Prompt, Sampling};
 use crate::stand::{Stand, broken_picture, picture};
@@ -348,9 +350,42 @@ async fn a_stop_string_ends_its_continuation_and_no_other() {
     let sampling = Sampling { n: 2, temperature: Some(1.0), stop, ..Sampling::default() };
     let (choices, _) = collect(&stand.frontend, &stand.text(sampling).await).await.unwrap();
     assert_eq!(choices[0].finish, Finish::StopString("lazy".to_owned()));
-    assert_eq!(choices[0].text, "over the ");
+    assert_eq!(choices[0].events.text_alone(), Some("over the "));
     assert_eq!((&choices[1].finish, choices[1].tokens.len()), (&Finish::Length, 2 * more.len()));
     assert_eq!(stand.backends[0].jobs()[0].sampling.n, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn outputs_behind_a_stop_string_are_left_out() {
+    let stand = Stand::of(1).await;
+    let tokens = |text: &str| -> Vec<u32> {
+        stand.frontend.model.tokenizer.encode(text, false).unwrap().iter().map(|token| token.0).collect()
+    };
+    let stop = tokens("over the lazy dog");
+    let script = || {
+        let script = Script::default().then(0, &stop).then(0, &tokens("the fox")).finish(Finish::Length);
+        let late = Prefill { cached_tokens: 1, ..Prefill::default() };
+        let mut script = Script { overtakes_stop: true, ..script };
+        script.outputs[0].prefill = None;
+        script.outputs[1].prefill = Some(late);
+        script
+    };
+    let sampling = || Sampling { stop: vec!["lazy".to_owned()], ..Sampling::default() };
+    let ended = Finish::StopString("lazy".to_owned());
+
+    stand.backends[0].next_job(script());
+    let (choices, attempted) = collect(&stand.frontend, &stand.text(sampling()).await).await.unwrap();
+    assert_eq!((choices[0].events.text_alone(), &choices[0].finish), (Some("over the "), &ended));
+    assert_eq!(attempted.prefill.cached_tokens, 1);
+    let counted = choices[0].tokens.len();
+
+    stand.backends[0].next_job(script());
+    let generation = Generation::start(&stand.frontend, &stand.text(sampling()).await).await.unwrap();
+    let deltas: Vec<_> = deltas(generation).await.into_iter().map(Result::unwrap).collect();
+    let [first, late] = &deltas[..] else { panic!("{deltas:?}") };
+    assert_eq!((first.finish.as_ref(), first.tokens.len()), (Some(&ended), counted));
+    assert!(late.is_for_counts() && late.prefill.is_some(), "{late:?}");
+    assert_eq!(stand.frontend.metrics.finishes(&ended), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -370,13 +405,15 @@ async fn text_of_a_backend_that_makes_it_itself_is_passed_on() {
         prompt_logprobs: None,
     };
     let outputs = [
-        text("I ", piece(Some("call_1"), "{\"at\":"), None),
-        text("look", piece(None, " 1}"), Some(Finish::ToolCalls)),
+        text("I look", piece(Some("call_1"), "{\"at\":"), None),
+        text("", piece(None, " 1}"), Some(Finish::ToolCalls)),
     ];
     stand.backends[0].next_job(Script { outputs: outputs.into(), ..Script::default() });
     let (choices, _) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
-    assert_eq!((choices[0].text.as_str(), &choices[0].finish), ("I look", &Finish::ToolCalls));
-    assert_eq!(choices[0].tool_calls, [piece(Some("call_1"), "{\"at\": 1}")]);
+    let events = &choices[0].events;
+    assert_eq!((events.text().as_ref(), &choices[0].finish), ("I look", &Finish::ToolCalls));
+    let call = WholeCall { call: &piece(Some("call_1"), "{\"at\": 1}"), end: CallEnd::Closed };
+    assert_eq!(events.calls(), [call]);
 }
 
 #[tokio::test(start_paused = true)]

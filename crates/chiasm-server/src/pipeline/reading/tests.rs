@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use chiasm_backend::{Content, Output, ToolCallDelta};
+use chiasm_backend::{Content, Output};
 use chiasm_prompt::{StopStrings, Tokenizer};
 use serde_json::json;
 
@@ -17,7 +17,7 @@ fn named(name: &str) -> ParserChoice {
     name.parse().unwrap()
 }
 
-fn model(tools: &str, reasoning: &str) -> Arc<ServedModel> {
+pub(super) fn model(tools: &str, reasoning: &str) -> Arc<ServedModel> {
     let model = ServedModel::load(Path::new(MODEL), "m", None).unwrap();
     Arc::new(model.with_parsers(&named(tools), &named(reasoning)).unwrap())
 }
@@ -37,7 +37,7 @@ fn with_special(tokens: &[&str], tools: &str, reasoning: &str) -> Arc<ServedMode
     Arc::new(model.with_parsers(&named(tools), &named(reasoning)).unwrap())
 }
 
-fn function(name: &str, parameters: Value) -> Value {
+pub(super) fn function(name: &str, parameters: Value) -> Value {
     json!({"type": "function", "function": {"name": name, "parameters": parameters}})
 }
 
@@ -76,19 +76,20 @@ fn whole(deltas: Vec<ChoiceDelta>) -> ChoiceDelta {
     })
 }
 
-#[test]
-fn pieces_of_calls_are_gathered_by_index() {
-    let piece = |index, name: Option<&str>, arguments: &str| ToolCallDelta {
-        index,
-        id: name.map(|name| format!("call_{name}")),
-        name: name.map(str::to_owned),
-        arguments: arguments.to_owned(),
-    };
-    let of = |tool_calls| ChoiceDelta { tool_calls, ..ChoiceDelta::default() };
-    let first = vec![piece(0, Some("a"), ""), piece(2, Some("c"), "{"), piece(0, None, "{\"x\": ")];
-    let second = vec![piece(2, None, "}"), piece(1, Some("b"), "{}"), piece(0, None, "1}")];
-    let gathered = [piece(0, Some("a"), "{\"x\": 1}"), piece(1, Some("b"), "{}"), piece(2, Some("c"), "{}")];
-    assert_eq!(whole(vec![of(first), of(second)]).tool_calls, gathered);
+/// The reasoning and the text of deltas.
+fn said(deltas: Vec<ChoiceDelta>) -> (String, String) {
+    let ChoiceDelta { events, .. } = whole(deltas);
+    (events.reasoning().into_owned(), events.text().into_owned())
+}
+
+/// The names and arguments of the calls of deltas.
+fn calls(delta: &ChoiceDelta) -> Vec<(&str, &str)> {
+    let calls = delta.events.calls().into_iter();
+    calls.map(|whole| (whole.call.name.as_deref().unwrap(), whole.call.arguments.as_str())).collect()
+}
+
+fn ids(delta: &ChoiceDelta) -> Vec<&str> {
+    delta.events.calls().into_iter().map(|whole| whole.call.id.as_deref().unwrap()).collect()
 }
 
 const ANSWER: &str = "hm, the fox.</think>\n\nI look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln\"}}\n\
@@ -100,35 +101,37 @@ fn an_answer_is_told_apart_as_it_comes() {
     let deltas = deltas(&model, Some(&tools(ToolChoice::Auto)), "a <think>", ANSWER);
     let of_arguments: Vec<_> = deltas
         .iter()
-        .flat_map(|delta| &delta.tool_calls)
+        .flat_map(|delta| delta.events.iter())
+        .filter_map(|event| match event {
+            AnswerEvent::Call(piece) => Some(piece),
+            _ => None,
+        })
         .filter(|piece| piece.index == 0 && !piece.arguments.is_empty())
         .collect();
     assert!(of_arguments.len() > 5, "arguments come in pieces: {of_arguments:?}");
     assert!(of_arguments[1..].iter().all(|piece| piece.id.is_none() && piece.name.is_none()), "{of_arguments:?}");
-    let ChoiceDelta { reasoning, text, reasoning_tokens, tool_calls, finish, .. } = whole(deltas);
-    assert_eq!((reasoning.as_str(), text.as_str()), ("hm, the fox.", "\n\nI look."));
+    let whole = whole(deltas);
+    let ChoiceDelta { events, reasoning_tokens, finish, .. } = &whole;
+    assert_eq!((events.reasoning().as_ref(), events.text().as_ref()), ("hm, the fox.", "\n\nI look."));
     let thought = tokens(&model.tokenizer, "hm, the fox.").len();
-    assert!((thought..thought + 10).contains(&reasoning_tokens), "{reasoning_tokens} of about {thought}");
-    let calls: Vec<_> =
-        tool_calls.iter().map(|call| (call.name.as_deref().unwrap(), call.arguments.as_str())).collect();
-    assert_eq!(calls, [("weather", r#"{"city": "Köln"}"#), ("now", "{}")]);
-    let ids: Vec<_> = tool_calls.iter().map(|call| call.id.as_deref().unwrap()).collect();
+    assert!((thought..thought + 10).contains(reasoning_tokens), "{reasoning_tokens} of about {thought}");
+    assert_eq!(calls(&whole), [("weather", r#"{"city": "Köln"}"#), ("now", "{}")]);
+    let ids = ids(&whole);
     assert!(ids[0].starts_with("chatcmpl-tool-") && ids[0] != ids[1], "{ids:?}");
-    assert_eq!(finish, Some(Finish::ToolCalls));
+    assert_eq!(*finish, Some(Finish::ToolCalls));
 }
 
 #[test]
 fn without_functions_calls_are_text_and_without_a_format_all_is() {
     let prompt = "a <think>";
     for tools in [None, Some(tools(ToolChoice::None))] {
-        let ChoiceDelta { reasoning, text, tool_calls, finish, .. } =
+        let ChoiceDelta { events, finish, .. } =
             whole(deltas(&model("hermes", "qwen3"), tools.as_ref(), prompt, ANSWER));
-        assert_eq!(reasoning, "hm, the fox.");
-        assert!(text.ends_with("</tool_call>") && tool_calls.is_empty(), "{text}");
+        assert_eq!(events.reasoning(), "hm, the fox.");
+        assert!(events.text().ends_with("</tool_call>") && events.calls().is_empty(), "{events:?}");
         assert_eq!(finish, Some(Finish::Eos));
     }
-    let ChoiceDelta { reasoning, text, .. } = whole(deltas(&model("none", "none"), None, prompt, ANSWER));
-    assert_eq!((reasoning.as_str(), text.as_str()), ("", ANSWER));
+    assert_eq!(said(deltas(&model("none", "none"), None, prompt, ANSWER)), (String::new(), ANSWER.to_owned()));
     let reading = Reading::plan(&model("hermes", "none"), &Chat::default(), None, false).unwrap().0;
     assert!(reading.is_none(), "an answer that is text in any case is not read");
 }
@@ -136,18 +139,11 @@ fn without_functions_calls_are_text_and_without_a_format_all_is() {
 #[test]
 fn what_the_prompt_has_closed_is_no_reasoning() {
     let model = model("none", "qwen3");
-    let said = |prompt: &str| {
-        let ChoiceDelta { reasoning, text, .. } = whole(deltas(&model, None, prompt, "the fox"));
-        (reasoning, text)
-    };
     let pair = |reasoning: &str, text: &str| (reasoning.to_owned(), text.to_owned());
     // The markers are no single tokens of this model: nothing is known of the prompt.
-    assert_eq!(said("a"), pair("the fox", ""));
+    assert_eq!(said(deltas(&model, None, "a", "the fox")), pair("the fox", ""));
     let special = with_special(&["<think>", "</think>"], "none", "qwen3");
-    let said = |prompt: &str, answer: &str| {
-        let ChoiceDelta { reasoning, text, .. } = whole(deltas(&special, None, prompt, answer));
-        (reasoning, text)
-    };
+    let said = |prompt: &str, answer: &str| said(deltas(&special, None, prompt, answer));
     assert_eq!(said("<|im_start|>a\n<think>\n", "x</think>y"), pair("x", "y"));
     assert_eq!(said("<|im_start|>a\n<think>\n\n</think>\n\n", "the fox"), pair("", "the fox"));
     // That was an earlier answer's.
@@ -174,10 +170,10 @@ fn special_tokens_that_structure_an_answer_are_seen_and_others_are_not() {
     let markers = ["[TOOL_CALLS]", "[ARGS]", "[OTHER]"];
     let model = with_special(&markers, "mistral", "none");
     let answer = "so[OTHER] it is[TOOL_CALLS]now[ARGS]{\"a\": 1}";
-    let ChoiceDelta { text, tool_calls, .. } = whole(deltas(&model, Some(&tools(ToolChoice::Auto)), "a", answer));
-    assert_eq!(text, "so it is");
-    assert_eq!((tool_calls[0].name.as_deref(), tool_calls[0].arguments.as_str()), (Some("now"), "{\"a\": 1}"));
-    let id = tool_calls[0].id.as_deref().unwrap();
+    let whole = whole(deltas(&model, Some(&tools(ToolChoice::Auto)), "a", answer));
+    assert_eq!(whole.events.text(), "so it is");
+    assert_eq!(calls(&whole), [("now", "{\"a\": 1}")]);
+    let id = ids(&whole)[0];
     assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
 }
 
@@ -233,13 +229,14 @@ fn calls_are_forced_in_the_models_format_or_by_a_schema() {
     };
     assert!(schema.contains("\"minItems\":1") && schema.contains("weather"), "{schema}");
     let answer = r#"[{"name": "weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": {}}]"#;
-    let ChoiceDelta { text, tool_calls, finish, .. } =
-        whole(deltas(&unknown, Some(&tools(ToolChoice::Required)), "a", answer));
-    assert_eq!((text.as_str(), tool_calls.len(), finish), ("", 2, Some(Finish::ToolCalls)));
+    let listed = whole(deltas(&unknown, Some(&tools(ToolChoice::Required)), "a", answer));
+    assert_eq!((listed.events.text().as_ref(), calls(&listed).len()), ("", 2));
+    assert_eq!(listed.finish, Some(Finish::ToolCalls));
     let named = tools(ToolChoice::Named("weather".to_owned()));
     let answer = r#"[{"name": "weather", "parameters": {"city": "Paris"}}]"#;
-    let ChoiceDelta { tool_calls, finish, .. } = whole(deltas(&unknown, Some(&named), "a", answer));
-    assert_eq!((tool_calls[0].arguments.as_str(), finish), (r#"{"city": "Paris"}"#, Some(Finish::Eos)));
+    let single = whole(deltas(&unknown, Some(&named), "a", answer));
+    assert_eq!(calls(&single), [("weather", r#"{"city": "Paris"}"#)]);
+    assert_eq!(single.finish, Some(Finish::Eos));
 }
 
 #[test]
@@ -260,7 +257,7 @@ fn reasoning_that_is_not_wanted_is_left_out() {
     let mut reader = reading.unwrap().begin(&model, &[]);
     let mut delta = ChoiceDelta::default();
     reader.read("hm</think>the fox", &mut delta);
-    assert_eq!((delta.reasoning.as_str(), delta.text.as_str()), ("", "the fox"));
+    assert_eq!(delta.events.text_alone(), Some("the fox"));
 }
 
 #[test]

@@ -3,10 +3,11 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::openai::fields::Fields;
+use crate::pipeline::AnswerEvents;
 use crate::responses::response::Echo;
 use crate::stand::Stand;
 
-async fn head() -> Head {
+pub(in crate::responses) async fn head() -> Head {
     let stand = Stand::of(1).await;
     let body = json!({"tools": [{"type": "function", "name": "f"}], "instructions": "be short"});
     let echo = Echo::of(&Fields::new(body, "").unwrap()).unwrap();
@@ -26,14 +27,13 @@ fn names() -> Names {
 
 /// Calls of these, in pieces.
 fn called_otherwise(finish: Finish) -> Vec<ChoiceDelta> {
-    let delta = |tool_calls| ChoiceDelta { tool_calls, ..ChoiceDelta::default() };
     vec![
-        delta(vec![piece(0, Some(("a", "sh")), "")]),
-        delta(vec![piece(0, None, r#"{"input": "ls"#)]),
-        delta(vec![piece(0, None, r#" -l\"#)]),
-        delta(vec![piece(0, None, r#"n"}"#), piece(1, Some(("b", "n__f")), "{}")]),
-        delta(vec![piece(2, Some(("c", "n__sh")), r#"{"cmd": 1}"#)]),
-        ChoiceDelta { finish: Some(finish), ..ChoiceDelta::default() },
+        said([piece(0, Some(("a", "sh")), "")]),
+        said([piece(0, None, r#"{"input": "ls"#)]),
+        said([piece(0, None, r#" -l\"#)]),
+        said([piece(0, None, r#"n"}"#), closed(), piece(1, Some(("b", "n__f")), "{}"), closed()]),
+        said([piece(2, Some(("c", "n__sh")), r#"{"cmd": 1}"#), closed()]),
+        end(finish),
     ]
 }
 
@@ -48,22 +48,47 @@ fn usage() -> Usage {
     }
 }
 
-fn piece(index: usize, begin: Option<(&str, &str)>, arguments: &str) -> ToolCallDelta {
+fn said(events: impl IntoIterator<Item = AnswerEvent>) -> ChoiceDelta {
+    let mut delta = ChoiceDelta::default();
+    events.into_iter().for_each(|event| delta.events.push(event));
+    delta
+}
+
+fn end(finish: Finish) -> ChoiceDelta {
+    ChoiceDelta { finish: Some(finish), ..ChoiceDelta::default() }
+}
+
+fn text(text: &str) -> AnswerEvent {
+    AnswerEvent::Text(text.to_owned())
+}
+
+fn reasoning(text: &str) -> AnswerEvent {
+    AnswerEvent::Reasoning(text.to_owned())
+}
+
+fn piece(index: usize, begin: Option<(&str, &str)>, arguments: &str) -> AnswerEvent {
     let (id, name) = begin.map(|(id, name)| (id.to_owned(), name.to_owned())).unzip();
-    ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
+    AnswerEvent::Call(ToolCallDelta { index, id, name, arguments: arguments.to_owned() })
+}
+
+fn closed() -> AnswerEvent {
+    AnswerEvent::EndCall(CallEnd::Closed)
+}
+
+fn unfinished() -> AnswerEvent {
+    AnswerEvent::EndCall(CallEnd::Unfinished)
 }
 
 /// Reasoning, text and two calls, in pieces; some deltas have several kinds of them and some have nothing.
-fn deltas(finish: Finish) -> Vec<ChoiceDelta> {
-    let delta = ChoiceDelta::default;
+fn deltas(finish: Finish, last: AnswerEvent) -> Vec<ChoiceDelta> {
     vec![
-        ChoiceDelta { reasoning: "let me ".to_owned(), ..delta() },
-        delta(),
-        ChoiceDelta { reasoning: "think".to_owned(), text: "I ".to_owned(), ..delta() },
-        ChoiceDelta { text: "call".to_owned(), tool_calls: vec![piece(0, Some(("a", "f")), "")], ..delta() },
-        ChoiceDelta { tool_calls: vec![piece(0, None, r#"{"x":"#)], ..delta() },
-        ChoiceDelta { tool_calls: vec![piece(0, None, "1}"), piece(1, Some(("b", "g")), "{")], ..delta() },
-        ChoiceDelta { tool_calls: vec![piece(1, None, "}")], finish: Some(finish), ..delta() },
+        said([reasoning("let me ")]),
+        said([]),
+        said([reasoning("think"), text("I ")]),
+        said([text("call"), piece(0, Some(("a", "f")), "")]),
+        said([piece(0, None, r#"{"x":"#)]),
+        said([piece(0, None, "1}"), closed(), piece(1, Some(("b", "g")), "{")]),
+        ChoiceDelta { finish: Some(finish), ..said([piece(1, None, "}"), last]) },
     ]
 }
 
@@ -90,8 +115,8 @@ fn events(bytes: &[Bytes]) -> Vec<Value> {
     text.split_terminator("\n\n").map(read).collect()
 }
 
-fn streamed(head: &Head, finish: Finish) -> Vec<Value> {
-    told(head, Names::default(), deltas(finish))
+fn streamed(head: &Head, finish: Finish, last: AnswerEvent) -> Vec<Value> {
+    told(head, Names::default(), deltas(finish, last))
 }
 
 fn told(head: &Head, names: Names, deltas: Vec<ChoiceDelta>) -> Vec<Value> {
@@ -110,14 +135,14 @@ fn told(head: &Head, names: Names, deltas: Vec<ChoiceDelta>) -> Vec<Value> {
 #[tokio::test]
 async fn a_whole_response_has_its_items_and_what_was_asked() {
     let head = head().await;
+    let mut events = AnswerEvents::default();
+    deltas(Finish::ToolCalls, closed()).into_iter().for_each(|delta| events.append(delta.events));
     let choice = FinishedChoice {
-        text: "I call".to_owned(),
-        reasoning: "let me think".to_owned(),
+        events,
         reasoning_tokens: 2,
         tokens: Vec::new(),
         logprobs: None,
         prompt_logprobs: None,
-        tool_calls: vec![piece(0, Some(("a", "f")), r#"{"x":1}"#), piece(1, Some(("b", "g")), "{}")],
         finish: Finish::ToolCalls,
     };
     let answer = Answer::whole("r", Names::default(), choice);
@@ -149,7 +174,7 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
 
 #[tokio::test]
 async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
-    let events = streamed(&head().await, Finish::ToolCalls);
+    let events = streamed(&head().await, Finish::ToolCalls, closed());
     let numbers: Vec<_> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
     let short = |event: &Value| {
@@ -213,20 +238,47 @@ async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
 }
 
 #[tokio::test]
-async fn what_is_cut_off_is_incomplete_and_so_is_its_last_item() {
-    let events = streamed(&head().await, Finish::Length);
-    let last = events.last().unwrap();
-    assert_eq!(last["type"], "response.incomplete");
-    assert_eq!(last["response"]["status"], "incomplete");
-    assert_eq!(last["response"]["incomplete_details"], json!({"reason": "max_output_tokens"}));
-    assert_eq!(last["response"]["output"], output("incomplete"));
+async fn cut_answer_and_its_last_call_are_incomplete() {
+    let cut = json!({"reason": "max_output_tokens"});
+    for (finish, details) in [(Finish::Length, cut), (Finish::Eos, Value::Null)] {
+        let events = streamed(&head().await, finish, unfinished());
+        let last = events.last().unwrap();
+        assert_eq!(last["type"], "response.incomplete");
+        assert_eq!(last["response"]["status"], "incomplete");
+        assert_eq!(last["response"]["incomplete_details"], details);
+        assert_eq!(last["response"]["output"], output("incomplete"));
+    }
+}
+
+#[tokio::test]
+async fn call_that_was_closed_before_the_cut_is_completed() {
+    let events = streamed(&head().await, Finish::Length, closed());
+    let response = &events.last().unwrap()["response"];
+    assert_eq!(response["status"], "incomplete");
+    assert_eq!(response["output"], output("completed"));
+}
+
+#[tokio::test]
+async fn delta_over_a_border_keeps_its_order() {
+    let deltas = vec![
+        said([piece(0, Some(("a", "f")), "{")]),
+        said([piece(0, None, "}"), closed(), reasoning("hm"), text("so")]),
+        said([text(" far"), piece(1, Some(("b", "g")), "{}"), closed()]),
+        end(Finish::ToolCalls),
+    ];
+    let events = told(&head().await, Names::default(), deltas);
+    let output = &events.last().unwrap()["response"]["output"];
+    let kinds: Vec<_> = output.as_array().unwrap().iter().map(|item| &item["type"]).collect();
+    assert_eq!(kinds, ["function_call", "reasoning", "message", "function_call"]);
+    assert_eq!((&output[0]["arguments"], &output[3]["arguments"]), (&json!("{}"), &json!("{}")));
+    assert_eq!(output[2]["content"][0]["text"], "so far");
 }
 
 #[tokio::test]
 async fn an_error_ends_the_open_item_and_the_response() {
     let head = head().await;
     let (mut answer, _) = Answer::streamed("r", Names::default(), &head);
-    answer.add(&ChoiceDelta { text: "half".to_owned(), ..ChoiceDelta::default() });
+    answer.add(&said([text("half")]));
     answer.take_events();
     answer.fail(&head, &ApiError::internal("the engine died"));
     let events = events(&[answer.take_events().unwrap()]);
@@ -243,7 +295,7 @@ async fn an_error_ends_the_open_item_and_the_response() {
 async fn an_answer_that_says_nothing_has_no_items() {
     let head = head().await;
     let (mut answer, _) = Answer::streamed("r", Names::default(), &head);
-    answer.add(&ChoiceDelta { finish: Some(Finish::Eos), ..ChoiceDelta::default() });
+    answer.add(&end(Finish::Eos));
     assert_eq!(answer.take_events(), None);
     answer.end(&head, usage());
     let events = events(&[answer.take_events().unwrap()]);
@@ -287,8 +339,10 @@ async fn tools_are_called_by_the_names_that_their_client_knows() {
 
 #[tokio::test]
 async fn a_custom_call_that_is_cut_off_says_so() {
-    let cut = called_otherwise(Finish::Length).into_iter().enumerate().filter(|(i, _)| matches!(i, 0 | 1 | 5));
-    let events = told(&head().await, names(), cut.map(|(_, delta)| delta).collect());
+    let mut cut = called_otherwise(Finish::Length);
+    cut.drain(2..5);
+    cut.insert(2, said([unfinished()]));
+    let events = told(&head().await, names(), cut);
     assert!(!events.iter().any(|event| event["type"].as_str().unwrap().ends_with(".done")), "{events:?}");
     let response = &events.last().unwrap()["response"];
     let item = &response["output"][0];

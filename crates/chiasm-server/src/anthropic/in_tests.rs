@@ -1,0 +1,30 @@
+//! Messages for tests of the stages before them.
+
+use chiasm_backend::RequestId;
+
+use super::response::Head;
+use super::{events, response};
+use crate::event_grammar::{self, Said};
+use crate::openai::Usage;
+use crate::pipeline::{ChoiceDelta, FinishedChoice};
+
+fn head() -> Head {
+    Head::new(&RequestId::new("r").unwrap(), "m")
+}
+
+/// What a stream of these deltas says.
+pub(crate) fn streamed(deltas: &[ChoiceDelta]) -> Said {
+    let mut stream = events::start(&head(), Usage::default()).to_vec();
+    let mut events = events::Events::new();
+    for delta in deltas {
+        events.of(delta, Usage::default()).into_iter().for_each(|events| stream.extend_from_slice(&events));
+    }
+    stream.extend_from_slice(&events::stop());
+    event_grammar::messages(str::from_utf8(&stream).unwrap())
+}
+
+pub(crate) fn whole(choice: &FinishedChoice) -> Said {
+    let head = head();
+    let message = response::whole(&head, choice, Usage::default());
+    event_grammar::whole_message(&serde_json::to_value(message).unwrap())
+}

@@ -1,0 +1,40 @@
+//! Responses for tests of the stages before them.
+
+use super::output::Answer;
+use super::output::tests::head;
+use super::response::Head;
+use super::tools::Names;
+use crate::event_grammar::{self, Said};
+use crate::openai::Usage;
+use crate::pipeline::{ChoiceDelta, FinishedChoice};
+
+/// Writes responses to one request.
+pub(crate) struct Responses {
+    head: Head,
+}
+
+impl Responses {
+    pub(crate) async fn new() -> Self {
+        Self { head: head().await }
+    }
+
+    /// What a stream of these deltas says.
+    pub(crate) fn streamed(&self, deltas: &[ChoiceDelta]) -> Said {
+        let (mut answer, begun) = Answer::streamed("r", Names::default(), &self.head);
+        let mut stream = begun.concat();
+        for delta in deltas {
+            answer.add(delta);
+            if delta.finish.is_some() {
+                answer.end(&self.head, Usage::default());
+            }
+            answer.take_events().into_iter().for_each(|events| stream.extend_from_slice(&events));
+        }
+        event_grammar::responses(str::from_utf8(&stream).unwrap())
+    }
+
+    pub(crate) fn whole(&self, choice: &FinishedChoice) -> Said {
+        let answer = Answer::whole("r", Names::default(), choice.clone());
+        let response = answer.response(&self.head, Usage::default());
+        event_grammar::whole_response(&serde_json::to_value(response).unwrap())
+    }
+}
