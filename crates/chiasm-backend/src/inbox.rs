@@ -4,10 +4,12 @@
 //! streams is more than a processor's cache; here it is a list of those that wait, mostly none or one.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker, ready};
 
 use tokio::task::coop;
+
+use crate::unread::{Cut, GRANULE_BYTES, UnreadJob};
 
 /// Arrivals that wait for one reader at most: minutes of an answer at reading speed. Who sends more ends the request instead: a slow
 /// reader holds up neither others nor the engine.
@@ -30,30 +32,47 @@ impl<T: Held, E> Held for Result<T, E> {
 
 /// The end that arrivals are put into. When it is dropped, nothing more comes.
 #[derive(Debug)]
-pub struct Sender<T>(Arc<Inbox<T>>);
+pub struct Sender<T: Held>(Arc<Inbox<T>>);
 
 /// The end that is read.
 #[derive(Debug)]
-pub struct Receiver<T>(Arc<Inbox<T>>);
+pub struct Receiver<T: Held>(Arc<Inbox<T>>);
 
 #[derive(Debug)]
-struct Inbox<T>(Mutex<State<T>>);
+struct Inbox<T: Held> {
+    state: Mutex<State<T>>,
+    job: UnreadJob,
+}
 
 #[derive(Debug)]
 struct State<T> {
     arrivals: VecDeque<T>,
     /// What they hold.
     bytes: usize,
+    /// As many of these as are counted for the whole process.
+    counted: usize,
     most_bytes: usize,
     /// Waits for the next arrival.
     reader: Option<Waker>,
     is_closed: bool,
+    /// All that waited is gone, as too much waited in the process. It takes nothing more.
+    is_cut: bool,
 }
 
-/// A new inbox, in which arrivals of so many bytes may wait.
-pub fn inbox<T>(most_bytes: usize) -> (Sender<T>, Receiver<T>) {
-    let state = State { arrivals: VecDeque::new(), bytes: 0, most_bytes, reader: None, is_closed: false };
-    let inbox = Arc::new(Inbox(Mutex::new(state)));
+/// Creates an inbox of a job, in which arrivals of so many bytes may wait.
+pub fn inbox<T: Held + Send + 'static>(most_bytes: usize, job: &UnreadJob) -> (Sender<T>, Receiver<T>) {
+    let state = State {
+        arrivals: VecDeque::new(),
+        bytes: 0,
+        counted: 0,
+        most_bytes,
+        reader: None,
+        is_closed: false,
+        is_cut: false,
+    };
+    let inbox = Arc::new(Inbox { state: Mutex::new(state), job: job.clone() });
+    let weak: Weak<Inbox<T>> = Arc::downgrade(&inbox);
+    job.add(weak);
     (Sender(inbox.clone()), Receiver(inbox))
 }
 
@@ -62,10 +81,53 @@ fn bytes<T: Held>(arrival: &T) -> usize {
     size_of::<T>() + arrival.held_bytes()
 }
 
-impl<T> Inbox<T> {
+impl<T: Held> Inbox<T> {
     /// The state is never left half-changed, so a panic elsewhere does not make it unusable.
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of all that waits.
+    fn clear(&self, mut state: MutexGuard<'_, State<T>>) {
+        let arrivals = std::mem::take(&mut state.arrivals);
+        let counted = std::mem::take(&mut state.counted);
+        state.bytes = 0;
+        drop(state);
+        drop(arrivals);
+        self.job.discount(counted);
+    }
+}
+
+impl<T: Held + Send> Cut for Inbox<T> {
+    fn cut(&self) {
+        let mut state = self.state();
+        state.is_cut = true;
+        let reader = state.reader.take();
+        self.clear(state);
+        reader.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<T: Held> Drop for Inbox<T> {
+    fn drop(&mut self) {
+        self.clear(self.state());
+    }
+}
+
+impl<T> State<T> {
+    /// Takes bytes that have to be counted for the whole process from now on.
+    fn count_more(&mut self) -> usize {
+        let more = self.bytes.saturating_sub(self.counted) / GRANULE_BYTES * GRANULE_BYTES;
+        self.counted += more;
+        more
+    }
+
+    /// Takes bytes that need not be counted any more. Some stay, so that they are not counted again at once.
+    fn count_less(&mut self) -> usize {
+        let less = self.counted.saturating_sub(self.bytes) / GRANULE_BYTES;
+        let less = less.saturating_sub(usize::from(self.bytes > 0)) * GRANULE_BYTES;
+        self.counted -= less;
+        less
     }
 }
 
@@ -75,11 +137,12 @@ impl<T: Held> Sender<T> {
         self.add(self.0.state(), arrival);
     }
 
-    /// Adds an arrival if no more wait than may. One that is larger than all may be is taken when it is the only one.
+    /// Adds an arrival if no more wait than may, and the answer was not cut. One that is larger than all may be is taken when it is the
+    /// only one.
     #[must_use]
     pub fn offer(&self, arrival: T) -> bool {
         let state = self.0.state();
-        let has_room = state.arrivals.len() < MOST_UNREAD && state.bytes <= state.most_bytes;
+        let has_room = state.arrivals.len() < MOST_UNREAD && state.bytes <= state.most_bytes && !state.is_cut;
         if has_room {
             self.add(state, arrival);
         }
@@ -87,15 +150,24 @@ impl<T: Held> Sender<T> {
     }
 
     fn add(&self, mut state: MutexGuard<'_, State<T>>, arrival: T) {
+        if state.is_cut {
+            return;
+        }
         state.bytes += bytes(&arrival);
         state.arrivals.push_back(arrival);
         let reader = state.reader.take();
+        let counted = state.count_more();
+        // Before it can be read, and so be counted no more.
+        let is_too_much = counted > 0 && self.0.job.count(counted);
         drop(state);
         reader.into_iter().for_each(Waker::wake);
+        if is_too_much {
+            self.0.job.keep_within();
+        }
     }
 }
 
-impl<T> Drop for Sender<T> {
+impl<T: Held> Drop for Sender<T> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.is_closed = true;
@@ -112,7 +184,11 @@ impl<T: Held> Receiver<T> {
         let mut state = self.0.state();
         let arrival = state.arrivals.pop_front();
         state.bytes -= arrival.as_ref().map_or(0, bytes);
-        if arrival.is_none() && !state.is_closed {
+        let discounted = state.count_less();
+        if discounted > 0 {
+            self.0.job.discount(discounted);
+        }
+        if arrival.is_none() && !state.is_closed && !state.is_cut {
             let waker = context.waker();
             if !state.reader.as_ref().is_some_and(|reader| reader.will_wake(waker)) {
                 state.reader = Some(waker.clone());
@@ -124,12 +200,31 @@ impl<T: Held> Receiver<T> {
     }
 }
 
+impl<T: Held> Receiver<T> {
+    /// Returns whether what waited was let go of, as too much waited in the process. Nothing more comes then.
+    pub fn is_cut(&self) -> bool {
+        self.0.state().is_cut
+    }
+}
+
+impl<T: Held> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        self.0.clear(self.0.state());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
     use std::time::Duration;
 
     use super::*;
+    use crate::unread::Unread;
+
+    /// An inbox of a job of its own.
+    fn inbox<T: Held + Send + 'static>(most_bytes: usize) -> (Sender<T>, Receiver<T>) {
+        super::inbox(most_bytes, &Arc::new(Unread::new(usize::MAX)).job())
+    }
 
     impl Held for u32 {
         fn held_bytes(&self) -> usize {
@@ -179,6 +274,53 @@ mod tests {
             drop(sender);
             let told = tokio::time::timeout(Duration::from_secs(20), reading).await.unwrap().unwrap();
             assert_eq!(told, !ends);
+        }
+    }
+
+    /// Arrivals that hold nearly this much each.
+    const BYTES: u32 = 1 << 20;
+
+    #[tokio::test]
+    async fn answer_furthest_behind_is_cut_with_all_its_inboxes() {
+        let unread = Arc::new(Unread::new(19 * BYTES as usize / 2));
+        let [slow, slower] = [unread.job(), unread.job()];
+        let most = usize::MAX;
+        let slow_inbox = super::inbox(most, &slow);
+        let mut slower_inboxes = [super::inbox(most, &slower), super::inbox(most, &slower)];
+        for _ in 0..4 {
+            assert!(slow_inbox.0.offer(BYTES));
+        }
+        for _ in 0..3 {
+            assert!(slower_inboxes.iter().all(|(sender, _)| sender.offer(BYTES)));
+        }
+        assert_eq!((unread.cut(), slower_inboxes[0].1.is_cut()), (1, true));
+        for (sender, receiver) in &mut slower_inboxes {
+            assert!(!sender.offer(1), "its sender is told to stop");
+            sender.send(2);
+            assert_eq!((next(receiver).await, receiver.is_cut()), (None, true), "nothing of it seems whole");
+        }
+        assert!(!slow_inbox.1.is_cut() && slow_inbox.0.offer(BYTES));
+        assert!(unread.bytes() <= 6 * BYTES as usize, "{}", unread.bytes());
+    }
+
+    #[tokio::test]
+    async fn bytes_are_counted_until_they_are_read_or_left() {
+        let unread = Arc::new(Unread::new(usize::MAX));
+        let job = unread.job();
+        let (sender, mut receiver) = super::inbox(usize::MAX, &job);
+        (0..3).for_each(|_| sender.send(BYTES));
+        let all = unread.bytes();
+        assert!(all >= 3 * BYTES as usize, "{all}");
+        while unread.bytes() > 0 {
+            assert!(next(&mut receiver).await.is_some());
+        }
+        (0..3).for_each(|_| sender.send(BYTES));
+        drop(receiver);
+        assert_eq!(unread.bytes(), 0);
+        let (sender, mut receiver) = super::inbox(usize::MAX, &job);
+        for _ in 0..100 {
+            sender.send(GRANULE_BYTES as u32 / 2);
+            assert_eq!((next(&mut receiver).await.is_some(), unread.bytes()), (true, 0), "a reader that keeps up");
         }
     }
 }

@@ -21,6 +21,7 @@
 //! | `media` | items, and the forms in which their sources give them |
 //! | `output` | what comes back |
 //! | `inbox` | what has come back and nobody has read yet |
+//! | `unread` | a bound on that for all answers together |
 //! | `error` | what goes wrong, and whose fault it is |
 //! | `fake` | with the feature of that name, a backend that follows a script |
 #![forbid(unsafe_code)]
@@ -41,6 +42,7 @@ mod media;
 mod output;
 mod plan_class;
 mod private_network;
+pub mod unread;
 
 pub use adapter::{Adapter, AdapterError, OwnAdapter, adapter_engine_name};
 pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob};

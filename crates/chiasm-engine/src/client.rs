@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::inbox::MOST_UNREAD_BYTES;
+use chiasm_backend::unread::{Unread, UnreadJob};
 use chiasm_transfer::Arena;
 use tokio::sync::watch;
 
@@ -126,13 +127,14 @@ impl EngineClient {
     /// Media items that the engine holds are sent without their data, and may be given without. Others that are given
     /// without make [`EngineError::NeedsData`]: nothing was sent, try again with their data.
     pub fn submit(&self, request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
-        self.submit_one_of(1, request)
+        self.submit_one_of(1, &Unread::of_process().job(), request)
     }
 
     /// Sends one of so many requests that have one reader, who leaves no more of all their outputs unread than of one.
     pub(crate) fn submit_one_of(
         &self,
         count: usize,
+        job: &UnreadJob,
         mut request: EngineCoreRequest,
     ) -> Result<OutputStream, EngineError> {
         validate::check(&request, &self.handle.ready, &self.handle.options)?;
@@ -144,7 +146,7 @@ impl EngineClient {
         if !keys.is_empty() {
             return Err(EngineError::NeedsData { keys });
         }
-        let arrivals = connection.registry().open(&request.request_id, MOST_UNREAD_BYTES / count.max(1))?;
+        let arrivals = connection.registry().open(&request.request_id, MOST_UNREAD_BYTES / count.max(1), job)?;
         let delivered = order.hand_over(&mut request.mm_features);
         let stream = OutputStream::new(request.request_id.clone(), arrivals, connection.clone(), delivered);
         connection.send(Outgoing::Add(Box::new(request)))?;

@@ -1,7 +1,8 @@
-//! What the metrics say of the media door, and of memory for later requests.
+//! What the metrics say of the media door, and of memory: for later requests, and for answers that wait to be read.
 
 use std::sync::atomic::Ordering;
 
+use chiasm_backend::unread::Unread;
 use chiasm_media::MediaCounts;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -27,6 +28,8 @@ pub(crate) struct DoorMetrics {
     processed: Gauge,
     texts: Gauge,
     found_tokens: Counter,
+    unread: Gauge,
+    cut: Counter,
 }
 
 impl DoorMetrics {
@@ -67,6 +70,17 @@ impl DoorMetrics {
             "Tokens of long pieces of prompts that were found, and so not made again",
             self.found_tokens.clone(),
         );
+        r.register_with_unit(
+            "unread",
+            "Answers that wait for their clients, without what each has below 16 KiB",
+            Unit::Bytes,
+            self.unread.clone(),
+        );
+        r.register(
+            "unread_answers_cut",
+            "Answers that were cut as they were furthest behind when too much waited for clients",
+            self.cut.clone(),
+        );
     }
 
     /// Brings them up to date.
@@ -83,6 +97,9 @@ impl DoorMetrics {
         let texts = frontend.model.tokenizer.token_cache();
         self.texts.set(texts.bytes as i64);
         self.found_tokens.inner().store(texts.found_tokens, Ordering::Relaxed);
+        let unread = Unread::of_process();
+        self.unread.set(unread.bytes() as i64);
+        self.cut.inner().store(unread.cut(), Ordering::Relaxed);
     }
 }
 

@@ -55,9 +55,11 @@ mod vllm_command;
 mod vllm_flags;
 mod vllm_processor;
 
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use chiasm_backend::unread::Unread;
 use cli::{Cli, Command};
 use log::Log;
 
@@ -67,8 +69,23 @@ pub fn use_ring() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// Runs the command line of this process.
-pub fn main() -> ExitCode {
+thread_local! {
+    /// What had been released of unread answers when this thread last gave back memory.
+    static GAVE_BACK_AT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Has a thread that is about to wait give back memory, if much of it was released since it did so last.
+fn give_back_if_due(give_back: fn()) {
+    /// Unread answers that are worth the milliseconds it takes.
+    const WORTH_BYTES: u64 = 16 << 20;
+    let released = Unread::of_process().released() / WORTH_BYTES;
+    if GAVE_BACK_AT.replace(released) != released {
+        give_back();
+    }
+}
+
+/// Runs the command line of this process. `give_back` has a thread give memory back to the system that others have freed.
+pub fn main(give_back: fn()) -> ExitCode {
     let cli = Cli::of_this_process();
     use_ring();
     // The demo's own lines are its output; what its parts log would only blur them.
@@ -86,8 +103,10 @@ pub fn main() -> ExitCode {
     // Threads that have work see only between so many tasks whose sockets are ready. Of a client that asks ahead without end each takes
     // a millisecond or two.
     builder.event_interval(16);
+    builder.on_thread_park(move || give_back_if_due(give_back));
     if let Command::Serve(args) | Command::Agent(args) = &cli.command {
         builder.worker_threads(args.limits.async_threads());
+        Unread::of_process().set_max_bytes(args.limits.max_unread_bytes);
     }
     let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,

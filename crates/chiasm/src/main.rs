@@ -1,14 +1,18 @@
 //! The `chiasm` command.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+
+#[cfg(feature = "mimalloc")]
+mod allocator;
 
 use std::process::ExitCode;
 
-/// Requests allocate and free bodies, images and many small things on different threads. glibc's allocator has up to eight pools per
-/// core for that, from which memory rarely returns; this one takes as little time, and gives back what is free.
 #[cfg(feature = "mimalloc")]
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+use allocator::give_back;
+
+/// Gives back no memory: the system's allocator decides alone.
+#[cfg(not(feature = "mimalloc"))]
+fn give_back() {}
 
 fn main() -> ExitCode {
-    chiasm::main()
+    chiasm::main(give_back)
 }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use chiasm_backend::inbox::{Held, MOST_UNREAD_BYTES, Receiver, Sender, inbox};
+use chiasm_backend::unread::Unread;
 use chiasm_backend::{Death, JobError};
 use foldhash::fast::RandomState;
 use prost::Message;
@@ -95,7 +96,7 @@ impl Jobs {
         if let Some(head) = job::head(&job) {
             head.check()?;
         }
-        let (sender, events) = inbox(MOST_UNREAD_BYTES);
+        let (sender, events) = inbox(MOST_UNREAD_BYTES, &Unread::of_process().job());
         {
             let mut jobs = self.running.jobs();
             if let Some(death) = self.ended() {
@@ -227,7 +228,9 @@ impl Call {
 
     /// What the agent says next. [`JobError::Unfinished`] after the last.
     pub(super) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Told> {
-        self.events.poll_next(context).map(|told| told.unwrap_or(Err(JobError::Unfinished)))
+        let told = std::task::ready!(self.events.poll_next(context));
+        let nothing_more = || Err(if self.events.is_cut() { JobError::Unread } else { JobError::Unfinished });
+        Poll::Ready(told.unwrap_or_else(nothing_more))
     }
 
     /// Has a continuation end whose others go on.
@@ -261,7 +264,7 @@ mod tests {
         for (unheard, is_taken) in [(Unheard::NotTaken, false), (Unheard::Lost, true)] {
             let running = Running::default();
             let mut jobs = [true, false].map(|has_heard| {
-                let (sender, events) = inbox(MOST_UNREAD_BYTES);
+                let (sender, events) = inbox(MOST_UNREAD_BYTES, &Unread::of_process().job());
                 running.jobs().insert(has_heard.into(), Hearer { sender, has_heard });
                 events
             });

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use chiasm_backend::unread::{Unread, UnreadJob};
 use chiasm_backend::{
     Content, Death, Delivered, Embeddings, Finish, Job, JobError, Left, Output, Prefill, PromptLogprobs, RunningJob,
     Stage, TokenLogprob,
@@ -61,7 +62,8 @@ impl RunningEngineJob {
         let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
         let extra_args = stage::extra_args(&job.stage, engine.private_network)?;
         let unfound = look_for_embeddings(&engine, &job);
-        let sender = Sender { engine, job, prompt, lora, extra_args };
+        let unread = Unread::of_process().job();
+        let sender = Sender { engine, job, prompt, lora, extra_args, unread };
         let streams = sender.send(0..sender.job.sampling.n, false).await?;
         let continuations = streams.into_iter().map(|stream| Continuation {
             delivered: delivered(&stream),
@@ -271,6 +273,8 @@ struct Sender {
     prompt: Arc<Vec<TokenId>>,
     lora: Option<Arc<LoraRequest>>,
     extra_args: Option<ExtraArgs>,
+    /// What of the answer waits to be read.
+    unread: UnreadJob,
 }
 
 impl Sender {
@@ -311,7 +315,7 @@ impl Sender {
                             .collect(),
                         ..EngineCoreRequest::default()
                     };
-                    engine.client.submit_one_of(job.sampling.n, request)
+                    engine.client.submit_one_of(job.sampling.n, &self.unread, request)
                 })
                 .collect();
             match sent {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use chiasm_backend::inbox::{Receiver, Sender, inbox};
+use chiasm_backend::unread::UnreadJob;
 use foldhash::fast::RandomState;
 use tokio::sync::oneshot;
 
@@ -51,15 +52,20 @@ impl Registry {
         }
     }
 
-    /// Opens a stream, whose outputs may hold so many bytes until they are read. The id must not be open.
-    pub(super) fn open(&mut self, request_id: &str, most_bytes: usize) -> Result<Receiver<Arrival>, EngineError> {
+    /// Opens a stream of a job, whose outputs may hold so many bytes until they are read. The id must not be open.
+    pub(super) fn open(
+        &mut self,
+        request_id: &str,
+        most_bytes: usize,
+        job: &UnreadJob,
+    ) -> Result<Receiver<Arrival>, EngineError> {
         if let Some(cause) = &self.death {
             return Err(EngineError::NotSent { cause: cause.clone() });
         }
         match self.streams.entry(request_id.to_owned()) {
             Entry::Occupied(_) => Err(EngineError::invalid("request_id", "is in use by a running request")),
             Entry::Vacant(entry) => {
-                let (sender, receiver) = inbox(most_bytes);
+                let (sender, receiver) = inbox(most_bytes, job);
                 entry.insert(Stream { arrivals: sender, sent: false });
                 Ok(receiver)
             }

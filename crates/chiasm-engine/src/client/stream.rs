@@ -19,6 +19,8 @@ pub struct OutputStream {
     arrivals: Receiver<Arrival>,
     connection: Arc<Connection>,
     delivered: Delivered,
+    /// It was told that too much of it was unread.
+    has_failed: bool,
 }
 
 impl OutputStream {
@@ -28,7 +30,7 @@ impl OutputStream {
         connection: Arc<Connection>,
         delivered: Delivered,
     ) -> Self {
-        Self { request_id, arrivals, connection, delivered }
+        Self { request_id, arrivals, connection, delivered, has_failed: false }
     }
 
     /// How the request's media items travelled.
@@ -44,7 +46,12 @@ impl OutputStream {
     /// The poll form of [`next`](Self::next), for who waits for several streams at once. Without room for what outputs mostly don't
     /// have.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Arrival>> {
-        self.arrivals.poll_next(context)
+        let arrival = std::task::ready!(self.arrivals.poll_next(context));
+        if arrival.is_none() && !self.has_failed && self.arrivals.is_cut() {
+            self.has_failed = true;
+            return Poll::Ready(Some(Err(EngineError::Unread)));
+        }
+        Poll::Ready(arrival)
     }
 
     /// The next output. `None` after the one with a finish reason, and after an error.

@@ -8,6 +8,7 @@ mod support;
 mod begins;
 mod ends;
 mod scripted;
+mod unread;
 
 use std::time::Duration;
 
