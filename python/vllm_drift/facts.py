@@ -14,11 +14,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinds import Code, Fields, Flags, Group, Keys, Kind, Named, Requirements, Values, Variables
+from kinds import Code, EveryFlag, Fields, Flags, Group, Keys, Kind, Named, Requirements, Values, Variables
 from relied_on import GROUPS
 from source import FOR_PEOPLE, Found, Function, Package, definitions, digest, plain, short, signature
 
 MISSING = "missing"
+# Where the flags of vllm serve alone are added.
+SERVE_PARSERS = ("engine/arg_utils.py", "entrypoints/**/cli_args.py", "entrypoints/cli_args.py")
 
 Fact = tuple[str, str]
 
@@ -40,6 +42,8 @@ def facts_of(package: Package, requirements: list[str], kind: Kind) -> Iterator[
             yield from _variables(package, kind)
         case Flags():
             yield from _flags(package, kind)
+        case EveryFlag():
+            yield from _every_flag(package)
         case Requirements():
             yield from _requirements(requirements, kind)
 
@@ -145,6 +149,24 @@ def _flags(package: Package, kind: Flags) -> Iterator[Fact]:
                 added.setdefault(name, short(", ".join([*names, *rest])))
     for name in kind.names:
         yield name, added.get(name, MISSING)
+
+
+def _every_flag(package: Package) -> Iterator[Fact]:
+    names: set[str] = set()
+    for path in dict.fromkeys(path for pattern in SERVE_PARSERS for path in package.paths(pattern)):
+        module = package.module(path)
+        for node in ast.walk(module) if module else ():
+            match node:
+                case ast.Call(func=ast.Attribute(attr="add_argument"), args=arguments):
+                    literals = [argument.value for argument in arguments if isinstance(argument, ast.Constant)]
+                    names.update(name for name in literals if isinstance(name, str) and name.startswith("-"))
+                case ast.ClassDef(name=name, body=body) if name.endswith("FrontendArgs"):
+                    fields = [field.target.id for field in body if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)]
+                    names.update(f"--{field.replace('_', '-')}" for field in fields)
+    if not names:
+        yield "every flag", MISSING
+    for name in sorted(names):
+        yield f"every flag: {name}", "there"
 
 
 def _requirements(requirements: list[str], kind: Requirements) -> Iterator[Fact]:

@@ -54,13 +54,18 @@ class Flags:
 
 
 @dataclass(frozen=True)
+class EveryFlag:
+    """The names of all flags of ``vllm serve``: those added by name, and the fields of the classes that its server's flags are made of."""
+
+
+@dataclass(frozen=True)
 class Requirements:
     """What the wheel asks for of these packages."""
 
     packages: tuple[str, ...]
 
 
-Kind = Fields | Code | Values | Keys | Variables | Flags | Requirements
+Kind = Fields | Code | Values | Keys | Variables | Flags | EveryFlag | Requirements
 
 
 @dataclass(frozen=True)

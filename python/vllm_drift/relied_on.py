@@ -4,7 +4,7 @@ A table to read and to add to: what a new file of ours takes from vLLM's Python 
 paths are those of the newest supported version.
 """
 
-from kinds import Code, Fields, Flags, Group, Requirements, Values, Variables
+from kinds import Code, EveryFlag, Fields, Flags, Group, Requirements, Values, Variables
 from relied_on_frontend import FRONTEND
 from relied_on_images import IMAGES
 from relied_on_processor import PROCESSORS
@@ -173,6 +173,16 @@ GROUPS = (
             Code("utils/network_utils.py", "make_zmq_socket"),
             Fields("config/kv_events.py", "KVEventsConfig"),
         ),
+    ),
+    Group(
+        "flags",
+        "all flags of vllm serve: each is obeyed by engines, mapped to a flag of Chiasm's, refused or named (a test holds the lists together)",
+        (
+            "crates/chiasm-engine/src/launch/arguments.rs",
+            "crates/chiasm-engine/src/launch/engine_flags.rs",
+            "crates/chiasm-engine/src/launch/server_flags.rs",
+        ),
+        (EveryFlag(),),
     ),
     Group(
         "start",

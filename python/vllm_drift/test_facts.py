@@ -6,7 +6,7 @@ from pathlib import Path
 
 from differences import difference
 from facts import MISSING, facts_of, read
-from kinds import Code, Fields, Flags, Group, Keys, Requirements, Values, Variables
+from kinds import Code, EveryFlag, Fields, Flags, Group, Keys, Requirements, Values, Variables
 from relied_on import GROUPS
 from source import Package
 
@@ -109,6 +109,9 @@ class FactsTest(unittest.TestCase):
         self.assertEqual(self.facts(Variables(("V",)), envs=envs), {"envs.py:V": "int = 256; lambda: int(os.getenv('V', '256'))"})
         parser = 'def add(p):\n    p.add_argument("--f", "-f", type=int, default=3, help="words")\n'
         self.assertEqual(self.facts(Flags(("--f",)), engine__arg_utils=parser), {"--f": "--f, -f, type=int, default=3"})
+        fields = "class BaseFrontendArgs:\n    max_log_len: int = 0\n"
+        every = self.facts(EveryFlag(), engine__arg_utils=parser, entrypoints__common__cli_args=fields)
+        self.assertEqual(list(every), ["every flag: --f", "every flag: --max-log-len", "every flag: -f"])
         found = self.facts(Requirements(("Pillow", "torch")), ["pillow>=1", "torch==2", "torchvision==3"])
         self.assertEqual(found, {"Pillow": "pillow>=1", "torch": "torch==2"})
 

@@ -19,6 +19,9 @@ pub enum DiscoveryError {
     /// A URL of no known kind.
     #[error("'{0}://' is no source of agents: expected host:port,host:port,… or etcd://…, etcds://… or kubernetes://…")]
     Scheme(String),
+    /// The kind of a source without its place, as in `--discovery etcd`.
+    #[error("the place is missing: expected etcd://HOST:PORT/PREFIX, or kubernetes://NAMESPACE/SERVICE")]
+    NoPlace,
     /// A URL of etcd that can't be used.
     #[error("'{url}' can't be used: {problem}; expected etcd://host:port,host:port/prefix")]
     EtcdUrl {

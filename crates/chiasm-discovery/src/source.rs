@@ -56,6 +56,7 @@ impl FromStr for Source {
             Some(("etcd" | "etcds", _)) => text.parse().map(Self::Etcd),
             Some(("kubernetes", _)) => text.parse().map(Self::Kubernetes),
             Some((scheme, _)) => Err(DiscoveryError::Scheme(scheme.chars().take(40).collect())),
+            None if ["etcd", "etcds", "kubernetes", "k8s"].contains(&text.trim()) => Err(DiscoveryError::NoPlace),
             None => list(text).map(Self::Static),
         }
     }
@@ -113,6 +114,8 @@ mod tests {
             ("a:1,b", "'b' is no address"),
             ("consul://a:1", "'consul://' is no source"),
             ("http://a:1", "'http://' is no source"),
+            ("etcd", "etcd://HOST:PORT/PREFIX"),
+            ("k8s", "kubernetes://NAMESPACE/SERVICE"),
             ("etcd://", "names no server"),
             ("kubernetes://", "needs a namespace and a service"),
         ] {

@@ -6,6 +6,7 @@
 
 mod advice;
 mod arguments;
+mod engine_flags;
 mod group;
 mod lines;
 mod ports;
@@ -17,6 +18,7 @@ mod watchdog;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use self::arguments::{FlagPlace, place_of_flag};
 pub use self::ports::free_ports;
 pub use self::process::{EngineProcess, ExitReport, end};
 pub use self::server_flags::ServerFlag;

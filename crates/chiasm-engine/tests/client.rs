@@ -3,7 +3,7 @@
 
 mod mock_engine;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason, Logprobs, PrefillStats,
@@ -14,9 +14,6 @@ use chiasm_types::TokenId;
 use mock_engine::{MockEngine, Order, connect, hello, report, soon, text_request};
 
 const ANY_PORT: &str = "tcp://127.0.0.1:0";
-
-/// How quickly a death has to be known.
-const PROMPTLY: Duration = Duration::from_secs(1);
 
 async fn pending(dir: &SocketDir) -> PendingEngine {
     mock_engine::abort_on_panics_of_the_client();
@@ -372,7 +369,7 @@ async fn scheduler_stats_are_those_of_the_last_step() {
 }
 
 #[tokio::test]
-async fn a_reported_death_ends_every_stream_and_call_promptly() {
+async fn reported_death_ends_every_stream_and_call() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut streams: Vec<_> = (0..3).map(|i| client.submit(text_request(&i.to_string())).unwrap()).collect();
@@ -386,13 +383,11 @@ async fn a_reported_death_ends_every_stream_and_call_promptly() {
     }
     engine.answer("0", 1, None).await;
     engine.send_frames(output::encode_dead()).await;
-    let sent = Instant::now();
     assert!(soon(streams[0].next()).await.unwrap().is_ok(), "what came before is not lost");
     for stream in &mut streams {
         assert_eq!(dead(soon(stream.next()).await), DeathCause::Reported);
         assert!(soon(stream.next()).await.is_none());
     }
-    assert!(sent.elapsed() < PROMPTLY);
     assert!(matches!(soon(call).await.unwrap(), Err(EngineError::Dead { cause: DeathCause::Reported })));
     assert_eq!(soon(client.closed()).await, DeathCause::Reported);
     assert!(!client.is_alive());
@@ -412,10 +407,8 @@ async fn a_lost_connection_is_a_death_after_the_last_words() {
     engine.answer("a", 2, None).await;
     let MockEngine { input, output } = engine;
     drop(input);
-    let lost = Instant::now();
     assert!(soon(stream.next()).await.unwrap().is_ok(), "what was sent before is not lost");
     assert_eq!(dead(soon(stream.next()).await), DeathCause::Disconnected);
-    assert!(lost.elapsed() < PROMPTLY);
     drop(output);
 }
 

@@ -154,13 +154,24 @@ pub enum HubError {
         minutes: u64,
     },
     /// The cache can't be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}{}", path.display(), folder_advice(source))]
     File {
         /// The file.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
     },
+}
+
+/// What to do where the cache's folder is of no use.
+fn folder_advice(error: &io::Error) -> &'static str {
+    use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
+    match error.kind() {
+        NotFound | PermissionDenied | ReadOnlyFilesystem => {
+            "; HF_HOME or HF_HUB_CACHE names another folder for the cache"
+        }
+        _ => "",
+    }
 }
 
 impl HubError {

@@ -30,8 +30,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use chiasm_engine::launch::{FlagPlace, place_of_flag};
 use chiasm_hub::Revision;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Map, Value};
@@ -80,16 +81,17 @@ impl Cli {
             })
         };
         Self::command().mut_subcommands(|command| match command.get_name() {
-            "serve" => hiding(command, is_not_of_frontends),
-            "agent" => hiding(command, is_not_of_agents).mut_arg("port", |port| port.default_value(AGENT_PORT)),
-            _ => command,
+            "serve" => hiding(taking_negative_numbers(command), is_not_of_frontends),
+            "agent" => hiding(taking_negative_numbers(command), is_not_of_agents)
+                .mut_arg("port", |port| port.default_value(AGENT_PORT)),
+            _ => taking_negative_numbers(command),
         })
     }
 
     /// Reads a command line.
     fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
         let mut command = Self::definition();
-        let matches = command.try_get_matches_from_mut(words)?;
+        let matches = command.try_get_matches_from_mut(words).map_err(|error| explain_vllm_flag(&command, error))?;
         if let Some(("agent", given)) = matches.subcommand() {
             let agent = command.find_subcommand("agent").into_iter().flat_map(|agent| agent.get_arguments());
             let is_given = |arg: &&Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
@@ -101,6 +103,32 @@ impl Cli {
         }
         Self::from_arg_matches(&matches)
     }
+}
+
+/// Says where a flag of `vllm serve` goes that stands before `--`, where it is unknown.
+fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error {
+    let flag = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => flag.clone(),
+        _ => return error,
+    };
+    let message = match place_of_flag(&flag) {
+        Some(FlagPlace::Engine) => {
+            format!(
+                "{flag} is a flag of vLLM's engines: give it behind --, as in chiasm serve MODEL --engines 2 -- {flag} …"
+            )
+        }
+        Some(FlagPlace::Instead(instead)) => format!("{flag} is a flag of vllm serve: {instead}"),
+        None => return error,
+    };
+    command.clone().error(ErrorKind::UnknownArgument, message)
+}
+
+/// Reads `-1` behind a flag as the flag's value, so that the error names the flag and its range instead of an unknown flag `-1`.
+fn taking_negative_numbers(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| {
+        let takes_values = arg.get_action().takes_values() && !arg.is_positional();
+        arg.allow_negative_numbers(takes_values)
+    })
 }
 
 #[derive(Debug, Subcommand)]
@@ -372,6 +400,17 @@ fn weight(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Parses a part of a whole, from 0 to 1.
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(part) if (0.0..=1.0).contains(&part) && !text.ends_with('%') => Ok(part),
+        Ok(percent) if (0.0..=100.0).contains(&percent) => {
+            Err(format!("expected a number from 0 to 1: {percent} per cent is {}", percent / 100.0))
+        }
+        _ => Err("expected a number from 0 to 1".to_owned()),
+    }
+}
+
 fn range(text: &str) -> Result<Range<u64>, String> {
     let ends = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
     ends.ok_or_else(|| "expected two numbers, such as 10..12".to_owned())
@@ -412,6 +451,36 @@ mod tests {
         for (flag, value) in [("--api-key", "k"), ("--agents", "a:1"), ("--processors", "2"), ("--root-path", "/m")] {
             let error = read(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains("chiasm serve"), "{error}");
+        }
+    }
+
+    #[test]
+    fn negative_value_names_its_flag() {
+        for (flag, value) in [
+            ("--engines", "-1"),
+            ("--sim", "-2"),
+            ("--port", "-1"),
+            ("--receiver-cache-gb", "-1"),
+            ("--queue-weight", "-0.5"),
+            ("--request-timeout", "-1"),
+            ("--max-requests", "-3"),
+        ] {
+            let error = Cli::read(["chiasm", "serve", "m", flag, value]).unwrap_err().to_string();
+            assert!(error.contains(&format!("invalid value '{value}' for '{flag}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn fraction_given_as_per_cent_is_explained() {
+        assert_eq!(fraction("0.9"), Ok(0.9));
+        assert_eq!((fraction("0"), fraction("1")), (Ok(0.0), Ok(1.0)));
+        for text in ["90", "90%", "1.5", "1%"] {
+            let error = fraction(text).unwrap_err();
+            let number = text.trim_end_matches('%').parse::<f64>().unwrap();
+            assert!(error.ends_with(&format!("{number} per cent is {}", number / 100.0)), "{error}");
+        }
+        for text in ["-0.1", "101", "nan", "inf", "x", ""] {
+            assert_eq!(fraction(text), Err("expected a number from 0 to 1".to_owned()), "{text}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! A model given by its id on the Hugging Face hub.
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chiasm_hub::{HubRequest, HubSettings, Progress, Revision, Wanted, Weights, fetch};
@@ -49,7 +49,9 @@ pub(crate) async fn fetch_adapter(id: &str) -> Result<Option<PathBuf>, CliError>
 fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, CliError> {
     let model = args.model.display();
     if args.model.is_file() {
-        let message = format!("MODEL {model} is a file: give the directory that has the model's files");
+        let message = format!(
+            "MODEL {model} is a file: give the directory that has config.json and the other files of the model"
+        );
         return Err(CliError::Usage(message));
     }
     let is_there = match args.model.try_exists() {
@@ -57,6 +59,7 @@ fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, Cl
         is_there => is_there.unwrap_or(false),
     };
     if is_there {
+        check_folder(&args.model)?;
         return match &args.revision {
             Some(_) => Err(CliError::Usage(format!(
                 "--revision is for models of the hub, and {model} is on this machine: leave it out"
@@ -85,6 +88,27 @@ fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, Cl
     }))
 }
 
+/// Refuses a folder that has no model in the form of `transformers`, saying what it has instead.
+///
+/// # Errors
+/// [`CliError::Usage`] for a folder without `config.json`, `params.json` and `tokenizer.json`.
+fn check_folder(folder: &Path) -> Result<(), CliError> {
+    let has = |name: &str| folder.join(name).exists();
+    // Mistral's own form has params.json; tests and tools may do with a tokenizer alone.
+    if ["config.json", "params.json", "tokenizer.json"].into_iter().any(has) {
+        return Ok(());
+    }
+    let is_gguf = |path: PathBuf| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let has_gguf = folder.read_dir().is_ok_and(|files| files.flatten().any(|file| is_gguf(file.path())));
+    let what = if has_gguf {
+        "has GGUF files alone: Chiasm reads config.json, tokenizer.json and the processor's configuration, which GGUF \
+         lacks; give the folder or the hub's id of the model that the GGUF files were made from"
+    } else {
+        "has no config.json: give the folder that has the model's config.json, tokenizer.json and weights"
+    };
+    Err(CliError::Usage(format!("MODEL {} {what}", folder.display())))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -102,9 +126,19 @@ mod tests {
     fn a_directory_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
+        std::fs::write(dir.path().join("config.json"), "{}").unwrap();
         assert!(asked(&[path]).unwrap().is_none());
         assert!(asked(&[path, "--", "--revision", "v1"]).unwrap().is_none(), "as ever");
         assert!(asked(&[path, "--revision", "v1"]).unwrap_err().contains("--revision"));
+    }
+
+    #[test]
+    fn folder_without_a_model_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        assert!(asked(&[path]).unwrap_err().contains("has no config.json"));
+        std::fs::write(dir.path().join("model-q4_k_m.GGUF"), "GGUF").unwrap();
+        assert!(asked(&[path]).unwrap_err().contains("has GGUF files alone"));
     }
 
     #[test]

@@ -40,7 +40,10 @@ fn read(path: &Path) -> Result<KeySecret, CliError> {
 fn read_or_make(folder: &Path) -> Result<KeySecret, CliError> {
     let path: PathBuf = folder.join(NAME);
     if !path.exists() {
-        make(folder, &path).map_err(|source| CliError::file(&path, source))?;
+        make(folder, &path).map_err(|error| {
+            let path = path.display();
+            CliError::Usage(format!("can't write {path}: {error}; give another folder with --state-dir"))
+        })?;
     }
     read(&path)
 }

@@ -15,14 +15,29 @@ pub(crate) fn raise() -> Option<u64> {
     }
 }
 
-/// The same, with a warning where there may be fewer than connections are to be taken.
-pub(crate) fn raise_for(connections: usize) {
-    if let Some(limit) = raise().filter(|limit| *limit < connections as u64) {
+/// Files besides clients' connections: engines' sockets, arenas, downloads, the log.
+const RESERVED: u64 = 128;
+
+/// Raises the limit, and returns how many connections fit into it, at most `wanted`; with a warning if that is less.
+///
+/// A connection that finds no descriptor left would fail at a place where nobody expects it: in the middle of connecting an engine, say.
+pub(crate) fn raise_for(wanted: usize) -> usize {
+    let limit = raise();
+    let connections = fitting(limit, wanted);
+    if connections < wanted {
         tracing::warn!(
             limit,
-            "fewer files may be open than --max-connections ({connections}): raise the hard limit (ulimit -Hn)"
+            connections,
+            "fewer connections are taken than --max-connections ({wanted}): raise the hard limit of open files (ulimit -Hn)"
         );
     }
+    connections
+}
+
+/// The connections that fit into a limit of open files: all but [`RESERVED`], and at least half.
+fn fitting(limit: Option<u64>, wanted: usize) -> usize {
+    let room = limit.map(|limit| limit.saturating_sub(RESERVED).max(limit / 2).max(1));
+    room.map_or(wanted, |room| wanted.min(usize::try_from(room).unwrap_or(usize::MAX)))
 }
 
 fn raised(limit: Rlimit) -> Rlimit {
@@ -33,6 +48,17 @@ fn raised(limit: Rlimit) -> Rlimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_leave_files_for_others() {
+        assert_eq!(fitting(None, 8192), 8192);
+        assert_eq!(fitting(Some(65_536), 8192), 8192);
+        assert_eq!(fitting(Some(4096), 8192), 3968);
+        assert_eq!(fitting(Some(256), 8192), 128);
+        assert_eq!(fitting(Some(100), 8192), 50);
+        assert_eq!(fitting(Some(1), 8192), 1);
+        assert_eq!(fitting(Some(1 << 20), usize::MAX), (1 << 20) - 128);
+    }
 
     #[test]
     fn a_limit_is_raised_as_far_as_it_may_be_and_never_lowered() {

@@ -70,13 +70,13 @@ pub(crate) async fn run(
     if args.agents.has_agents() {
         key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     }
+    args.limits.max_connections = open_files::raise_for(args.limits.max_connections);
     let kept = kept_indexes::open(&args, args.agents.has_agents());
     let Machine { model, door, patience, connectors, upstream_keys, router, limits, adapters, helper } =
         machine(&mut args, Side::Frontend).await?;
     if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
         return Err(CliError::Usage("--nixl-library: there are no agents that could read (--agents)".to_owned()));
     }
-    open_files::raise_for(args.limits.max_connections);
     let lending = nixl::lending(&args).await?;
     let workers = connectors.len();
     let routing = routing_options(&args.routing)?;
@@ -181,6 +181,12 @@ fn say_where(listener: &TcpListener, is_encrypted: bool, frontend: &Frontend, ha
     let model = &frontend.model.name;
     let base = format!("{}://{address}", if is_encrypted { "https" } else { "http" });
     tracing::info!(model, url = %format_args!("{base}/v1"), "serving");
+    if !has_keys && !address.ip().is_loopback() {
+        tracing::warn!(
+            %address,
+            "whoever reaches this address may use the model: give --api-key, or keep strangers from it"
+        );
+    }
     let page = frontend.has_page().then(|| format!("{base}{}/", page::PREFIX));
     if let Some(url) = &page {
         tracing::info!(%url, "live page");

@@ -438,7 +438,8 @@ async fn a_killed_engine_is_left_at_once_and_taken_back_when_it_returns() {
         engines[index].0.kill().expect("kill -9");
         wait_for("worker to leave", SOON, async || server.ready_workers().await == 1).await
     });
-    assert!(after < Duration::from_secs(1), "it took {after:?} to notice");
+    // Milliseconds on an idle machine. An engine that is merely silent is found after 60 s (--engine-hang-timeout).
+    assert!(after < Duration::from_secs(10), "it took {after:?} to notice");
 
     // Nothing of the whole answer had been sent, so another worker gave it. The stream had begun, so it ends in an error.
     whole.ok();

@@ -1,21 +1,26 @@
 //! The command line of a headless engine.
 
+use super::engine_flags::is_engine_flag;
 use super::{LaunchSpec, ServerFlag};
 use crate::error::EngineError;
 
 /// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all that start so.
-const OWNED: [(&str, &str); 16] = [
+const OWNED: [(&str, &str); 19] = [
     ("--headless", "engines are always headless"),
     ("--data-parallel-*", "each engine is on its own, start more engines instead"),
     ("-dp*", "each engine is on its own, start more engines instead"),
     ("--nnodes", "all processes of an engine have to be on one machine"),
     ("--node-rank", "all processes of an engine have to be on one machine"),
+    ("-n", "all processes of an engine have to be on one machine"),
+    ("-r", "all processes of an engine have to be on one machine"),
     ("--master-addr", "all processes of an engine have to be on one machine"),
     ("--master-port", "all processes of an engine have to be on one machine"),
     ("--mm-processor-cache-gb", "set the receiver cache's size in Chiasm"),
     ("--mm-processor-cache-type", "Chiasm fills the engine's cache and knows its type"),
     ("--enable-prefix-caching", "it is always on"),
     ("--no-enable-prefix-caching", "routing needs the prefix cache"),
+    // As 0.33 spells it.
+    ("--disable-prefix-caching", "routing needs the prefix cache"),
     ("--kv-events-config*", "Chiasm subscribes to the events and sets where they are published"),
     ("--api-server-count", "a headless engine has no API server"),
     ("-asc", "a headless engine has no API server"),
@@ -86,6 +91,27 @@ fn owned(arg: &str) -> Option<&'static str> {
     of_ours.or_else(|| ServerFlag::of(arg).filter(|flag| flag.is_refused).map(|flag| flag.instead))
 }
 
+/// Where a flag of `vllm serve` belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlagPlace {
+    /// Behind `--`: engines obey it.
+    Engine,
+    /// Not to engines; what to do instead.
+    Instead(&'static str),
+}
+
+/// Returns where a flag belongs that `vllm serve` has in 0.31 to 0.33; `None` for any other. The flag has to be spelled out.
+pub fn place_of_flag(flag: &str) -> Option<FlagPlace> {
+    let owned = [KV_TRANSFER, EC_TRANSFER].into_iter().chain(OWNED).find(|(owned, _)| is_flag_in_full(flag, owned));
+    if let Some((_, instead)) = owned {
+        return Some(FlagPlace::Instead(instead));
+    }
+    if let Some(server) = ServerFlag::in_full(flag) {
+        return Some(FlagPlace::Instead(server.instead));
+    }
+    is_engine_flag(&name(flag)).then_some(FlagPlace::Engine)
+}
+
 /// Whether this argument is a flag, in any spelling; one ending in `*` stands for all that start so.
 pub(super) fn is_flag(arg: &str, flag: &str) -> bool {
     let name = name(arg);
@@ -97,7 +123,7 @@ pub(super) fn is_flag(arg: &str, flag: &str) -> bool {
 pub(super) fn is_flag_in_full(arg: &str, flag: &str) -> bool {
     let name = name(arg);
     let is = flag.strip_suffix('*').map_or(flag == name, |start| name.starts_with(start));
-    is && name.starts_with('-') && name.len() >= 3
+    is && name.starts_with('-') && name.len() >= 2
 }
 
 /// The name of a flag, as vLLM writes it.
@@ -151,6 +177,29 @@ mod tests {
             "--enforce-eager",
         ];
         assert_eq!(spec.arguments().unwrap(), expected);
+    }
+
+    /// A new version's flags have to be put into one of the lists: see what reads them in vLLM's Python.
+    #[test]
+    fn every_vllm_flag_has_a_place() {
+        let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/vllm_drift/manifests");
+        let mut seen = 0;
+        for file in std::fs::read_dir(manifests).unwrap() {
+            let path = file.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let flags = text.lines().filter_map(|line| line.strip_prefix("every flag: ")?.strip_suffix(" = there"));
+            let before = seen;
+            for flag in flags {
+                assert_ne!(place_of_flag(flag), None, "{flag} of {}", path.display());
+                seen += 1;
+            }
+            assert!(seen > before + 300, "{} lists no flags", path.display());
+        }
+        assert_eq!(place_of_flag("--no-such-flag"), None);
+        assert_eq!(place_of_flag("--max_model_len"), Some(FlagPlace::Engine));
+        assert!(
+            matches!(place_of_flag("--max-num-queued-reqs"), Some(FlagPlace::Instead(instead)) if instead.contains("--max-requests"))
+        );
     }
 
     #[test]

@@ -20,8 +20,17 @@ const NONE: &str = "Chiasm has no such flag (docs/from-vllm.md)";
 const LOGGED: &str = "Chiasm logs by the variable CHIASM_LOG, and neither prompts nor answers";
 const OF_THE_MODEL: &str = "Chiasm takes what is in the folder of MODEL";
 
+const METRICS: &str = "Chiasm's metrics are its own (docs/metrics.md), and an engine prints none";
+const TENSORS: &str = "Chiasm makes tensors itself, see --cpu-threads and --processors before --";
+const EMBEDDINGS: &str = "Chiasm takes no embeddings in requests";
+const HIDDEN: &str = "Chiasm's answers do not show it";
+
 const fn refused(name: &'static str) -> ServerFlag {
-    ServerFlag { name, instead: BEFORE, is_refused: true }
+    refused_for(name, BEFORE)
+}
+
+const fn refused_for(name: &'static str, instead: &'static str) -> ServerFlag {
+    ServerFlag { name, instead, is_refused: true }
 }
 
 const fn ignored(name: &'static str, instead: &'static str) -> ServerFlag {
@@ -30,7 +39,7 @@ const fn ignored(name: &'static str, instead: &'static str) -> ServerFlag {
 
 /// Those of vLLM 0.33 (`entrypoints/common/cli_args.py`, and of `engine/arg_utils.py` what its server reads), but for those that ask for
 /// what Chiasm does in any case.
-const FLAGS: [ServerFlag; 59] = [
+const FLAGS: [ServerFlag; 87] = [
     refused("--host"),
     refused("--port"),
     refused("--uds"),
@@ -50,6 +59,10 @@ const FLAGS: [ServerFlag; 59] = [
     refused("--allowed-local-media-path"),
     refused("--allowed-media-domains"),
     refused("--trust-request-mm-kwargs"),
+    // Limits that protect a service, held in vLLM's API server (`v1/engine/async_llm.py`, 0.32).
+    refused_for("--max-num-queued-reqs", "give --max-requests before --: more requests in flight get 503"),
+    refused_for("--max-num-queued-tokens", "give --busy-pending-tokens before --, the limit of one engine"),
+    refused_for("--interleave-mm-strings", "Chiasm puts placeholders before the text, as vLLM does without it"),
     ignored("--tool-call-parser", SAME),
     // An engine finds with it where reasoning ends, and the server what to tell of it.
     ignored("--reasoning-parser", "it is for engines alone there; give it before --, from where they are told, too"),
@@ -91,13 +104,42 @@ const FLAGS: [ServerFlag; 59] = [
     ignored("--enable-scale-out", NONE),
     ignored("--disable-fastapi-docs", NONE),
     ignored("--enable-offline-docs", NONE),
+    ignored("--enable-flash-late-interaction", NONE),
+    ignored("--io-processor-plugin", NONE),
+    ignored("--dp-supervisor-*", NONE),
+    ignored("--otlp-traces-endpoint", SAME),
+    ignored("--aggregate-engine-logging", LOGGED),
+    ignored("--show-hidden-metrics-for-version", METRICS),
+    ignored("--custom-histogram-buckets", METRICS),
+    ignored("--kv-cache-metrics*", METRICS),
+    ignored("--cudagraph-metrics", METRICS),
+    ignored("--enable-mfu-metrics", METRICS),
+    ignored("--per-request-spec-decode-metrics", METRICS),
+    ignored("--stream-interval", "Chiasm sends tokens as they come"),
+    ignored("--renderer-num-workers", TENSORS),
+    ignored("--mm-processor-device", TENSORS),
+    ignored("--mm-tensor-ipc", TENSORS),
+    ignored("--mm-ipc-gpu-memory-gb", TENSORS),
+    ignored("--mm-hasher-algorithm", "Chiasm names media items by BLAKE3, whatever engines hash with"),
+    ignored("--mm-shm-cache-max-object-size-mb", "the size of an engine's cache is --receiver-cache-gb before --"),
+    ignored("--enable-prompt-embeds", EMBEDDINGS),
+    ignored("--enable-mm-embeds", EMBEDDINGS),
+    ignored("--return-sampling-mask", HIDDEN),
+    ignored("--enable-return-routed-experts", HIDDEN),
+    ignored("--hf-config-path", OF_THE_MODEL),
+    ignored("--hf-token", "Chiasm downloads the model, with the variable HF_TOKEN"),
+    ignored("--download-dir", "Chiasm downloads the model, to where the variable HF_HOME says"),
 ];
 
 impl ServerFlag {
+    /// Returns the flag that an argument spells out.
+    pub(super) fn in_full(argument: &str) -> Option<&'static Self> {
+        FLAGS.iter().find(|flag| is_flag_in_full(argument, flag.name))
+    }
+
     /// The flag that an argument is, in any spelling.
     pub fn of(argument: &str) -> Option<&'static Self> {
-        let exactly = FLAGS.iter().find(|flag| is_flag_in_full(argument, flag.name));
-        exactly.or_else(|| FLAGS.iter().find(|flag| is_flag(argument, flag.name)))
+        Self::in_full(argument).or_else(|| FLAGS.iter().find(|flag| is_flag(argument, flag.name)))
     }
 }
 
@@ -131,7 +173,6 @@ mod tests {
             "--log-level",
             "--revision",
             "--enable-sleep-mode",
-            "--otlp-traces-endpoint",
             "-tp",
             "hermes",
             "--logprobs-mode",

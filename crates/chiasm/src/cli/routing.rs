@@ -5,7 +5,7 @@ use std::time::Duration;
 use chiasm_router::{Decoding, Policy, Weights};
 use clap::Args;
 
-use super::{positive, seconds, weight};
+use super::{fraction, seconds, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct RoutingArgs {
@@ -44,7 +44,7 @@ pub(crate) struct RoutingArgs {
     #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = weight, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,
     /// Send nothing to engines whose KV cache is in use to this part, 0 to 1 [default: no bound]
-    #[arg(long, env = "CHIASM_BUSY_KV_USAGE", value_parser = positive)]
+    #[arg(long, env = "CHIASM_BUSY_KV_USAGE", value_parser = busy_kv_usage)]
     pub(crate) busy_kv_usage: Option<f64>,
     /// Send nothing to engines that have so many prompt tokens to compute [default: no bound]
     #[arg(long, env = "CHIASM_BUSY_PENDING_TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
@@ -67,6 +67,12 @@ pub(crate) struct RoutingArgs {
     /// Most bytes for what is known of the engines' KV caches; beyond it the least recently used blocks are forgotten
     #[arg(long, env = "CHIASM_INDEX_MAX_BYTES", default_value_t = 4 << 30)]
     pub(crate) index_max_bytes: usize,
+}
+
+/// Parses a part of a KV cache; at 0 every engine would be busy.
+fn busy_kv_usage(text: &str) -> Result<f64, String> {
+    let part = fraction(text)?;
+    if part > 0.0 { Ok(part) } else { Err("expected more than 0: 0 makes every engine busy".to_owned()) }
 }
 
 fn busy_status(text: &str) -> Result<u16, String> {

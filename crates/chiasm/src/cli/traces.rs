@@ -4,6 +4,7 @@ use chiasm_otlp::{Endpoint, Exporter, Headers};
 use chiasm_server::Traces;
 use clap::Args;
 
+use super::fraction;
 use crate::error::CliError;
 
 #[derive(Debug, Args)]
@@ -18,7 +19,7 @@ pub(crate) struct TraceArgs {
     #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_HEADERS", hide_env_values = true, value_name = "HEADERS")]
     pub(crate) otlp_traces_headers: Option<String>,
     /// Part of the requests that are traced, 0 to 1, of those whose clients do not say (traceparent)
-    #[arg(long, env = "CHIASM_OTLP_TRACES_SAMPLE", value_name = "PART", default_value_t = 1.0, value_parser = part)]
+    #[arg(long, env = "CHIASM_OTLP_TRACES_SAMPLE", value_name = "PART", default_value_t = 1.0, value_parser = fraction)]
     pub(crate) otlp_traces_sample: f64,
     /// Name of this service in traces
     #[arg(long, env = "OTEL_SERVICE_NAME", value_name = "NAME", default_value = "chiasm")]
@@ -41,11 +42,6 @@ impl TraceArgs {
         tracing::info!(%endpoint, sample = self.otlp_traces_sample, "traces are sent");
         Ok(Some(Traces::new(exporter, self.otlp_traces_sample)))
     }
-}
-
-fn part(text: &str) -> Result<f64, String> {
-    let part = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
-    part.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The mistakes of a first hour, and what is said about each.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::{Server, chiasm, demo_model};
@@ -31,6 +32,9 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
     let model = demo_model().display().to_string();
     let empty = tempfile::tempdir().expect("a folder");
     let empty = empty.path().display().to_string();
+    let gguf = tempfile::tempdir().expect("a folder");
+    fs::write(gguf.path().join("model-q4_k_m.gguf"), "GGUF").expect("a file");
+    let gguf = gguf.path().display().to_string();
     // As a download that broke off leaves it.
     let torn = tempfile::tempdir().expect("a folder");
     for file in fs::read_dir(demo_model()).expect("the demo's model").flatten() {
@@ -48,12 +52,35 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
         ("a path that is not there", told(&["serve", "/no/folder"]), &["is no directory", "id of a model on the hub"]),
         ("a hub that can't be asked", told(&["serve", "a/b"]), &["HF_HUB_OFFLINE", "name a directory"]),
         ("a torn file", told(&["serve", &torn, "--sim", "1"]), &["config.json is not a JSON object"]),
-        ("a folder without a model", told(&["serve", &empty, "--sim", "1"]), &["tokenizer.json", "model directory"]),
+        (
+            "a folder without a model",
+            told(&["serve", &empty, "--sim", "1"]),
+            &["has no config.json", "give the folder"],
+        ),
+        ("a folder of GGUF files", told(&["serve", &gguf, "--sim", "1"]), &["GGUF", "config.json", "hub's id"]),
+        ("fewer than no engines", told(&["serve", &model, "--engines", "-1"]), &["invalid value '-1' for '--engines"]),
+        ("a fraction as per cent", serve(&["--busy-kv-usage", "90"]), &["--busy-kv-usage", "90 per cent is 0.9"]),
+        (
+            "a home that can't be written to",
+            serve(&["--agents", "127.0.0.1:1", "--state-dir", "/proc/none"]),
+            &["/proc/none", "another folder with --state-dir"],
+        ),
+        ("a kind of discovery alone", serve(&["--discovery", "etcd"]), &["--discovery", "etcd://HOST:PORT/PREFIX"]),
         ("no vLLM", told(&["serve", &model, "--port", "0"]), &["no program vllm", "--vllm PATH", "--sim N"]),
         ("another vLLM", told(&["serve", &model, "--vllm", "/no/vllm"]), &["no program /no/vllm"]),
         ("no engines", told(&["serve", &model, "--engines", "0"]), &["--engines", "--sim", "--attach"]),
         ("two kinds of engines", serve(&["--engines", "2"]), &["--sim", "--engines"]),
-        ("a flag of vLLM's before --", serve(&["--max-model-len", "5"]), &["'-- --max-model-len'"]),
+        (
+            "a flag of vLLM's before --",
+            serve(&["--max-model-len", "5"]),
+            &["flag of vLLM's engines", "-- --max-model-len"],
+        ),
+        ("a flag of its server", serve(&["--max-num-queued-reqs", "5"]), &["--max-requests before --"]),
+        (
+            "a limit behind -- that no engine holds",
+            told(&["serve", &model, "--vllm", "/bin/true", "--", "--max-num-queued-tokens=9"]),
+            &["--max-num-queued-tokens", "--busy-pending-tokens"],
+        ),
         ("a taken port", serve(&["--port", &port]), &["another server", "--port 0"]),
         ("somebody else's address", serve(&["--host", "203.0.113.7"]), &["203.0.113.7", "an address of this machine"]),
         ("a file for a folder", told(&["serve", &file, "--sim", "1"]), &["is a file", "directory"]),
@@ -88,6 +115,27 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
         }
         assert!(told.lines().count() <= 8, "{mistake}: that is too much to read\n{told}");
     }
+}
+
+#[tokio::test]
+async fn address_open_to_strangers_without_a_key_is_warned_of() {
+    let model = demo_model().display().to_string();
+    let open = Server::start(&[&model, "--sim", "1", "--host", "0.0.0.0"]);
+    assert!(open.logged_line("whoever reaches this address").contains("--api-key"));
+}
+
+#[test]
+fn few_open_files_lower_the_limit_of_connections() {
+    let model = demo_model().display().to_string();
+    let serve = chiasm(&["serve", &model, "--sim", "1", "--port", "0"]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 256; exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
+    let mut child = limited.stderr(Stdio::piped()).spawn().expect("sh starts");
+    let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
+    let warned = lines.take_while(|line| !line.contains("serving")).find(|line| line.contains("--max-connections"));
+    child.kill().expect("it runs");
+    child.wait().expect("its end");
+    assert!(warned.expect("a warning before it serves").contains("connections=128"));
 }
 
 #[tokio::test]

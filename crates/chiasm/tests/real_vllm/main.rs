@@ -50,9 +50,10 @@ async fn a_killed_engine_is_replaced(server: &Server, process: &str) {
             _ => "worker_1",
         };
         send_signal(engine_process(server, busy, process), "KILL");
-        wait_for("worker to leave", Duration::from_secs(10), async || server.ready_workers().await == 1).await
+        wait_for("worker to leave", Duration::from_secs(20), async || server.ready_workers().await == 1).await
     });
-    assert!(after < Duration::from_secs(1), "it took {after:?} to notice the death of {process}");
+    // Milliseconds on an idle machine. An engine that is merely silent is found after 60 s (--engine-hang-timeout).
+    assert!(after < Duration::from_secs(10), "it took {after:?} to notice the death of {process}");
     answer.ok();
     assert_eq!(server.metric("chiasm_retries_total").await, moved + 1.0, "the killed engine's request moved");
     server.wait_ready(2, STARTUP).await;
