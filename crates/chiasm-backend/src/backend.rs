@@ -28,14 +28,16 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// output. Dropping the future, or the running job, aborts what was started.
     ///
     /// # Errors
-    /// [`JobError::NotTaken`] or [`JobError::Dead`] when another backend should be tried; everything else is final for this job.
+    /// [`JobError::NotTaken`], [`JobError::Overloaded`], [`JobError::KeyRefused`] and [`JobError::UnknownModel`] from a backend that
+    /// did not begin, [`JobError::Dead`] and [`JobError::ServerFailed`] from one that may have: another one should be tried. Everything
+    /// else is final for this job.
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>>;
 
     /// Passes a request on as it came. Returns with the head of the answer.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start); [`JobError::NotTaken`] also from a worker that takes no messages, and for answers that say
-    /// that the worker is busy or broken.
+    /// Those of [`start`](Self::start); [`JobError::NotTaken`] also from a worker that takes no messages. A 4xx that is the request's
+    /// own fault is an answer, and passed on.
     fn forward(&self, _request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {
         Box::pin(async { Err(JobError::NotTaken(Death::new("it takes no requests as they come"))) })
     }

@@ -1,5 +1,6 @@
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 /// How a backend went, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +35,49 @@ pub enum JobError {
         /// The part of the job at fault, such as `sampling_params.max_tokens`.
         field: String,
         /// What is wrong with it.
+        message: String,
+    },
+    /// A server failed before the head of its answer: with a 5xx, or by ending the connection (502).
+    /// It may have begun. A job that nothing of was passed on can be given to another one.
+    #[error("the server failed ({status}): {message}")]
+    ServerFailed {
+        /// The HTTP status.
+        status: u16,
+        /// The server's words.
+        message: String,
+    },
+    /// A server refuses the key that it is sent, which is the operator's. It did not begin.
+    #[error("the server refuses its key ({status}): {message}")]
+    KeyRefused {
+        /// The HTTP status: 401 or 403.
+        status: u16,
+        /// The server's words.
+        message: String,
+    },
+    /// A server takes nothing for now. It did not begin.
+    #[error("the server takes no requests now ({status}): {message}")]
+    Overloaded {
+        /// The HTTP status: 429 or 503.
+        status: u16,
+        /// The time after which the server wants to be asked again.
+        retry_after: Duration,
+        /// The server's words.
+        message: String,
+    },
+    /// A server does not have the model. It did not begin.
+    #[error("the server does not have the model: {message}")]
+    UnknownModel {
+        /// The server's words.
+        message: String,
+    },
+    /// A server refused the job with a 4xx. The fault is in the request.
+    #[error("{field}: {message}")]
+    Rejected {
+        /// The HTTP status.
+        status: u16,
+        /// The part of the job at fault.
+        field: String,
+        /// The server's words.
         message: String,
     },
     /// A media item could not be had from its source.

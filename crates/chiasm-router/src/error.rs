@@ -7,6 +7,9 @@ pub enum RouteError {
     /// There is no worker, or the request excludes all of them. Retryable once an engine is ready.
     #[error("no worker is available; wait for an engine to become ready")]
     NoWorker,
+    /// Every worker that could take the request is suspect. Each may answer again at any time.
+    #[error("all {0} workers that could take the request say nothing")]
+    Silent(usize),
     /// Every worker that could take the request is busier than [`BusyThresholds`](crate::BusyThresholds) allow. Retryable
     /// once requests have ended.
     #[error("all {0} workers are busy; try again later")]

@@ -76,4 +76,4 @@ pub use explain::{Considered, Decision, Explanation, Terms};
 pub use reservation::Reservation;
 pub use route::{Encodes, Route, Splitting};
 pub use router::{RouteItem, RouteRequest, Router};
-pub use worker::{EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};
+pub use worker::{Admission, EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};

@@ -14,7 +14,7 @@ use crate::lately::Lately;
 use crate::media_holders::{MediaHolders, Odometer, Odometers};
 use crate::promises::{Promises, RequestNumber};
 use crate::sessions::Sessions;
-use crate::worker::{EngineStats, Knowledge, WorkerInfo};
+use crate::worker::{Admission, EngineStats, Knowledge, WorkerInfo};
 
 /// The workers that can be picked and what was given to them; one lock of the router guards it.
 pub(crate) struct Roster {
@@ -58,6 +58,8 @@ pub(crate) struct Worker {
     pub(crate) waiting_of_others: u64,
     /// It does not answer.
     pub(crate) suspect: bool,
+    /// Which requests it may get.
+    pub(crate) admission: Admission,
     /// Whether no event is missing that could be had. Means nothing for a worker without events.
     pub(crate) caught_up: bool,
     /// What it is believed to hold, if its events don't tell all.
@@ -181,11 +183,20 @@ impl Roster {
             engine: None,
             waiting_of_others: 0,
             suspect: false,
+            admission: Admission::All,
             caught_up: false,
             believed: (!info.publishes_events).then(|| Believed::new(info.total_blocks)),
             events_at: 0,
         });
         replaced
+    }
+
+    /// Closes a worker that was to get one request, which it now has.
+    pub(crate) fn given_one(&mut self, seat: Seat) {
+        let is_last = |worker: &&mut Worker| worker.admission == Admission::One;
+        if let Some(worker) = self.at_mut(seat).filter(is_last) {
+            worker.admission = Admission::None;
+        }
     }
 
     /// Returns what the worker was believed to hold.

@@ -22,7 +22,7 @@ use crate::reservation::Reservation;
 use crate::roster::{Hold, Roster, Worker};
 use crate::route::{Encodes, Route, Splitting};
 use crate::select::{self, Assignment, Encoding, Scratch, Stages};
-use crate::worker::{EngineStats, WorkerInfo, WorkerSnapshot};
+use crate::worker::{Admission, EngineStats, WorkerInfo, WorkerSnapshot};
 
 /// What decides where a request goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -246,10 +246,18 @@ impl Router {
         }
     }
 
-    /// Takes note of whether a worker fails to answer: it is not picked then, as if it were not there.
+    /// Takes note of whether a worker fails to answer: it is not picked then. A request that only such workers could take gets
+    /// [`RouteError::Silent`].
     pub fn set_suspect(&self, id: WorkerId, suspect: bool) {
         if let Some(worker) = self.shared.roster().get_mut(id) {
             worker.suspect = suspect;
+        }
+    }
+
+    /// Decides which requests a worker may get from now on.
+    pub fn set_admission(&self, id: WorkerId, admission: Admission) {
+        if let Some(worker) = self.shared.roster().get_mut(id) {
+            worker.admission = admission;
         }
     }
 
@@ -265,7 +273,7 @@ impl Router {
     ///
     /// # Errors
     /// [`RouteError::NoWorker`] when there is none that the request does not exclude, [`RouteError::Busy`] when there are
-    /// some but all are busy.
+    /// some but all are busy, [`RouteError::Silent`] when all are suspect.
     pub fn select(&self, request: &RouteRequest<'_>) -> Result<Reservation, RouteError> {
         self.select_planned(std::slice::from_ref(request))
     }

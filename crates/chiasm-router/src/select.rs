@@ -15,7 +15,7 @@ use crate::explain::{Considered, Decision, Explanation, in_blocks};
 use crate::media_holders::ItemUse;
 use crate::roster::{Pending, Roster, Seat, Worker};
 use crate::router::{RouteItem, RouteRequest};
-use crate::worker::Knowledge;
+use crate::worker::{Admission, Knowledge};
 use candidate::{Candidate, Held, Items};
 use encoders::Encoder;
 
@@ -57,6 +57,8 @@ pub(crate) struct Scratch {
     depths: Vec<u32>,
     /// Workers that were too busy to be candidates.
     busy: usize,
+    /// Workers that were no candidates only because they are suspect.
+    silent: usize,
 }
 
 /// What is found for one plan of a request.
@@ -79,7 +81,7 @@ pub(crate) fn choose(
     scratch.encoders.clear();
     let busy = scratch.gather(config, roster, plans, Role::answers);
     if scratch.candidates.is_empty() {
-        return Err(if busy > 0 { RouteError::Busy(busy) } else { RouteError::NoWorker });
+        return Err(scratch.no_candidate(busy));
     }
     scratch.fill_items(plans);
     let by_session = first.session.and_then(|session| scratch.of_session(roster, session));
@@ -93,6 +95,7 @@ pub(crate) fn choose(
         roster.sessions.went_to(session, seat);
     }
     roster.last = Some(id);
+    roster.given_one(seat);
     scratch.busy = busy;
     scratch.assignment(config, roster, plans, chosen, decision)
 }
@@ -207,6 +210,15 @@ impl Scratch {
         roster.sweep_media();
     }
 
+    /// Returns why there is no candidate, after [`gather`](Self::gather).
+    fn no_candidate(&self, busy: usize) -> RouteError {
+        match (busy, self.silent) {
+            (0, 0) => RouteError::NoWorker,
+            (0, silent) => RouteError::Silent(silent),
+            (busy, _) => RouteError::Busy(busy),
+        }
+    }
+
     /// The workers of some roles that may get the request, in the order of their ids, with their overlaps and loads. Returns how many
     /// are too busy.
     fn gather(
@@ -217,6 +229,7 @@ impl Scratch {
         takes: impl Fn(Role) -> bool + Copy,
     ) -> usize {
         self.candidates.clear();
+        self.silent = 0;
         let mut busy = 0;
         for (at, plan) in plans.iter().enumerate() {
             busy += self.gather_for(config, roster, at, plan, takes);
@@ -241,7 +254,7 @@ impl Scratch {
         plan: &RouteRequest<'_>,
         takes: impl Fn(Role) -> bool,
     ) -> usize {
-        let Self { plans, candidates, .. } = self;
+        let Self { plans, candidates, silent, .. } = self;
         let overlaps = &plans[at].overlaps;
         let mut found = overlaps.found().iter().peekable();
         let mut lower = overlaps.with_lower_tiers().iter().peekable();
@@ -256,7 +269,11 @@ impl Scratch {
             let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
             while lower.next_if(|(other, _)| *other < id).is_some() {}
             let loadable = lower.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
-            if worker.suspect || plan.exclude.contains(&id) || !fits(worker, plan) {
+            if worker.admission == Admission::None || plan.exclude.contains(&id) || !fits(worker, plan) {
+                continue;
+            }
+            if worker.suspect {
+                *silent += 1;
                 continue;
             }
             if is_busy(&config.busy, worker) {

@@ -60,6 +60,18 @@ impl Knowledge {
     }
 }
 
+/// Which requests a worker may get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// All.
+    #[default]
+    All,
+    /// The next one that it is picked for, and none after that.
+    One,
+    /// None, as if it were not there.
+    None,
+}
+
 /// What an engine last said about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {

@@ -1,5 +1,7 @@
 //! The one place where everything that can go wrong becomes an HTTP status and OpenAI's error body.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -21,13 +23,15 @@ pub(crate) struct ApiError {
     pub param: Option<String>,
     /// A stable word for programs, such as `unsupported_field`. Nothing here decides by it.
     pub code: &'static str,
+    /// The value of `Retry-After`; `None` for a second where the status has one.
+    pub retry_after: Option<Duration>,
     /// What the request has been through, if it is not to be told this: a server that is given messages may still answer it.
     pub left_to_servers: Option<Box<Attempts>>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code, left_to_servers: None }
+        Self { status, message: message.into(), param: None, code, retry_after: None, left_to_servers: None }
     }
 
     /// 400: the client can fix it by changing `param`.
@@ -191,7 +195,8 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         if matches!(self.status.as_u16(), 429 | 503 | 529) {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            let seconds = self.retry_after.map_or(1, |after| after.as_secs_f64().ceil().max(1.0) as u64);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response.extensions_mut().insert(Refusal { code: self.code, param: self.param, message: self.message });
         response
@@ -216,7 +221,7 @@ impl From<RequestError> for ApiError {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
             }
             Cause::Processor(error) => Self::from_processor(error, message),
-            Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable("no_engine", message),
+            Cause::NoWorker(_) | Cause::NoOtherWorker | Cause::Silent => Self::unavailable("no_engine", message),
             Cause::NoAdapter(_) => Self::unavailable("no_adapter", message).at("model"),
             Cause::Busy(_) => Self::unavailable("engines_busy", message),
             Cause::LeftToServers { why, tried } => Self {
@@ -224,6 +229,21 @@ impl From<RequestError> for ApiError {
                 ..Self::from(RequestError::from((**why).clone()))
             },
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
+            Cause::ServerFailed { status: 504, .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
+            Cause::ServerFailed { .. } => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
+            Cause::KeyRefused { .. } => Self::new(StatusCode::BAD_GATEWAY, "key_refused", message),
+            Cause::Overloaded { status, retry_after, .. } => {
+                let refused = match status {
+                    429 => Self::over_share(message),
+                    _ => Self::unavailable("engines_busy", message),
+                };
+                Self { retry_after: Some(*retry_after), ..refused }
+            }
+            Cause::UnknownModel { .. } => Self::new(StatusCode::NOT_FOUND, "model_not_found", message).at("model"),
+            Cause::Rejected { status, .. } => {
+                let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_REQUEST);
+                Self::new(status, "invalid_value", message)
+            }
             Cause::Quarantined => Self::new(StatusCode::BAD_GATEWAY, "quarantined", message),
             Cause::TimedOut { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
             _ => Self::internal(message),
@@ -269,6 +289,28 @@ mod tests {
         assert_eq!(error.status, StatusCode::BAD_REQUEST);
         assert_eq!(error.body()["error"]["param"], "tools");
         assert_eq!(error.body()["error"]["type"], "invalid_request_error");
+    }
+
+    #[test]
+    fn server_faults_have_the_statuses_of_a_gateway() {
+        let message = || "words".to_owned();
+        for (cause, status, retry_after) in [
+            (Cause::ServerFailed { status: 500, message: message() }, 502, None),
+            (Cause::ServerFailed { status: 504, message: message() }, 504, None),
+            (Cause::KeyRefused { message: message() }, 502, None),
+            (Cause::UnknownModel { message: message() }, 404, None),
+            (Cause::Rejected { status: 422, message: message() }, 422, None),
+            (overloaded(429, 6.2), 429, Some("7")),
+            (overloaded(503, 0.0), 503, Some("1")),
+        ] {
+            let response = ApiError::from(RequestError::from(cause)).into_response();
+            let told = response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap());
+            assert_eq!((response.status().as_u16(), told), (status, retry_after));
+        }
+    }
+
+    fn overloaded(status: u16, seconds: f64) -> Cause {
+        Cause::Overloaded { status, retry_after: Duration::from_secs_f64(seconds), message: "words".to_owned() }
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
             let network = present.as_ref().and_then(|worker| worker.backend.capabilities().private_network);
             report["private_network"] = network.map_or(Value::Null, |network| network.to_string().into());
             report["condition"] = present.as_ref().map_or(Value::Null, |worker| worker.condition().name().into());
+            report["breaker"] = present.as_ref().map_or(Value::Null, |worker| worker.breaker_report());
             report["media"] = present.as_ref().and_then(|worker| worker.load().media).map_or(Value::Null, of_media);
             let adapters = fleet.adapters().all();
             let of_worker = present.as_deref().map(|worker| of_adapters(worker, &adapters));

@@ -11,8 +11,8 @@ use chiasm_backend::{
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
-use reqwest::Response;
 use reqwest::header::HeaderMap;
+use reqwest::{Response, StatusCode};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -22,7 +22,7 @@ use crate::gauges;
 use crate::plain;
 use crate::request;
 use crate::running::RunningUpstreamJob;
-use crate::server::{AskError, Server, beginning, message};
+use crate::server::{AskError, Server, fault};
 use crate::sglang;
 use crate::trtllm;
 
@@ -108,27 +108,20 @@ impl Shared {
         headers: HeaderMap,
         job: &Job,
     ) -> Result<Response, JobError> {
-        let response = self.server.post(path, body.into(), headers).await;
-        let response = response.map_err(|error| error.of_job(&self.name))?;
-        let status = response.status().as_u16();
-        if status == 200 {
+        let response = self.server.post(path, body.into(), headers).await.map_err(AskError::of_job)?;
+        if response.status() == StatusCode::OK {
             return Ok(response);
         }
-        Err(self.refusal(status, &message(&beginning(response).await), job))
+        let refusal = self.server.refusal(response).await;
+        // The path was there when the server was found.
+        let error = refusal.error(true);
+        Err(error.unwrap_or_else(|| rejected(refusal.status.as_u16(), &refusal.message, job)))
     }
 
-    /// What it means for a job that a server says no, with an HTTP status.
+    /// Returns what it means for a job that a server gives it up with an HTTP status in its answer.
     pub(crate) fn refusal(&self, status: u16, message: &str, job: &Job) -> JobError {
-        let message = format!("{} answers: {message}", self.name);
-        match status {
-            // A server does not tell the field in terms of the client's request: this is the one that it is most likely about.
-            400 | 413 | 422 => {
-                let field = job.sampling.structured.as_ref().map_or("body", |structured| structured.field);
-                JobError::Refused { field: field.to_owned(), message }
-            }
-            // Another server may do better, but not any number of them.
-            _ => JobError::Dead(Death::new(format!("{message} ({status})"))),
-        }
+        let message = self.server.redact(message);
+        fault(status, None, &message, true).unwrap_or_else(|| rejected(status, &message, job))
     }
 
     /// Takes note of so many items that were sent.
@@ -180,13 +173,20 @@ impl Shared {
                 Err(error @ (AskError::NotConnected(_) | AskError::Lost(_))) => {
                     let since = *unreachable_since.get_or_insert_with(Instant::now);
                     if since.elapsed() >= GONE {
-                        return self.end(Death::new(format!("{}: {error}", self.name)));
+                        return self.end(Death::new(format!("the server: {error}")));
                     }
                 }
             }
             self.silent_ms.store(heard.elapsed().as_millis() as u64, Relaxed);
         }
     }
+}
+
+/// A 4xx that is the request's own fault.
+fn rejected(status: u16, message: &str, job: &Job) -> JobError {
+    // A server does not tell the field in terms of the client's request: this is the one that it is most likely about.
+    let field = job.sampling.structured.as_ref().map_or("body", |structured| structured.field);
+    JobError::Rejected { status, field: field.to_owned(), message: format!("the server answers: {message}") }
 }
 
 fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
@@ -240,9 +240,7 @@ impl UpstreamBackend {
         match &shared.mode {
             Mode::Vllm => Ok(Box::new(begin_vllm(shared, job).await?)),
             Mode::Sglang(manner) => Ok(Box::new(sglang::begin(shared, manner, job).await?)),
-            Mode::Messages { .. } => {
-                Err(JobError::NotTaken(Death::new(format!("{} takes requests only as they come", shared.name))))
-            }
+            Mode::Messages { .. } => Err(JobError::NotTaken(Death::new("the server takes requests only as they come"))),
         }
     }
 }
@@ -273,13 +271,13 @@ impl Backend for UpstreamBackend {
         let shared = &self.shared;
         async move {
             let Mode::Messages { model, asked, .. } = &shared.mode else {
-                return Err(JobError::NotTaken(Death::new(format!("{} takes tokens alone", shared.name))));
+                return Err(JobError::NotTaken(Death::new("the server takes tokens alone")));
             };
             if let Some(death) = shared.ended.borrow().clone() {
                 return Err(JobError::NotTaken(death));
             }
             let in_flight = asked.as_ref().zip(request.prompt.take()).map(|(asked, prompt)| asked.begin(prompt));
-            let forwarded = plain::forward(&shared.server, &shared.name, model.as_deref(), request).await?;
+            let forwarded = plain::forward(&shared.server, model.as_deref(), request).await?;
             Ok(match in_flight {
                 Some(in_flight) => in_flight.until_the_end_of(forwarded),
                 None => forwarded,

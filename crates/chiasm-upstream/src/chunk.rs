@@ -52,6 +52,15 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ChunkChoice>, D
 pub(crate) struct ChunkError {
     #[serde(default)]
     pub(crate) message: String,
+    /// An HTTP status.
+    #[serde(default, deserialize_with = "status")]
+    pub(crate) code: Option<u16>,
+}
+
+/// Reads a status; anything else is none.
+fn status<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(value.as_u64().and_then(|code| code.try_into().ok()))
 }
 
 #[derive(Debug, Deserialize)]

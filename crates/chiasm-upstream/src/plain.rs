@@ -8,7 +8,7 @@ use chiasm_backend::{
     MediaForm, PlaceholderForm, PlanClass, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
-use futures_util::stream::{StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 
@@ -16,7 +16,7 @@ use crate::found::MODELS;
 use crate::models::{self, Models, Names};
 use crate::pieces::Pieces;
 use crate::request;
-use crate::server::{AskError, Server, beginning, message};
+use crate::server::{AskError, Server};
 
 /// Pieces of four bytes in a block: text of 256 bytes. What a server holds is guessed, and to remember it costs by the block.
 const BLOCK_SIZE: BlockSize = match BlockSize::new(64) {
@@ -84,27 +84,28 @@ impl FoundPlain {
     }
 }
 
+/// Paths that every server of OpenAI's API has: there a 404 is about the model.
+const OF_EVERY_SERVER: [&str; 2] = ["v1/chat/completions", "v1/completions"];
+
 /// Passes a request on. `model` is the name that the model has there.
-pub(crate) async fn forward(
-    server: &Server,
-    name: &str,
-    model: Option<&str>,
-    request: Forward,
-) -> Result<Forwarded, JobError> {
+pub(crate) async fn forward(server: &Server, model: Option<&str>, request: Forward) -> Result<Forwarded, JobError> {
     let body = named(&request, model);
     let headers = request::headers(&request.id, request.trace.as_ref());
-    let response = server.post(request.path, body, headers).await.map_err(|error| error.of_job(name))?;
+    let path = request.path;
+    let response = server.post(path, body, headers).await.map_err(AskError::of_job)?;
     let status = response.status();
-    let is_the_servers = status.is_server_error()
-        || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
-    // A redirect would lead elsewhere with a key.
-    if is_the_servers || status.is_redirection() || status.is_informational() {
-        let words = message(&beginning(response).await);
-        return Err(JobError::Dead(Death::new(format!("{name} answers {status}: {words}"))));
+    let is_own_fault = status.is_client_error() && !matches!(status.as_u16(), 401 | 403 | 404 | 429);
+    if !status.is_success() && !is_own_fault {
+        let refusal = server.refusal(response).await;
+        let is_about_model = OF_EVERY_SERVER.contains(&path) || refusal.names_model();
+        if let Some(error) = refusal.error(is_about_model) {
+            return Err(error);
+        }
+        let body = stream::iter([Ok(refusal.body)]).boxed();
+        return Ok(Forwarded { status: status.as_u16(), content_type: refusal.content_type, body });
     }
     let content_type = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
-    let name = name.to_owned();
-    let body = Pieces::of(response).map_err(move |error| JobError::Dead(Death::new(format!("{name}: {error}"))));
+    let body = Pieces::of(response).map_err(|error| JobError::Dead(Death::new(format!("the server: {error}"))));
     Ok(Forwarded { status: status.as_u16(), content_type, body: body.boxed() })
 }
 

@@ -63,7 +63,7 @@ impl RunningUpstreamJob {
 
     /// A server that says what no server of its kind says: what it has is not to be trusted.
     fn nonsense(&self, what: &str) -> JobError {
-        JobError::Dead(Death::new(format!("{} tells nonsense: {what}", self.shared.name)))
+        JobError::Dead(Death::new(format!("the server tells nonsense: {what}")))
     }
 
     /// Takes in what has come, up to the first thing that is to be told.
@@ -85,7 +85,10 @@ impl RunningUpstreamJob {
         let Chunk { choices, usage, prompt_token_ids, error } = chunk;
         if let Some(error) = error {
             tracing::warn!(server = self.shared.name, message = error.message, "a server could not do a request");
-            return Err(JobError::Failed);
+            return Err(match error.code {
+                Some(status @ 400..=599) => self.shared.refusal(status, &error.message, &self.job),
+                _ => JobError::Failed,
+            });
         }
         if let Some(prompt) = prompt_token_ids {
             self.compare(&prompt);
@@ -176,12 +179,8 @@ impl RunningJob for RunningUpstreamJob {
                     self.body = None;
                     Ok(())
                 }
-                Poll::Ready(Some(Err(error))) => {
-                    Err(JobError::Dead(Death::new(format!("{}: {error}", self.shared.name))))
-                }
-                Poll::Ready(None) => {
-                    Err(JobError::Dead(Death::new(format!("{} ended its answer too early", self.shared.name))))
-                }
+                Poll::Ready(Some(Err(error))) => Err(JobError::Dead(Death::new(format!("the server: {error}")))),
+                Poll::Ready(None) => Err(JobError::Dead(Death::new("the server ended its answer too early"))),
                 Poll::Pending => Err(JobError::Dead(ready!(self.ended.poll_unpin(context)))),
             };
             if let Err(error) = taken {

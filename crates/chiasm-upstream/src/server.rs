@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use chiasm_backend::{Begun, Death, JobError};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Uri};
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -26,6 +26,8 @@ use crate::server_key::UpstreamKey;
 const MOST: usize = 16 << 20;
 /// Most bytes of what a server says of a request that it refuses.
 const MOST_WORDS: usize = 64 << 10;
+/// The pause before a server is asked again that answers 429 without `Retry-After`.
+const UNTOLD_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// What a server may take to say something of itself.
 const ASKED: Duration = Duration::from_secs(5);
 
@@ -50,12 +52,14 @@ pub(crate) enum AskError {
 }
 
 impl AskError {
-    /// Returns what it means for a job that the server `name` was to be given.
-    pub(crate) fn of_job(self, name: &str) -> JobError {
-        let death = Death::new(format!("{name}: {self}"));
+    /// Returns what it means for a job that the server was to be given. The server is not named, as its
+    /// address is nothing for clients.
+    pub(crate) fn of_job(self) -> JobError {
         match self {
-            Self::NotConnected(_) => JobError::NotTaken(death),
-            Self::Lost(_) | Self::Late | Self::Refused { .. } | Self::Unreadable { .. } => JobError::Dead(death),
+            Self::NotConnected(_) => JobError::NotTaken(Death::new(format!("the server: {self}"))),
+            Self::Lost(_) | Self::Late | Self::Refused { .. } | Self::Unreadable { .. } => {
+                JobError::ServerFailed { status: StatusCode::BAD_GATEWAY.as_u16(), message: self.to_string() }
+            }
         }
     }
 }
@@ -139,9 +143,25 @@ impl Server {
         request
     }
 
+    /// Removes the server's own address from its words.
+    pub(crate) fn redact(&self, words: &str) -> String {
+        let Some(authority) = self.base.authority() else { return words.to_owned() };
+        words.replace(authority.as_str(), "the server").replace(authority.host(), "the server")
+    }
+
     /// The events of one more answer.
     pub(crate) fn events(&self) -> Events {
         Events::counted(&self.begun)
+    }
+
+    /// Reads an answer that is no success, as far as it comes soon.
+    pub(crate) async fn refusal(&self, response: Response) -> Refusal {
+        let status = response.status();
+        let retry_after = retry_after(response.headers(), SystemTime::now());
+        let content_type = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
+        let body = beginning(response).await;
+        let message = self.redact(&message(&body));
+        Refusal { status, retry_after, message, content_type, body }
     }
 
     /// The base, which ends with a slash, with this below it.
@@ -151,6 +171,64 @@ impl Server {
         parts.path_and_query = format!("{base}{path}").parse().ok();
         Uri::from_parts(parts).unwrap_or_default()
     }
+}
+
+/// An answer that is no success.
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    retry_after: Option<Duration>,
+    /// The server's words without its address.
+    pub(crate) message: String,
+    pub(crate) content_type: Option<String>,
+    pub(crate) body: Bytes,
+}
+
+impl Refusal {
+    /// Returns what the answer means for any request, as [`fault`] does.
+    pub(crate) fn error(&self, is_about_model: bool) -> Option<JobError> {
+        fault(self.status.as_u16(), self.retry_after, &self.message, is_about_model)
+    }
+
+    /// Returns `true` if a 404 says that there is no such model, and not no such path.
+    pub(crate) fn names_model(&self) -> bool {
+        let json: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
+        let error = json.as_ref().map(|json| json.get("error").unwrap_or(json));
+        let param = error.and_then(|error| error.get("param")?.as_str());
+        let code = error.and_then(|error| error.get("code")?.as_str());
+        param == Some("model") || code == Some("model_not_found") || self.message.to_ascii_lowercase().contains("model")
+    }
+}
+
+/// Returns the fault of a server in a status that is no success; `None` for a 4xx that is the request's own
+/// fault, and for a 404 unless it `is_about_model`.
+pub(crate) fn fault(
+    status: u16,
+    retry_after: Option<Duration>,
+    message: &str,
+    is_about_model: bool,
+) -> Option<JobError> {
+    let message = message.to_owned();
+    match (status, retry_after) {
+        (401 | 403, _) => Some(JobError::KeyRefused { status, message }),
+        (429, retry_after) => {
+            Some(JobError::Overloaded { status, retry_after: retry_after.unwrap_or(UNTOLD_RETRY_AFTER), message })
+        }
+        (503, Some(retry_after)) => Some(JobError::Overloaded { status, retry_after, message }),
+        (404, _) if is_about_model => Some(JobError::UnknownModel { message }),
+        (400..=499, _) => None,
+        // Redirects, too: they would lead elsewhere with a key.
+        _ => Some(JobError::ServerFailed { status, message }),
+    }
+}
+
+/// Parses `Retry-After`: seconds, or a date.
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = value.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(value).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
 }
 
 /// TLS with certificates of these authorities alone.
@@ -188,7 +266,7 @@ async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskE
 }
 
 /// The beginning of what a server says of a request that it refuses, as far as it comes soon: it may say anything to each of thousands.
-pub(crate) async fn beginning(mut response: Response) -> Bytes {
+async fn beginning(mut response: Response) -> Bytes {
     let mut body = BytesMut::new();
     let read = async {
         while body.len() < MOST_WORDS
@@ -203,7 +281,7 @@ pub(crate) async fn beginning(mut response: Response) -> Bytes {
 }
 
 /// What an answer that is an error says: `{"error": {"message": …}}` or `{"error": …}`, or its begin as it is.
-pub(crate) fn message(body: &[u8]) -> String {
+fn message(body: &[u8]) -> String {
     /// Characters of a message that are passed on.
     const SHOWN: usize = 1000;
     let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
@@ -228,6 +306,70 @@ mod tests {
         let server = |text: &str| Server::new(&text.parse().unwrap()).unwrap();
         assert_eq!(server("vllm+http://h:1").uri("version"), "http://h:1/version");
         assert_eq!(server("vllm+http://h:1/a/b").uri("v1/models"), "http://h:1/a/b/v1/models");
+    }
+
+    fn refusal(status: u16, retry_after: Option<u64>, body: &'static str) -> Refusal {
+        Refusal {
+            status: StatusCode::from_u16(status).unwrap(),
+            retry_after: retry_after.map(Duration::from_secs),
+            message: message(body.as_bytes()),
+            content_type: None,
+            body: Bytes::from_static(body.as_bytes()),
+        }
+    }
+
+    #[test]
+    fn refusals_are_told_apart_by_their_status() {
+        let error = |status, retry_after| refusal(status, retry_after, "words").error(true);
+        assert!(matches!(error(401, None), Some(JobError::KeyRefused { status: 401, .. })));
+        assert!(matches!(error(403, Some(9)), Some(JobError::KeyRefused { status: 403, .. })));
+        let after = |error| match error {
+            Some(JobError::Overloaded { status, retry_after, .. }) => (status, retry_after.as_secs()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(after(error(429, Some(7))), (429, 7));
+        assert_eq!(after(error(429, None)), (429, 1));
+        assert_eq!(after(error(503, Some(30))), (503, 30));
+        for status in [302, 500, 502, 503, 504] {
+            assert!(matches!(error(status, None), Some(JobError::ServerFailed { .. })), "{status}");
+        }
+        assert!(matches!(error(404, None), Some(JobError::UnknownModel { .. })));
+        assert!(refusal(404, None, "words").error(false).is_none());
+        for status in [400, 409, 413, 415, 422] {
+            assert!(error(status, None).is_none(), "{status}");
+        }
+    }
+
+    #[test]
+    fn missing_model_differs_from_missing_path() {
+        let vllm = r#"{"error":{"message":"The model `x` does not exist.","param":"model","code":404}}"#;
+        let openai = r#"{"error":{"message":"gone","code":"model_not_found"}}"#;
+        for body in [vllm, openai, "no model named x"] {
+            assert!(refusal(404, None, body).names_model(), "{body}");
+        }
+        for body in [r#"{"detail":"Not Found"}"#, "404 page not found", ""] {
+            assert!(!refusal(404, None, body).names_model(), "{body}");
+        }
+    }
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let parse = |text: &'static str| {
+            let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(text))]);
+            retry_after(&headers, SystemTime::UNIX_EPOCH + Duration::from_secs(60))
+        };
+        assert_eq!(parse("12"), Some(Duration::from_secs(12)));
+        assert_eq!(parse("Thu, 01 Jan 1970 00:01:30 GMT"), Some(Duration::from_secs(30)));
+        assert_eq!(parse("Thu, 01 Jan 1970 00:00:10 GMT"), Some(Duration::ZERO));
+        assert_eq!(parse("soon"), None);
+        assert_eq!(retry_after(&HeaderMap::new(), SystemTime::UNIX_EPOCH), None);
+    }
+
+    #[test]
+    fn address_is_removed_from_a_servers_words() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = Server::new(&"http://gpu1.rack:8000/v1".parse().unwrap()).unwrap();
+        assert_eq!(server.redact("see http://gpu1.rack:8000/x or gpu1.rack"), "see http://the server/x or the server");
     }
 
     #[test]

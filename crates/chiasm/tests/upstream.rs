@@ -233,6 +233,56 @@ async fn servers_that_fail_or_say_nothing_are_no_end_of_others() {
     assert_eq!(frontend.metric("chiasm_stream_ends_total{how=\"failed\"}").await, 1.0);
 }
 
+/// An answer with this head and body, after which the connection closes.
+macro_rules! answer {
+    ($head:literal, $body:literal) => {
+        concat!("HTTP/1.1 ", $head, "\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n", $body)
+    };
+}
+
+/// What the frontend says of itself at this path.
+async fn answer_at(frontend: &Server, path: &str) -> Answer {
+    Answer::of(frontend.client.get(format!("{}{path}", frontend.url)).send().await.expect("an answer")).await
+}
+
+/// A server that fails at once looks idle. It costs a handful of tries, and no client anything.
+#[tokio::test]
+async fn broken_server_does_not_draw_the_traffic() {
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let well = other().await;
+    for (answer, most, reason) in [
+        (answer!("500 x", r#"{"error":{"message":"the core is dead"}}"#), 8, "the core is dead"),
+        (answer!("401 x", r#"{"error":{"message":"no such key"}}"#), 4, "no such key"),
+        (answer!("429 x\r\nretry-after: 50", r#"{"error":{"message":"too many"}}"#), 1, "too many"),
+        (answer!("503 x\r\nretry-after: 50", r#"{"error":{"message":"too many"}}"#), 1, "too many"),
+        (answer!("404 x", r#"{"error":{"message":"no such model","param":"model"}}"#), 8, "no such model"),
+    ] {
+        let (broken, url) = Stand::start(answer).await;
+        let frontend = before(&[&url, &well.url], &["--policy", "round-robin"]).await;
+        for _ in 0..30 {
+            frontend.chat(&body).await.ok();
+        }
+        let asked = broken.heard.lock().expect("not poisoned").len();
+        assert!((1..=most).contains(&asked), "{answer}: {asked}");
+        let workers = answer_at(&frontend, "/workers").await.ok();
+        let breaker = &workers["workers"][0]["breaker"];
+        assert_ne!(breaker["state"], "closed", "{workers}");
+        assert_eq!(breaker["reason"], reason);
+        let (alone, url) = Stand::start(answer).await;
+        let frontend = before(&[&url], &[]).await;
+        let refused = frontend.chat(&body).await;
+        let status = if answer.contains(" 500 ") || answer.contains(" 401 ") { "502" } else { &answer[9..12] };
+        assert_eq!(refused.status.to_string(), status, "{}", refused.text);
+        assert!(refused.text.contains(reason) && !refused.text.contains("127.0.0.1"), "{}", refused.text);
+        if answer.contains("retry-after") {
+            let seconds: u64 = refused.header("retry-after").parse().expect("seconds");
+            assert!((40..=50).contains(&seconds), "{seconds}");
+            assert_eq!(answer_at(&frontend, "/ready").await.status, 503, "an open breaker is counted out");
+        }
+        drop(alone);
+    }
+}
+
 /// Serves a list of models, and says where.
 async fn of_models(ids: &[&str]) -> String {
     let models: Vec<Value> = ids.iter().map(|id| json!({"id": id})).collect();

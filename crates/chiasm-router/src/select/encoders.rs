@@ -9,6 +9,7 @@ use crate::error::RouteError;
 use crate::explain::{Decision, in_blocks};
 use crate::roster::{Pending, Roster, Seat};
 use crate::router::{RouteItem, RouteRequest};
+use crate::worker::Admission;
 
 /// A worker that could encode media items, for workers of its machine and class.
 pub(super) struct Encoder {
@@ -82,6 +83,7 @@ impl Scratch {
                 worker.info.role == Role::Encode
                     && worker.info.class == plan.class
                     && !worker.suspect
+                    && worker.admission != Admission::None
                     && !plan.exclude.contains(id)
                     && fits(worker, plan)
                     && !is_busy(&config.busy, worker)

@@ -139,7 +139,7 @@ impl Scratch {
         }
         self.busy = busy;
         if self.candidates.is_empty() {
-            return Err(if busy > 0 { RouteError::Busy(busy) } else { RouteError::NoWorker });
+            return Err(self.no_candidate(busy));
         }
         self.fill_items(plans);
         let (mut chosen, mut decision) = self.pick(config, roster, plans);

@@ -1,6 +1,7 @@
 //! The router from outside, with events as engines send them.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
+mod admission;
 mod approximate;
 mod background;
 mod balance;

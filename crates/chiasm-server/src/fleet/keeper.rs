@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chiasm_backend::{Backend, ConnectError, Connected, Connector, Death, KvSource, Life, Load};
 use chiasm_router::EngineStats;
@@ -49,7 +50,7 @@ pub(super) async fn keep(
         if matches!(ended, Ended::Shutdown) {
             break;
         }
-        let pause = backoff.pause_after(ready);
+        let pause = backoff.pause_after(ready.map_or(Duration::ZERO, |ready| ready.elapsed()));
         tracing::info!(worker = %id, seconds = pause.as_secs_f64(), "connecting again after a pause");
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -63,10 +64,11 @@ pub(super) async fn keep(
 impl Fleet {
     /// Takes a worker out after its backend's turn, and tells why it ended.
     fn left(&self, id: WorkerId, ended: &Ended) {
+        let what = self.worker(id).map_or_else(String::new, |worker| worker.what.clone());
         self.leave(id);
         if !matches!(ended, Ended::Shutdown) {
             self.metrics.engine_died(id);
-            tracing::error!(worker = %id, cause = %ended, "engine lost");
+            tracing::error!(worker = %id, what, cause = %ended, "engine lost");
         }
     }
 }
@@ -127,7 +129,7 @@ async fn live(
     fleet.adapters.offer(id, can.adapters.values().cloned().collect());
     let loaded = Arc::new(Loaded::default());
     loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
-    let worker = fleet.join(id, backend.clone(), loaded.clone());
+    let worker = fleet.join(id, connector.describe(), backend.clone(), loaded.clone());
     let followed = following.insert(events::follow(fleet, &worker).await);
     let (router, told) = (fleet.router.clone(), worker.load.clone());
     backend.follow_load(Box::new(move |load| {
@@ -164,6 +166,10 @@ async fn live(
                 tracing::warn!(worker = %id, why, "also taken to hold what it is sent (approximate)");
                 fleet.metrics.distrusted(id);
                 followed.distrust(&fleet.router, id);
+                continue;
+            }
+            () = worker.pause_is_over() => {
+                fleet.half_open(&worker);
                 continue;
             }
             _ = looks.tick() => {}

@@ -4,6 +4,7 @@
 //! and load, takes it out when it ends and connects to the next one after a pause.
 
 mod backoff;
+mod breaker;
 mod classes;
 mod condition;
 mod events;
@@ -13,6 +14,7 @@ mod loading;
 mod members;
 mod places;
 mod tap;
+mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -28,10 +30,13 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+pub use breaker::BreakerState;
+pub(crate) use breaker::WorkerFault;
 pub use classes::{PresentClass, PresentClasses};
 pub use condition::{Condition, Patience};
 pub use kept::KeptIndexes;
 pub use tap::{KvHeard, KvKnown};
+pub(crate) use trial::Trial;
 
 use crate::adapters::Adapters;
 use crate::metrics::Metrics;
@@ -47,6 +52,8 @@ pub struct NoEngines;
 pub struct Worker {
     /// The worker's name.
     pub id: WorkerId,
+    /// What it is, such as the address of a server: for logs alone.
+    pub(crate) what: String,
     /// Executes its requests.
     pub backend: Arc<dyn Backend>,
     /// How prompts are planned for it.
@@ -54,6 +61,7 @@ pub struct Worker {
     /// Tells this start of its engine from others.
     pub life: u64,
     condition: watch::Sender<Condition>,
+    breaker: trial::WorkerBreaker,
     /// What its backend last said of itself.
     load: watch::Sender<Load>,
     /// Its LoRA adapters.
@@ -131,8 +139,7 @@ struct State {
 impl State {
     /// Tells whoever waits how many workers can take requests and answer.
     fn tell(&self, ready: &watch::Sender<usize>) {
-        let answers = |worker: &&Arc<Worker>| worker.condition() == Condition::Answers;
-        ready.send_replace(self.workers.values().filter(answers).count());
+        ready.send_replace(self.workers.values().filter(|worker| worker.can_be_asked()).count());
     }
 
     fn seats(&self) -> usize {
@@ -265,10 +272,13 @@ impl Fleet {
 
     /// Whether some worker can answer requests, and not only encode their media items.
     pub fn can_answer(&self) -> bool {
-        let answers = |worker: &Arc<Worker>| {
-            worker.condition() == Condition::Answers && worker.backend.capabilities().role.answers()
-        };
+        let answers = |worker: &Arc<Worker>| worker.can_be_asked() && worker.backend.capabilities().role.answers();
         self.state().workers.values().any(answers)
+    }
+
+    /// Returns `true` if some worker is suspect, and so may answer again at any time.
+    pub(crate) fn has_suspect(&self) -> bool {
+        self.state().workers.values().any(|worker| worker.condition() == Condition::Suspect)
     }
 
     /// Number of workers that answer and take new requests, as those of drained agents don't. `None` if none of them can answer requests,
@@ -277,7 +287,7 @@ impl Fleet {
         let state = self.state();
         let taking = || {
             let workers = state.workers.values();
-            workers.filter(|worker| worker.condition() == Condition::Answers && !worker.load().draining)
+            workers.filter(|worker| worker.can_be_asked() && !worker.load().draining)
         };
         taking().any(|worker| worker.backend.capabilities().role.answers()).then(|| taking().count())
     }
@@ -329,17 +339,19 @@ impl Fleet {
     }
 
     /// Lets a worker take requests.
-    fn join(&self, id: WorkerId, backend: Arc<dyn Backend>, loaded: Arc<loading::Loaded>) -> Arc<Worker> {
+    fn join(&self, id: WorkerId, what: String, backend: Arc<dyn Backend>, loaded: Arc<loading::Loaded>) -> Arc<Worker> {
         let can = backend.capabilities().clone();
         let worker = {
             let mut state = self.state();
             let class = state.classes.join(id, &can);
             let worker = Worker {
                 id,
+                what,
                 backend,
                 class,
                 life: rand::random(),
                 condition: watch::Sender::default(),
+                breaker: trial::WorkerBreaker::new(),
                 load: watch::Sender::default(),
                 loaded,
             };

@@ -30,7 +30,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use chiasm_backend::{Death, Forward, Forwarded, InputForm, JobError, KeyScheme, Lacks};
 use chiasm_kv::{BlockKey, PromptBlocks};
-use chiasm_router::{Explanation, Reservation, RouteRequest};
+use chiasm_router::{Explanation, Reservation, RouteError, RouteRequest};
 use chiasm_types::{PlanClassId, WorkerId};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
@@ -49,7 +49,7 @@ use crate::arrival::Arrived;
 use crate::body::{JsonBody, parse};
 use crate::cpu::price;
 use crate::error::ApiError;
-use crate::fleet::{PresentClass, Worker};
+use crate::fleet::{PresentClass, Trial, Worker, WorkerFault};
 use crate::frontend::Frontend;
 use crate::page::{Plan, PromptEntry};
 use crate::pipeline::{Attempted, Attempts, Caller, Cause, Deadlines, RequestError, keys_for, within};
@@ -235,7 +235,15 @@ impl Passing<'_> {
     async fn find(mut self) -> Result<Taken, RequestError> {
         loop {
             let begun = Instant::now();
-            let Some((reservation, explanation)) = self.pick()? else { return Ok(Taken::Engine(self.tried)) };
+            let picked = match self.pick() {
+                Ok(picked) => picked,
+                Err(error) => {
+                    // The time is limited for all tries together.
+                    self.tried.await_worker(self.frontend, None, error.into()).await?;
+                    continue;
+                }
+            };
+            let Some((reservation, explanation)) = picked else { return Ok(Taken::Engine(self.tried)) };
             let worker = reservation.worker;
             let taken = match self.frontend.fleet.worker(worker) {
                 Some(server) if server.backend.capabilities().input == InputForm::Tokens => {
@@ -255,7 +263,7 @@ impl Passing<'_> {
     }
 
     /// The best place; `None` if there is no server that could be given the request.
-    fn pick(&self) -> Result<Option<(Reservation, Option<Explanation>)>, RequestError> {
+    fn pick(&self) -> Result<Option<(Reservation, Option<Explanation>)>, RouteError> {
         let Prospects { texts, foreseen, unforeseen, unable, pieces } = &self.prospects;
         let (session, exclude) = (self.caller.session, &*[&unable[..], &self.tried.exclude].concat());
         // Where a prompt is foreseen all workers have its items to encode.
@@ -281,10 +289,7 @@ impl Passing<'_> {
             true => router.select_explained(&plans).map(|(picked, explanation)| (picked, Some(explanation))),
             false => router.select_planned(&plans).map(|picked| (picked, None)),
         };
-        picked.map(Some).map_err(|error| match self.tried.exclude.is_empty() {
-            true => RequestError::from(error),
-            false => Cause::NoOtherWorker.into(),
-        })
+        picked.map(Some)
     }
 
     /// Has the live page show why a request went where it went; its number there.
@@ -323,12 +328,18 @@ impl Passing<'_> {
                 Forward { prompt, ..self.with_names(class).await? }
             }
         };
-        let answer = server.backend.forward(forward).await;
-        attempted.hand_off = handed_over.elapsed();
-        let answer = match answer {
-            Ok(answer) => begun(self.path, answer, &server).await,
-            Err(error) => Err(error),
+        let mut trial = Trial::begin(&self.frontend.fleet, server.clone());
+        let first_token = Deadlines::of(self.caller.arrived, &self.frontend.limits).first_token;
+        let begins = async {
+            let answer = server.backend.forward(forward).await?;
+            attempted.hand_off = handed_over.elapsed();
+            begun(self.path, answer, &server).await
         };
+        let answer = trial.within(first_token, begins).await?;
+        // A status of refusal says nothing of the server.
+        if answer.as_ref().is_ok_and(|answer| (200..300).contains(&answer.status)) {
+            trial.succeeded();
+        }
         Ok(answer.map(|answer| Passed { reservation, server, attempted, foreseen, answer }))
     }
 
@@ -365,7 +376,17 @@ impl Passing<'_> {
                 Ok(())
             }
             JobError::Dead(death) => self.tried.lost_with(self.frontend, worker, death),
-            error => Err(error.into()),
+            error => match WorkerFault::from_error(&error, Instant::now()) {
+                Some(fault @ WorkerFault::Failed { .. }) => {
+                    self.tried.faults.push(fault.clone());
+                    self.tried.lost_with(self.frontend, worker, fault)
+                }
+                Some(fault) => {
+                    self.tried.declined_by(self.frontend, worker, fault);
+                    Ok(())
+                }
+                None => Err(error.into()),
+            },
         }
     }
 

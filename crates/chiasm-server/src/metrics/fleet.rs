@@ -25,6 +25,12 @@ struct ConditionLabels {
     condition: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct BreakerLabels {
+    worker: String,
+    state: &'static str,
+}
+
 /// The workers' part of the metrics, which is read from the fleet when it is asked for.
 #[derive(Default)]
 pub(super) struct FleetMetrics {
@@ -38,6 +44,7 @@ pub(super) struct FleetMetrics {
     kv_events: KvEvents,
     worker_knowledge: Family<KnowledgeLabels, Gauge>,
     worker_condition: Family<ConditionLabels, Gauge>,
+    worker_breaker: Family<BreakerLabels, Gauge>,
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
     worker_waiting: Family<WorkerLabel, Gauge>,
@@ -84,6 +91,11 @@ impl FleetMetrics {
             "worker_condition",
             "1 for whether a worker answers, is suspect as it says nothing, or hung as it makes no progress",
             self.worker_condition.clone(),
+        );
+        r.register(
+            "worker_breaker",
+            "1 for whether a worker gets requests (closed), none as it fails (open), or one to try it (half-open)",
+            self.worker_breaker.clone(),
         );
         r.register(
             "worker_pending_tokens",
@@ -203,9 +215,12 @@ impl FleetMetrics {
             self.kv_events.set(&WorkerLabel { worker: id.to_string() }, counts);
         }
         self.worker_condition.clear();
+        self.worker_breaker.clear();
         for worker in fleet.workers() {
             let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
             self.worker_condition.get_or_create(&labels).set(1);
+            let labels = BreakerLabels { worker: worker.id.to_string(), state: worker.breaker().name() };
+            self.worker_breaker.get_or_create(&labels).set(1);
             let label = WorkerLabel { worker: worker.id.to_string() };
             let media = worker.load().media.unwrap_or_default();
             self.worker_media_threads.get_or_create(&label).set(i64::from(media.threads));

@@ -7,7 +7,7 @@ use chiasm_router::WorkerSnapshot;
 use chiasm_types::{Role, WorkerId};
 use serde::Serialize;
 
-use crate::fleet::{Fleet, Worker};
+use crate::fleet::{BreakerState, Fleet, Worker};
 
 /// One worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,6 +20,8 @@ pub(super) struct Row {
     /// The address of its machine; `None` for this one.
     machine: Option<String>,
     condition: Option<&'static str>,
+    /// Whether its breaker is open or half-open; `None` if it is closed.
+    breaker: Option<&'static str>,
     knowledge: &'static str,
     draining: bool,
     /// Nothing names its agent any more.
@@ -76,6 +78,10 @@ impl Row {
                 Locality::Unknown => Some("unknown".to_owned()),
             }),
             condition: present.map(|worker| worker.condition().name()),
+            breaker: present
+                .map(|worker| worker.breaker())
+                .filter(|breaker| *breaker != BreakerState::Closed)
+                .map(BreakerState::name),
             knowledge: worker.knowledge.name(),
             draining: engine.is_some_and(|engine| engine.draining),
             unnamed,

@@ -10,8 +10,10 @@ use chiasm_processor::ProcessorError;
 use chiasm_prompt::PromptError;
 use chiasm_router::RouteError;
 use chiasm_vision::VisionError;
+use tokio::time::Instant;
 
 use super::generation::Attempts;
+use crate::fleet::WorkerFault;
 
 /// A failed request: what went wrong, and the request's field at fault where it is one's.
 #[derive(Clone, Debug)]
@@ -67,6 +69,9 @@ pub(crate) enum Cause {
     /// No worker can take the request now.
     #[error("{0}")]
     NoWorker(String),
+    /// All workers that could take the request are silent for now.
+    #[error("no worker answers; wait for an engine to go on")]
+    Silent,
     /// No worker has the LoRA adapter, for this reason.
     #[error("{0}")]
     NoAdapter(String),
@@ -76,6 +81,21 @@ pub(crate) enum Cause {
     /// The engine died, and no other one could be tried.
     #[error("the engine is gone: {0}")]
     EngineGone(Death),
+    /// A server failed, with this HTTP status, and no other worker could be tried.
+    #[error("the server behind this one failed: {message}")]
+    ServerFailed { status: u16, message: String },
+    /// The servers refuse the operator's key.
+    #[error("the server behind this one refuses the key that it is sent, which its operator has set: {message}")]
+    KeyRefused { message: String },
+    /// The servers take nothing for now.
+    #[error("the servers behind this one take no requests now: {message}")]
+    Overloaded { status: u16, retry_after: Duration, message: String },
+    /// The servers do not have the model.
+    #[error("the server behind this one does not have the model: {message}")]
+    UnknownModel { message: String },
+    /// A server refused the request, with this 4xx.
+    #[error("{message}")]
+    Rejected { status: u16, message: String },
     /// An engine died or hangs, and no other can take the request.
     #[error("the engine failed and no other can take the request")]
     NoOtherWorker,
@@ -195,10 +215,31 @@ impl From<PromptError> for RequestError {
     }
 }
 
+impl From<Death> for Cause {
+    fn from(death: Death) -> Self {
+        Self::EngineGone(death)
+    }
+}
+
+impl From<WorkerFault> for Cause {
+    fn from(fault: WorkerFault) -> Self {
+        match fault {
+            WorkerFault::Failed { status, message } => Self::ServerFailed { status, message },
+            WorkerFault::KeyRefused { message } => Self::KeyRefused { message },
+            WorkerFault::Overloaded { status, until, message } => {
+                let retry_after = until.saturating_duration_since(Instant::now());
+                Self::Overloaded { status, retry_after, message }
+            }
+            WorkerFault::UnknownModel { message } => Self::UnknownModel { message },
+        }
+    }
+}
+
 impl From<RouteError> for RequestError {
     fn from(error: RouteError) -> Self {
         match error {
             RouteError::Busy(_) => Cause::Busy(error).into(),
+            RouteError::Silent(_) => Cause::Silent.into(),
             error => Cause::NoWorker(error.to_string()).into(),
         }
     }
@@ -209,6 +250,15 @@ impl From<JobError> for RequestError {
         match error {
             JobError::Dead(death) | JobError::NotTaken(death) => Cause::EngineGone(death).into(),
             JobError::Refused { field, message } => Self::invalid(field, message),
+            JobError::Rejected { status, field, message } => {
+                Self { cause: Cause::Rejected { status, message }, field: Some(field) }
+            }
+            JobError::ServerFailed { status, message } => Cause::ServerFailed { status, message }.into(),
+            JobError::KeyRefused { message, .. } => Cause::KeyRefused { message }.into(),
+            JobError::Overloaded { status, retry_after, message } => {
+                Cause::Overloaded { status, retry_after, message }.into()
+            }
+            JobError::UnknownModel { message } => Cause::UnknownModel { message }.into(),
             // What a source of ours says is ours; what else comes by that way is a fault of the program.
             JobError::Source(error) => {
                 error.downcast().map_or_else(|other| Self::internal(other.to_string()), |ours| *ours)

@@ -33,11 +33,12 @@ use self::moving::WaitsFor;
 pub(crate) use self::prefill::PrefilledBy;
 use self::prefill::{Prefilled, prefill};
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
-use super::deadlines::{Deadlines, within};
+use super::deadlines::Deadlines;
 use super::error::RequestError;
 use super::pick::pick;
 use super::prepare::Prepared;
 use crate::adapters::ServedAdapter;
+use crate::fleet::Trial;
 use crate::frontend::Frontend;
 
 /// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
@@ -48,6 +49,7 @@ pub(crate) struct Generation {
     /// Continuations whose last delta has not come.
     unfinished: usize,
     reservation: Reservation,
+    trial: Trial,
     attempted: Attempted,
     /// Media items whose embeddings the worker was told to find.
     embedded: Vec<MmHash>,
@@ -122,6 +124,10 @@ impl Generation {
             pick(frontend, prepared, &before.exclude)?
         };
         let picked = started.saturating_duration_since(prepared.arrived);
+        let worker = reservation.worker;
+        // It left in this moment.
+        let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
+        let mut trial = Trial::begin(&frontend.fleet, serving.clone());
         let (now, encoded) = encode(frontend, prepared, encodes).instrument(tracing::debug_span!("encode")).await?;
         embedded.extend(now);
         let prefilled = match prefills {
@@ -135,9 +141,6 @@ impl Generation {
             None => (Stage::Whole, None),
             Some(Prefilled { left, by }) => (left.map_or(Stage::Whole, Stage::Decode), Some(by)),
         };
-        let worker = reservation.worker;
-        // It left in this moment.
-        let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
         waits_for.set(&serving);
         let (plan, job) = job(frontend, prepared, &serving, stage, embedded.clone())?;
         let mut attempted = Attempted {
@@ -168,7 +171,8 @@ impl Generation {
         let handed_over = Instant::now();
         let deadlines = prepared.deadlines;
         let starting = serving.backend.start(Arc::new(job)).instrument(handing_over);
-        let running = within(deadlines.first_token, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
+        let running = trial.within(deadlines.first_token, starting).await?;
+        let running = running.map_err(|error| Failure::of_job(worker, error))?;
         if let Some(page) = &frontend.page {
             page.sent(&plan.job_items);
         }
@@ -183,6 +187,7 @@ impl Generation {
             unfinished: prepared.sampling.n as usize,
             choices: (0..prepared.sampling.n as usize).map(choice).collect(),
             reservation,
+            trial,
             attempted,
             embedded,
             ahead: None,
@@ -267,7 +272,10 @@ impl Generation {
         // What has come counts, however late it is.
         if let Poll::Ready(output) = self.running.poll_next(context) {
             self.had_output = true;
-            return Poll::Ready(output.transpose().map_err(|error| Failure::of_job(worker, error)));
+            return Poll::Ready(output.transpose().map_err(|error| {
+                self.trial.failed(&error);
+                Failure::of_job(worker, error)
+            }));
         }
         if let Some(hung) = &mut self.hung
             && hung.as_mut().poll(context).is_ready()
@@ -306,6 +314,7 @@ impl Generation {
         self.saw_delivered();
         self.attempted.hand_off += self.running.hand_off();
         self.attempted.first_token = Some(after);
+        self.trial.succeeded();
         match (&mut self.alarm, self.deadlines.end) {
             (Some(alarm), Some(end)) => {
                 alarm.as_mut().reset(end.at);

@@ -66,17 +66,19 @@ pub(crate) async fn begin(shared: &Arc<Shared>, manner: &Manner, job: Arc<Job>) 
         let asked = async move {
             // It is gone with the job alone.
             let _ = is_computed.wait_for(|is_computed| *is_computed).await;
-            let name = shared.name.clone();
             let response = ask(shared, job, asking, choice).await.map_err(|error| match error {
                 // It had the others.
                 JobError::NotTaken(death) => JobError::Dead(death),
+                JobError::KeyRefused { status, message } | JobError::Overloaded { status, message, .. } => {
+                    JobError::ServerFailed { status, message }
+                }
                 error => error,
             });
-            Ok(chunks(name, response?))
+            Ok(chunks(response?))
         };
         stream::once(asked).try_flatten().boxed()
     });
-    let first = chunks(shared.name.clone(), first).boxed();
+    let first = chunks(first).boxed();
     let answer = |body| Answer {
         body: Some(body),
         events: shared.server.events(),
@@ -95,14 +97,14 @@ async fn ask(shared: Arc<Shared>, job: Arc<Job>, asking: Asking, choice: usize) 
 }
 
 /// The rest of an answer, as it comes.
-fn chunks(name: String, response: Response) -> impl stream::Stream<Item = Result<Bytes, JobError>> + Send {
-    Pieces::of(response).map_err(move |error| JobError::Dead(Death::new(format!("{name}: {error}"))))
+fn chunks(response: Response) -> impl stream::Stream<Item = Result<Bytes, JobError>> + Send {
+    Pieces::of(response).map_err(|error| JobError::Dead(Death::new(format!("the server: {error}"))))
 }
 
 impl RunningSglangJob {
     /// A server that says what no server of its kind says: what it has is not to be trusted.
     fn nonsense(&self, what: &str) -> JobError {
-        JobError::Dead(Death::new(format!("{} tells nonsense: {what}", self.shared.name)))
+        JobError::Dead(Death::new(format!("the server tells nonsense: {what}")))
     }
 
     /// Takes in what has come of one continuation.
@@ -192,8 +194,7 @@ impl RunningSglangJob {
                 // It ends without its last word.
                 Poll::Ready(None) if self.answers[choice].has_ended => self.answers[choice].body = None,
                 Poll::Ready(None) => {
-                    let early = format!("{} ended its answer too early", self.shared.name);
-                    return Err(JobError::Dead(Death::new(early)));
+                    return Err(JobError::Dead(Death::new("the server ended its answer too early")));
                 }
             }
             has_come = true;

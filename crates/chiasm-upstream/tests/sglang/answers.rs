@@ -173,8 +173,13 @@ async fn refusals_tell_whose_fault_it_is() {
         for server in servers {
             let (outputs, error) = server.run(job(sampling())).await;
             let error = error.unwrap();
-            assert_eq!(matches!(error, JobError::Refused { .. }), is_final, "{status}: {error}");
-            assert_eq!(matches!(error, JobError::Dead(_)), !is_final, "{status}: {error}");
+            assert_eq!(matches!(error, JobError::Rejected { .. }), is_final, "{status}: {error}");
+            let is_the_servers = match status {
+                404 => matches!(error, JobError::UnknownModel { .. }),
+                429 => matches!(error, JobError::Overloaded { .. }),
+                _ => matches!(error, JobError::ServerFailed { .. }),
+            };
+            assert_eq!(is_the_servers, !is_final, "{status}: {error}");
             assert!(outputs.is_empty() && error.to_string().contains("because"), "{error}");
         }
     }

@@ -101,7 +101,7 @@ export class Fleet {
   #wants(row) {
     const wanted = this.#filter.value.trim().toLowerCase();
     if (wanted === "") return true;
-    return [row.id, row.runs, row.machine, row.knowledge, row.condition, row.draining ? "draining" : ""]
+    return [row.id, row.runs, row.machine, row.knowledge, row.condition, row.breaker, row.draining ? "draining" : ""]
       .some((text) => text?.toLowerCase().includes(wanted));
   }
 }
@@ -120,7 +120,8 @@ class Tile {
   }
 
   show(row) {
-    const state = row.draining ? "draining" : row.condition ?? "leaving";
+    const breaker = row.breaker == null ? null : `breaker ${row.breaker}`;
+    const state = row.draining ? "draining" : breaker ?? row.condition ?? "leaving";
     badge(this.state, state, state === "answers");
     badge(this.knowledge, row.knowledge, row.knowledge === "exact");
     const machine = row.machine == null ? "this machine" : `machine ${row.machine}`;

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use chiasm_backend::{Death, InputForm, JobError};
 use chiasm_types::WorkerId;
+use tokio::time::Instant;
 
-use crate::fleet::{Condition, Worker};
+use crate::fleet::{Worker, WorkerFault};
 use crate::frontend::Frontend;
 use crate::metrics::Retry;
-use crate::pipeline::deadlines::within;
+use crate::pipeline::deadlines::{Deadline, within};
 use crate::pipeline::error::{Cause, RequestError};
 use crate::pipeline::prepare::Prepared;
 use crate::pipeline::retries::MAX_MOVES;
@@ -21,8 +22,12 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(super) enum Failure {
     /// The worker was gone before it had the request.
     NotTaken(WorkerId),
+    /// The worker's answer shows that it did not begin, and will not.
+    Declined(WorkerId, WorkerFault),
     /// The worker died or hangs with the request in it.
     Lost(WorkerId, Death),
+    /// The worker, a server, failed with the request in it.
+    Failed(WorkerId, WorkerFault),
     /// The request can't be served.
     Final(RequestError),
 }
@@ -30,10 +35,14 @@ pub(super) enum Failure {
 /// What a request has been through.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attempts {
-    /// The workers that it was lost with, then those that never had it.
+    /// The workers that it was lost with or that declined it, then those that never had it.
     pub(crate) exclude: Vec<WorkerId>,
-    /// How many of them it was lost with.
+    /// How many workers it was lost with.
     pub(crate) lost: usize,
+    /// How many workers declined it: they are not tried again.
+    pub(crate) declined: usize,
+    /// What the workers did wrong that it has been to.
+    pub(crate) faults: Vec<WorkerFault>,
     /// How many of those were given tokens: a server's failures don't say that a prompt kills engines.
     pub(crate) lost_in_engines: usize,
     /// A server that is given messages may answer it, too.
@@ -63,32 +72,94 @@ impl Attempts {
         prepared: &Prepared,
         failure: Failure,
     ) -> Result<(), RequestError> {
-        let error = match failure {
+        match failure {
             Failure::NotTaken(worker) => {
                 self.not_taken_by(frontend, worker);
-                return Ok(());
+                Ok(())
             }
-            Failure::Lost(_, death) if self.lost_in_engines == MAX_MOVES => {
-                frontend.retries.quarantine(prepared);
-                frontend.metrics.retried(Retry::Quarantined);
-                tracing::warn!(%death, engines = MAX_MOVES + 1, "a prompt was in several engines when they died");
-                return Err(Cause::EngineGone(death).into());
+            Failure::Declined(worker, fault) => {
+                self.declined_by(frontend, worker, fault);
+                Ok(())
             }
             Failure::Lost(worker, death) => {
-                self.lost_with(frontend, worker, death)?;
-                self.lost_in_engines += 1;
-                return Ok(());
+                let cause = Cause::EngineGone(death);
+                self.lost_in_engine(frontend, prepared, worker, cause)
             }
-            Failure::Final(error) => self.or_servers(frontend, error),
-        };
-        if !matches!(error.cause, Cause::NoWorker(_)) || self.exclude.is_empty() {
+            Failure::Failed(worker, fault) => {
+                self.faults.push(fault.clone());
+                self.lost_in_engine(frontend, prepared, worker, fault.into())
+            }
+            Failure::Final(error) => {
+                let error = self.or_servers(frontend, error);
+                self.await_worker(frontend, prepared.deadlines.first_token, error).await
+            }
+        }
+    }
+
+    fn lost_in_engine(
+        &mut self,
+        frontend: &Frontend,
+        prepared: &Prepared,
+        worker: WorkerId,
+        cause: Cause,
+    ) -> Result<(), RequestError> {
+        if self.lost_in_engines == MAX_MOVES {
+            frontend.retries.quarantine(prepared);
+            frontend.metrics.retried(Retry::Quarantined);
+            tracing::warn!(death = %cause, engines = MAX_MOVES + 1, "a prompt was in several engines when they died");
+            return Err(cause.into());
+        }
+        self.lost_with(frontend, worker, cause)?;
+        self.lost_in_engines += 1;
+        Ok(())
+    }
+
+    /// After no worker could be picked: waits until one may take the request, within the deadline.
+    ///
+    /// A worker that is merely suspect may answer at any time. One that could not take the request may do so soon.
+    ///
+    /// # Errors
+    /// `error` if it has another cause, and what the workers said when there is none to wait for.
+    pub(crate) async fn await_worker(
+        &mut self,
+        frontend: &Frontend,
+        deadline: Option<Deadline>,
+        error: RequestError,
+    ) -> Result<(), RequestError> {
+        if !matches!(error.cause, Cause::NoWorker(_) | Cause::Silent) {
             return Err(error);
         }
-        if self.exclude.len() == self.lost || !frontend.fleet.can_answer() {
-            return Err(Cause::NoOtherWorker.into());
+        // First: what changes from here on ends the wait.
+        let mut changes = frontend.fleet.changes();
+        let never_tried = self.lost + self.declined;
+        if matches!(error.cause, Cause::Silent) && frontend.fleet.has_suspect() {
+            self.exclude.truncate(never_tried);
+            // The sender is the fleet's, which is here.
+            return within(deadline, changes.changed()).await.map(drop);
         }
-        self.exclude.truncate(self.lost);
-        within(prepared.deadlines.first_token, tokio::time::sleep(PAUSE)).await
+        if self.exclude.len() > never_tried && frontend.fleet.can_answer() {
+            self.exclude.truncate(never_tried);
+            return within(deadline, tokio::time::sleep(PAUSE)).await;
+        }
+        Err(self.without_worker(frontend, error))
+    }
+
+    /// Returns what a request is told that no worker can take.
+    fn without_worker(&self, frontend: &Frontend, error: RequestError) -> RequestError {
+        let outages = frontend.fleet.outages();
+        let faults = self.faults.iter().chain(&outages);
+        // What ends soonest, or says most about the servers.
+        let rank = |fault: &&WorkerFault| match fault {
+            WorkerFault::Overloaded { until, .. } => (0, Some(*until)),
+            WorkerFault::Failed { .. } => (1, None),
+            WorkerFault::KeyRefused { .. } => (2, None),
+            WorkerFault::UnknownModel { .. } => (3, None),
+        };
+        match faults.min_by_key(rank) {
+            Some(fault) => Cause::from(fault.clone()).into(),
+            None if self.exclude.is_empty() => error,
+            None => Cause::NoOtherWorker.into(),
+        }
     }
 
     /// A worker never had the request: another one is to be tried.
@@ -97,24 +168,38 @@ impl Attempts {
         self.exclude.push(worker);
     }
 
+    /// A worker did not begin with the request, and will not: another one is to be tried.
+    pub(crate) fn declined_by(&mut self, frontend: &Frontend, worker: WorkerId, fault: WorkerFault) {
+        frontend.metrics.retried(Retry::NotTaken);
+        self.exclude.insert(self.lost + self.declined, worker);
+        self.declined += 1;
+        self.faults.push(fault);
+    }
+
     /// A worker failed with the request in it: another one is to be tried.
     ///
     /// # Errors
-    /// [`Cause::EngineGone`] when it may not move any more.
+    /// The cause when it may not move any more.
     pub(crate) fn lost_with(
         &mut self,
         frontend: &Frontend,
         worker: WorkerId,
-        death: Death,
+        cause: impl Into<Cause>,
     ) -> Result<(), RequestError> {
+        let cause = cause.into();
         if self.lost == MAX_MOVES {
-            return Err(Cause::EngineGone(death).into());
+            return Err(cause.into());
         }
         if !frontend.retries.may_move(frontend.slots.limit()) {
             frontend.metrics.retried(Retry::OverBudget);
-            return Err(Cause::EngineGone(death).into());
+            return Err(cause.into());
         }
-        tracing::warn!(%worker, %death, "a worker was lost before the client was sent a token, trying another");
+        let death = match &cause {
+            Cause::EngineGone(death) => death.to_string(),
+            Cause::ServerFailed { message, .. } => message.clone(),
+            other => other.to_string(),
+        };
+        tracing::warn!(%worker, death, "a worker was lost before the client was sent a token, trying another");
         frontend.metrics.retried(Retry::Lost);
         self.exclude.insert(self.lost, worker);
         self.lost += 1;
@@ -141,10 +226,10 @@ impl Attempts {
     /// The error of a request that no worker takes which is given tokens. It is left to servers that are given messages if it may be and
     /// one of them is there that it has not been to.
     pub(crate) fn or_servers(&self, frontend: &Frontend, error: RequestError) -> RequestError {
-        let is_for_want_of_workers = matches!(error.cause, Cause::NoWorker(_) | Cause::Busy(_));
+        let is_for_want_of_workers = matches!(error.cause, Cause::NoWorker(_) | Cause::Busy(_) | Cause::Silent);
         let can_be_asked = |worker: &Arc<Worker>| {
             worker.backend.capabilities().input == InputForm::Messages
-                && worker.condition() == Condition::Answers
+                && worker.can_be_asked()
                 && !self.exclude.contains(&worker.id)
         };
         match is_for_want_of_workers && self.may_be_passed_on && frontend.fleet.workers().iter().any(can_be_asked) {
@@ -160,7 +245,13 @@ impl Failure {
         match error {
             JobError::NotTaken(_) => Self::NotTaken(worker),
             JobError::Dead(death) => Self::Lost(worker, death),
-            error => Self::Final(error.into()),
+            // It failed this job alone, for all that is known.
+            JobError::Failed => Self::Final(error.into()),
+            error => match WorkerFault::from_error(&error, Instant::now()) {
+                Some(fault @ WorkerFault::Failed { .. }) => Self::Failed(worker, fault),
+                Some(fault) => Self::Declined(worker, fault),
+                None => Self::Final(error.into()),
+            },
         }
     }
 }
@@ -176,6 +267,7 @@ impl From<Failure> for RequestError {
         match failure {
             Failure::NotTaken(_) => Cause::NoOtherWorker.into(),
             Failure::Lost(_, death) => Cause::EngineGone(death).into(),
+            Failure::Declined(_, fault) | Failure::Failed(_, fault) => Cause::from(fault).into(),
             Failure::Final(error) => error,
         }
     }

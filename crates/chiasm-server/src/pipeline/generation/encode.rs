@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::attempts::Failure;
 use super::prefill::{of_prompt, to_end};
-use crate::fleet::Worker;
+use crate::fleet::{Trial, Worker};
 use crate::frontend::Frontend;
 use crate::pipeline::deadlines::within;
 use crate::pipeline::prepare::{Planned, Prepared};
@@ -67,10 +67,11 @@ async fn encode_on(frontend: &Arc<Frontend>, prepared: &Prepared, encodes: &Enco
     let worker = encodes.reservation.worker;
     let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
     let job = job(frontend, prepared, &serving, &encodes.items)?;
-    let starting = serving.backend.start(Arc::new(job)).await;
-    let mut running = starting.map_err(|error| Failure::of_job(worker, error))?;
+    let mut trial = Trial::begin(&frontend.fleet, serving.clone());
+    let running = trial.within(None, serving.backend.start(Arc::new(job))).await?;
+    let mut running = running.map_err(|error| Failure::of_job(worker, error))?;
     tokio::select! {
-        ended = to_end(running.as_mut()) => ended.map_err(|error| Failure::of_job(worker, error))?,
+        ended = to_end(running.as_mut(), &mut trial) => ended.map_err(|error| Failure::of_job(worker, error))?,
         () = serving.hung() => return Err(Failure::Lost(worker, Death::new("it hangs"))),
     };
     let left = running.embeddings();
@@ -117,6 +118,7 @@ fn describe(failure: Failure) -> String {
     match failure {
         Failure::NotTaken(_) => "the worker has left".to_owned(),
         Failure::Lost(_, death) => death.to_string(),
+        Failure::Declined(_, fault) | Failure::Failed(_, fault) => fault.message().to_owned(),
         Failure::Final(error) => error.to_string(),
     }
 }

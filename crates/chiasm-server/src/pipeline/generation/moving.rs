@@ -182,7 +182,7 @@ fn free_seats(frontend: &Frontend, exclude: &[WorkerId]) -> usize {
         let load = worker.load();
         let begins_at_once = can.input == InputForm::Tokens
             && can.role.answers()
-            && worker.condition() == Condition::Answers
+            && worker.can_be_asked()
             && load.waiting == 0
             && !load.draining
             && !exclude.contains(&worker.id);

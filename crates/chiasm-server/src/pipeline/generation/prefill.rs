@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::attempts::Failure;
 use super::job::job;
 use super::moving::WaitsFor;
+use crate::fleet::Trial;
 use crate::frontend::Frontend;
 use crate::pipeline::deadlines::within;
 use crate::pipeline::prepare::Prepared;
@@ -55,12 +56,13 @@ pub(super) async fn prefill(
     let (plan, job) = job(frontend, prepared, &serving, Stage::Prefill, embedded.to_vec())?;
     let job = Job { sampling: of_prompt(job.sampling), ..job };
     let deadline = prepared.deadlines.first_token;
-    let starting = serving.backend.start(Arc::new(job));
-    let mut running = within(deadline, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
+    let mut trial = Trial::begin(&frontend.fleet, serving.clone());
+    let running = trial.within(deadline, serving.backend.start(Arc::new(job))).await?;
+    let mut running = running.map_err(|error| Failure::of_job(worker, error))?;
     let began = started.elapsed();
     let computed = async {
         tokio::select! {
-            found = to_end(running.as_mut()) => found.map_err(|error| Failure::of_job(worker, error)),
+            found = to_end(running.as_mut(), &mut trial) => found.map_err(|error| Failure::of_job(worker, error)),
             () = serving.hung() => Err(Failure::Lost(worker, Death::new("it hangs"))),
         }
     };
@@ -109,10 +111,14 @@ pub(super) fn of_prompt(sampling: Sampling) -> Sampling {
 }
 
 /// Waits until a job has ended; how it computed its prompt, if it tells.
-pub(super) async fn to_end(running: &mut (dyn RunningJob + 'static)) -> Result<Option<Prefill>, JobError> {
+pub(super) async fn to_end(
+    running: &mut (dyn RunningJob + 'static),
+    trial: &mut Trial,
+) -> Result<Option<Prefill>, JobError> {
     let mut found = None;
     while let Some(output) = running.next().await {
-        found = output?.prefill.or(found);
+        found = output.inspect_err(|error| trial.failed(error))?.prefill.or(found);
     }
+    trial.succeeded();
     Ok(found)
 }

@@ -1,3 +1,5 @@
+mod breaker;
+
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};

@@ -1,0 +1,214 @@
+//! Outcomes of requests, which open and close the breakers of their workers.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use chiasm_backend::JobError;
+use chiasm_router::Admission;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::breaker::{Breaker, BreakerState, Change, WorkerFault};
+use super::{Condition, Fleet, Worker, lock};
+use crate::pipeline::{Deadline, RequestError, within};
+
+/// The breaker of a worker, where requests on all threads find it.
+#[derive(Debug)]
+pub(super) struct WorkerBreaker {
+    breaker: Mutex<Breaker>,
+    /// The breaker is closed and has no failures: then requests don't lock it.
+    is_clean: AtomicBool,
+    state: watch::Sender<(BreakerState, Option<Instant>)>,
+}
+
+impl WorkerBreaker {
+    pub(super) fn new() -> Self {
+        Self {
+            breaker: Mutex::new(Breaker::new(Instant::now())),
+            is_clean: AtomicBool::new(true),
+            state: watch::Sender::default(),
+        }
+    }
+}
+
+impl Worker {
+    /// Returns whether the worker gets requests.
+    pub fn breaker(&self) -> BreakerState {
+        self.breaker.state.borrow().0
+    }
+
+    /// Returns `true` if the worker answers and its breaker is not open.
+    pub(crate) fn can_be_asked(&self) -> bool {
+        self.condition() == Condition::Answers && self.breaker() != BreakerState::Open
+    }
+
+    /// Returns the worker's last failure if its breaker is not closed.
+    pub(crate) fn outage(&self) -> Option<WorkerFault> {
+        let breaker = lock(&self.breaker.breaker);
+        breaker.fault().filter(|_| breaker.state() != BreakerState::Closed).cloned()
+    }
+
+    /// Returns the breaker for `GET /workers`.
+    pub(crate) fn breaker_report(&self) -> Value {
+        let breaker = lock(&self.breaker.breaker);
+        let until = breaker.open_until().map(|until| until.saturating_duration_since(Instant::now()));
+        json!({
+            "state": breaker.state().name(),
+            "failures": breaker.failures(),
+            "reason": breaker.fault().map(WorkerFault::message),
+            "seconds_to_probe": until.map(|until| until.as_secs_f64()),
+        })
+    }
+
+    /// Returns once the pause of an open breaker is over. Cancel-safe.
+    pub(super) async fn pause_is_over(&self) {
+        let mut state = self.breaker.state.subscribe();
+        loop {
+            let until = state.borrow_and_update().1;
+            let pause = async {
+                match until {
+                    Some(until) => sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = pause => return,
+                // The sender is this worker's.
+                _ = state.changed() => {}
+            }
+        }
+    }
+}
+
+impl Fleet {
+    /// Changes a worker's breaker, and tells the router and all that wait for workers.
+    fn change(&self, worker: &Worker, change: impl FnOnce(&mut Breaker, Instant) -> Change) {
+        let mut breaker = lock(&worker.breaker.breaker);
+        let change = change(&mut breaker, Instant::now());
+        let is_clean = breaker.state() == BreakerState::Closed && breaker.failures() == 0;
+        worker.breaker.is_clean.store(is_clean, Ordering::Relaxed);
+        worker.breaker.state.send_replace((breaker.state(), breaker.open_until()));
+        if change == Change::None {
+            return;
+        }
+        let admission = match breaker.state() {
+            BreakerState::Closed => Admission::All,
+            BreakerState::HalfOpen if breaker.wants_probe() => Admission::One,
+            BreakerState::HalfOpen | BreakerState::Open => Admission::None,
+        };
+        // A later life of the worker has a breaker of its own.
+        if self.worker(worker.id).is_some_and(|present| present.life == worker.life) {
+            self.router.set_admission(worker.id, admission);
+        }
+        if let Change::Opened { is_first } = change {
+            log_opened(worker, &breaker, is_first);
+        }
+        drop(breaker);
+        if change == Change::Closed {
+            tracing::info!(worker = %worker.id, what = worker.what, "the worker gets requests again");
+        }
+        self.state().tell(&self.ready);
+    }
+
+    /// Lets one request try a worker whose pause is over.
+    pub(super) fn half_open(&self, worker: &Worker) {
+        self.change(worker, Breaker::elapsed);
+    }
+
+    /// Returns the failures of all workers whose breakers are not closed.
+    pub(crate) fn outages(&self) -> Vec<WorkerFault> {
+        self.workers().iter().filter_map(|worker| worker.outage()).collect()
+    }
+
+    /// Returns a receiver that changes whenever workers come, go, answer again or may be asked again.
+    pub(crate) fn changes(&self) -> watch::Receiver<usize> {
+        self.ready.subscribe()
+    }
+}
+
+/// Says once per outage that a worker gets no requests, and what to do.
+fn log_opened(worker: &Worker, breaker: &Breaker, is_first: bool) {
+    let Some(fault) = breaker.fault() else { return };
+    let id = worker.id;
+    let what = &worker.what;
+    let reason = fault.message();
+    match fault {
+        _ if !is_first => tracing::debug!(worker = %id, what, reason, "the worker still fails"),
+        WorkerFault::KeyRefused { .. } => tracing::error!(
+            worker = %id, what, reason,
+            "the server refuses its key and gets no requests: put a key that it takes into the file of \
+             api-key-file=FILE behind its address"
+        ),
+        WorkerFault::Overloaded { .. } => {
+            tracing::warn!(worker = %id, what, reason, "the server asks for a pause and gets no requests for as long");
+        }
+        WorkerFault::Failed { .. } | WorkerFault::UnknownModel { .. } => tracing::warn!(
+            worker = %id, what, reason, failures = breaker.failures(),
+            "the worker fails and gets no requests until a probe succeeds"
+        ),
+    }
+}
+
+/// A request at a worker until its outcome is known. Dropping it before means that the worker is not at fault.
+pub(crate) struct Trial {
+    fleet: Arc<Fleet>,
+    worker: Arc<Worker>,
+    is_probe: bool,
+}
+
+impl Trial {
+    /// Begins when the worker is picked.
+    pub(crate) fn begin(fleet: &Arc<Fleet>, worker: Arc<Worker>) -> Self {
+        let is_probe = !worker.breaker.is_clean.load(Ordering::Relaxed) && lock(&worker.breaker.breaker).begin();
+        Self { fleet: fleet.clone(), worker, is_probe }
+    }
+
+    /// The worker began an answer.
+    pub(crate) fn succeeded(&mut self) {
+        self.is_probe = false;
+        if !self.worker.breaker.is_clean.load(Ordering::Relaxed) {
+            self.fleet.change(&self.worker, Breaker::succeeded);
+        }
+    }
+
+    /// The worker failed, or the job did.
+    pub(crate) fn failed(&mut self, error: &JobError) {
+        if let Some(fault) = WorkerFault::from_error(error, Instant::now()) {
+            self.found(fault);
+        }
+    }
+
+    /// Waits for a job to be taken, or for the head of an answer, and takes note of how that fails.
+    pub(crate) async fn within<T>(
+        &mut self,
+        deadline: Option<Deadline>,
+        begins: impl Future<Output = Result<T, JobError>>,
+    ) -> Result<Result<T, JobError>, RequestError> {
+        let begun = within(deadline, begins).await;
+        match &begun {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => self.failed(error),
+            Err(_) => self.timed_out(),
+        }
+        begun
+    }
+
+    /// The worker did not answer before the deadline of the request.
+    fn timed_out(&mut self) {
+        self.found(WorkerFault::Failed { status: 504, message: "it does not answer in time".to_owned() });
+    }
+
+    fn found(&mut self, fault: WorkerFault) {
+        self.is_probe = false;
+        self.fleet.change(&self.worker, |breaker, now| breaker.failed(fault, now));
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        if self.is_probe {
+            self.fleet.change(&self.worker, |breaker, _| breaker.probe_ended());
+        }
+    }
+}
