@@ -24,8 +24,10 @@ pub struct Parser {
     has_text: bool,
     /// There was a call.
     has_called: bool,
-    /// The current call has no name, and is not told of.
-    is_nameless: bool,
+    /// The current call is left out: it has no name, or is one too many.
+    is_dropped: bool,
+    /// Calls behind the first are left out.
+    has_single_call: bool,
     /// Reasoning has been looked for: it does not begin in text any more.
     ignores_reasoning: bool,
 }
@@ -50,9 +52,16 @@ impl Parser {
             label: String::new(),
             has_text: false,
             has_called: false,
-            is_nameless: false,
+            is_dropped: false,
+            has_single_call: false,
             ignores_reasoning: start == Start::NoReasoning,
         }
+    }
+
+    /// Leaves calls behind the first out, as no grammar holds every format to one.
+    #[must_use]
+    pub fn with_single_call(self) -> Self {
+        Self { has_single_call: true, ..self }
     }
 
     /// Whether what comes next is reasoning, as far as is known.
@@ -104,8 +113,12 @@ impl Parser {
         loop {
             let goes_on = match &mut self.state {
                 State::Calls(reader) => {
-                    let (has_called, is_nameless) = (&mut self.has_called, &mut self.is_nameless);
-                    let mut calls = CallSink { sink: &mut *sink, has_called, is_nameless };
+                    let mut calls = CallSink {
+                        sink: &mut *sink,
+                        has_called: &mut self.has_called,
+                        is_dropped: &mut self.is_dropped,
+                        has_single_call: self.has_single_call,
+                    };
                     let step = reader.read(&mut self.pending, is_last, &self.tools, &mut calls);
                     self.leave_calls(step, is_last, sink)
                 }
@@ -277,7 +290,8 @@ impl Parser {
 struct CallSink<'a> {
     sink: &'a mut dyn Sink,
     has_called: &'a mut bool,
-    is_nameless: &'a mut bool,
+    is_dropped: &'a mut bool,
+    has_single_call: bool,
 }
 
 impl Sink for CallSink<'_> {
@@ -290,21 +304,21 @@ impl Sink for CallSink<'_> {
     }
 
     fn call(&mut self, name: &str, id: Option<&str>) {
-        *self.is_nameless = name.is_empty();
-        if !*self.is_nameless {
+        *self.is_dropped = name.is_empty() || (self.has_single_call && *self.has_called);
+        if !*self.is_dropped {
             *self.has_called = true;
             self.sink.call(name, id);
         }
     }
 
     fn arguments(&mut self, json: &str) {
-        if !*self.is_nameless {
+        if !*self.is_dropped {
             self.sink.arguments(json);
         }
     }
 
     fn end_call(&mut self, end: CallEnd) {
-        if !*self.is_nameless {
+        if !*self.is_dropped {
             self.sink.end_call(end);
         }
     }

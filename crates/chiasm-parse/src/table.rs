@@ -13,7 +13,7 @@ mod tags;
 pub(crate) use reasoning::REASONING;
 use tags::{
     DEEPSEEK_V3_TAG, DEEPSEEK_V4_TAG, DEEPSEEK_V31_TAG, DEEPSEEK_V32_TAG, GLM45_TAG, HERMES_TAG, KIMI_K2_TAG,
-    LLAMA_TAG, LONGCAT_TAG, MINIMAX_M2_TAG, QWEN3_CODER_TAG,
+    LLAMA_TAG, LONGCAT_TAG, MINIMAX_M2_TAG, MISTRAL_TAG, QWEN3_CODER_TAG, SEED_OSS_TAG,
 };
 
 /// How calls are written, by the names of tool parsers.
@@ -70,7 +70,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             ],
             are_last: true,
             stand_alone: false,
-            tag: None,
+            tag: Some(&MISTRAL_TAG),
         },
     ),
     (
@@ -139,7 +139,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             openings: &[("<seed:tool_call>", Kind::Tagged(&SEED_OSS)), ("<function=", Kind::Tagged(&SEED_OSS))],
             are_last: true,
             stand_alone: false,
-            tag: None,
+            tag: Some(&SEED_OSS_TAG),
         },
     ),
     (

@@ -33,12 +33,20 @@ pub(crate) struct TagForm {
     pub(crate) separator: &'static str,
     /// What calls are known by within text: the block's or a call's beginning, or a part of it.
     pub(crate) trigger: &'static str,
+    /// A token of the models that write calls so, where others of the format do not; may be empty.
+    pub(crate) token: &'static str,
 }
 
 impl Format {
+    /// Returns the token that a model must have to be held to a structural tag, if there is one.
+    pub fn tag_token(&self) -> Option<&'static str> {
+        let form = self.calls?.tag?;
+        Some(form.token).filter(|token| !token.is_empty())
+    }
+
     /// The structural tag that an engine holds an answer to, in which these functions are called. `has_to_call`: the answer is calls
     /// and nothing else; otherwise it may be text, within which calls are held to their schemas. `is_one`: there is one call at most.
-    /// `None` for a format that vLLM has no tag for.
+    /// `None` for a format that xgrammar can't describe.
     pub fn structural_tag(&self, functions: &[Function<'_>], has_to_call: bool, is_one: bool) -> Option<Value> {
         let form = self.calls?.tag?;
         let calls: Vec<Value> = functions.iter().flat_map(|function| form.calls(*function)).collect();

@@ -265,3 +265,38 @@ fn schemas_that_multiply_are_bounded() {
     parser.finish(&mut read);
     assert_eq!(read.calls[0].arguments, "{\"p1999\": \"1\"}");
 }
+
+/// An answer with two calls has the first alone, where one call is allowed, however it is cut.
+#[test]
+fn single_call_leaves_later_calls_out() {
+    for name in tool_parsers() {
+        let format = Format::new(Some(name), None).unwrap();
+        let (before, behind) = call(name);
+        let first = format!("{before}x{behind}");
+        let text = if name.ends_with("pythonic") {
+            "[f(path='/a', text='x'), f(path='/b')]".to_owned()
+        } else if name.starts_with("llama") {
+            format!("{first}; {first}")
+        } else {
+            format!("{first}\n{first}")
+        };
+        let read = |is_single: bool, piece_bytes: usize| {
+            let mut answer = Collected::default();
+            let mut parser = Parser::new(&format, tools(&texts()[0]), format.start(None));
+            if is_single {
+                parser = parser.with_single_call();
+            }
+            let characters: Vec<char> = text.chars().collect();
+            characters.chunks(piece_bytes).for_each(|piece| parser.push(&String::from_iter(piece), &mut answer));
+            parser.finish(&mut answer);
+            answer
+        };
+        assert_eq!(read(false, 1).calls.len(), 2, "{name}");
+        for piece_bytes in [1, 7, text.len()] {
+            let calls = read(true, piece_bytes).calls;
+            assert_eq!((calls.len(), calls[0].end), (1, Some(CallEnd::Closed)), "{name}");
+            let arguments: Value = serde_json::from_str(&calls[0].arguments).unwrap();
+            assert_eq!(arguments, json!({"path": "/a", "text": "x"}), "{name}");
+        }
+    }
+}

@@ -11,6 +11,7 @@ static JSON_TAG: TagForm = TagForm {
     end: "}\n</tool_call>",
     separator: "",
     trigger: "<tool_call>",
+    token: "",
 };
 pub(super) static HERMES_TAG: TagForm =
     TagForm { other: Some(("<tool_call>{\"name\": \"", "}</tool_call>")), ..JSON_TAG };
@@ -27,6 +28,23 @@ pub(super) static QWEN3_CODER_TAG: TagForm = TagForm {
     end: "\n</function>\n</tool_call>",
     trigger: "<tool_call>\n<function=",
     separator: "\n",
+    ..JSON_TAG
+};
+/// vLLM has none; its parser reads the same calls as that of `qwen3_coder`, in a block of another name.
+pub(super) static SEED_OSS_TAG: TagForm = TagForm {
+    begin: ("<seed:tool_call>\n<function=", ">\n"),
+    end: "\n</function>\n</seed:tool_call>",
+    trigger: "<seed:tool_call>\n<function=",
+    ..QWEN3_CODER_TAG
+};
+/// vLLM has a grammar of `mistral_common`'s instead, for that tokenizer alone.
+pub(super) static MISTRAL_TAG: TagForm = TagForm {
+    begin: ("[TOOL_CALLS]", "[ARGS]"),
+    other: None,
+    end: "",
+    separator: "",
+    trigger: "[TOOL_CALLS]",
+    token: "[ARGS]",
     ..JSON_TAG
 };
 pub(super) static GLM45_TAG: TagForm =

@@ -24,8 +24,8 @@ use super::item::ItemPlan;
 use super::keys::{keys_for, spans};
 use super::opening::open_all;
 use super::prompt_price::{is_small, price_of};
-use super::reading::Reading;
-use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice};
+use super::reading::{Reading, calls_or};
+use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
 use crate::adapters::ServedAdapter;
 use crate::cpu::CpuBudget;
 use crate::fleet::{PresentClass, PresentClasses};
@@ -147,7 +147,7 @@ async fn prepared(
                 chat.tools = None;
             }
             let (reading, constraint) = Reading::plan(&frontend.model, chat, tools.as_ref(), without_reasoning)?;
-            sampling.structured = with_calls(sampling.structured, constraint)?;
+            sampling.structured = with_calls(&frontend.model, tools.as_ref(), sampling.structured, constraint);
             // As in vLLM, which has its frontend's reasoning parser and that of an engine see the same
             // (`ChatCompletionRequest.resolve_reasoning_ended`); only constraints are held back by reasoning.
             if sampling.structured.is_some() && frontend.model.answers.engine_parser().is_some() {
@@ -216,16 +216,20 @@ async fn prepared(
     })
 }
 
-/// The one constraint of a request: its own, or that it calls.
-fn with_calls(own: Option<Structured>, calls: Option<Constraint>) -> Result<Option<Structured>, RequestError> {
-    match (own, calls) {
-        (Some(own), Some(_)) => {
-            let message = format!("the answer can't both be calls and what '{}' asks for", own.field);
-            Err(RequestError::invalid("tool_choice", message))
-        }
-        (None, Some(constraint)) => Ok(Some(Structured { constraint, field: "tools" })),
-        (own, None) => Ok(own),
-    }
+/// Returns the one constraint of a request. A model that has to call is held to that alone, as in vLLM; one that may
+/// call is held to calls or to what the request asks for.
+fn with_calls(
+    model: &ServedModel,
+    tools: Option<&ToolUse>,
+    own: Option<Structured>,
+    calls: Option<Constraint>,
+) -> Option<Structured> {
+    let Some(calls) = calls else { return own };
+    let constraint = match (&own, tools) {
+        (Some(own), Some(tools)) if tools.choice == ToolChoice::Auto => calls_or(model, tools, &own.constraint),
+        _ => Some(calls),
+    };
+    constraint.map(|constraint| Structured { constraint, field: "tools" }).or(own)
 }
 
 /// What all ways of planning a request share.

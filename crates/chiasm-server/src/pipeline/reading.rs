@@ -2,8 +2,10 @@
 
 mod forced;
 
+pub(super) use forced::calls_or;
+
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use chiasm_backend::{Constraint, Finish, ToolCallDelta};
 use chiasm_parse::{CallEnd, Format, Parser, Sink, Tools};
@@ -25,6 +27,7 @@ pub(crate) struct Reading {
     /// An answer with calls has ended because of them.
     ends_with_calls: bool,
     has_short_ids: bool,
+    has_single_call: bool,
 }
 
 impl Reading {
@@ -53,7 +56,12 @@ impl Reading {
                                    ('mode': 'required'); send those tools alone";
                     return Err(RequestError::invalid("tool_choice", message));
                 }
-                None if tools.choice == ToolChoice::Auto => (&answers.whole, None),
+                None if tools.choice == ToolChoice::Auto => {
+                    if forced::has_strict(tools) {
+                        warn_of_strict(answers.tool_parser.as_deref());
+                    }
+                    (&answers.whole, None)
+                }
                 None => (&answers.listed, Some(forced::list(tools))),
             },
         };
@@ -73,6 +81,7 @@ impl Reading {
             without_reasoning,
             ends_with_calls: tools.is_some_and(|tools| !matches!(tools.choice, ToolChoice::Named(_))),
             has_short_ids: answers.tool_parser.as_deref() == Some("mistral"),
+            has_single_call: tools.is_some_and(forced::is_single),
         };
         Ok((Some(Arc::new(reading)), constraint))
     }
@@ -85,11 +94,11 @@ impl Reading {
     /// Begins to read an answer to this prompt.
     pub(super) fn begin(self: &Arc<Self>, model: &ServedModel, prompt: &[TokenId]) -> Reader {
         let start = self.format.start(model.answers.is_open(&model.tokenizer, prompt));
-        Reader {
-            parser: Parser::new(&self.format, self.tools.clone(), start),
-            reading: self.clone(),
-            calls: Calls::default(),
+        let mut parser = Parser::new(&self.format, self.tools.clone(), start);
+        if self.has_single_call {
+            parser = parser.with_single_call();
         }
+        Reader { parser, reading: self.clone(), calls: Calls::default() }
     }
 
     /// An id for a call that the model has given none. Mistral's templates want nine letters and digits.
@@ -183,6 +192,15 @@ impl Sink for EventSink<'_> {
         self.calls.last = Some(end);
         self.events.push(AnswerEvent::EndCall(end));
     }
+}
+
+/// Warns once that functions are strict though nothing holds calls in this format to their schemas.
+fn warn_of_strict(parser: Option<&str>) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        let parser = parser.unwrap_or("none");
+        tracing::warn!(parser, "calls are not held to the schemas of strict functions: no grammar has this format");
+    });
 }
 
 /// A function's parameters; a function that names none takes an object without any.

@@ -11,9 +11,54 @@ use crate::pipeline::{ToolChoice, ToolUse};
 /// A structural tag in the model's own format, where vLLM has one. A model that calls if it likes is held to one only for functions
 /// that are strict, for a single call, or where it may not call all of them.
 pub(super) fn tag(model: &ServedModel, tools: &ToolUse) -> Option<Constraint> {
-    let is_strict = |tool: &Value| tool["function"]["strict"] == true;
     let is_auto = tools.choice == ToolChoice::Auto;
-    if is_auto && tools.in_parallel && tools.allowed.is_none() && !chosen(tools).any(is_strict) {
+    if is_auto && tools.in_parallel && tools.allowed.is_none() && !has_strict(tools) {
+        return None;
+    }
+    let tag = structural_tag(model, tools, !is_auto)?;
+    Some(Constraint::StructuralTag(tag.to_string().into()))
+}
+
+/// Either calls in the model's own format or an answer that `own` asks for, of a model that calls if
+/// it likes. `None` if there is nothing that calls are held to, or no way to: `own` alone holds then.
+/// As in vLLM (`adjust_request`, `vllm/parser/abstract_parser.py`), a single call is nothing beside it.
+pub(in crate::pipeline) fn calls_or(model: &ServedModel, tools: &ToolUse, own: &Constraint) -> Option<Constraint> {
+    if tools.allowed.is_none() && !has_strict(tools) {
+        return None;
+    }
+    let calls = structural_tag(model, tools, true)?;
+    let own = match own {
+        Constraint::JsonSchema(schema) => {
+            let schema: Value = serde_json::from_str(schema).ok()?;
+            json!({"type": "json_schema", "json_schema": schema})
+        }
+        Constraint::JsonObject => json!({"type": "json_schema", "json_schema": {"type": "object"}}),
+        Constraint::Regex(pattern) => json!({"type": "regex", "pattern": pattern.as_ref()}),
+        Constraint::Grammar(grammar) => json!({"type": "grammar", "grammar": grammar.as_ref()}),
+        Constraint::StructuralTag(tag) => {
+            let tag: Value = serde_json::from_str(tag).ok()?;
+            tag.get("format")?.clone()
+        }
+    };
+    let either = json!({"type": "or", "elements": [calls["format"], own]});
+    let tag = json!({"type": "structural_tag", "format": either});
+    Some(Constraint::StructuralTag(tag.to_string().into()))
+}
+
+/// Returns `true` if a function that may be called is strict.
+pub(super) fn has_strict(tools: &ToolUse) -> bool {
+    chosen(tools).any(is_strict)
+}
+
+fn is_strict(tool: &Value) -> bool {
+    tool["function"]["strict"] == true
+}
+
+/// Returns the structural tag that holds an answer to calls, for models that write them so.
+fn structural_tag(model: &ServedModel, tools: &ToolUse, has_to_call: bool) -> Option<Value> {
+    let format = &model.answers.whole;
+    let lacks_token = |token| model.tokenizer.token_to_id(token).is_none();
+    if format.tag_token().is_some_and(lacks_token) {
         return None;
     }
     // As in vLLM: others than strict ones may have schemas that engines do not take.
@@ -23,8 +68,7 @@ pub(super) fn tag(model: &ServedModel, tools: &ToolUse) -> Option<Constraint> {
         chosen(tools).map(|tool| if is_held(tool) { parameters(tool) } else { any.clone() }).collect();
     let functions = chosen(tools).zip(&schemas).map(|(tool, arguments)| Function { name: name(tool), arguments });
     let functions: Vec<Function<'_>> = functions.collect();
-    let tag = model.answers.whole.structural_tag(&functions, !is_auto, is_single(tools))?;
-    Some(Constraint::StructuralTag(tag.to_string().into()))
+    format.structural_tag(&functions, has_to_call, is_single(tools))
 }
 
 /// A JSON list of calls (`get_json_schema_from_tools`, `vllm/tool_parsers/utils.py`).
@@ -55,7 +99,8 @@ fn name(tool: &Value) -> &str {
     tool["function"]["name"].as_str().unwrap_or_default()
 }
 
-fn is_single(tools: &ToolUse) -> bool {
+/// Returns `true` if an answer has one call at most.
+pub(super) fn is_single(tools: &ToolUse) -> bool {
     !tools.in_parallel || matches!(tools.choice, ToolChoice::Named(_))
 }
 
@@ -68,3 +113,6 @@ fn chosen(tools: &ToolUse) -> impl Iterator<Item = &Value> {
     };
     tools.tools.as_array().into_iter().flatten().filter(is_chosen)
 }
+
+#[cfg(test)]
+mod tests;

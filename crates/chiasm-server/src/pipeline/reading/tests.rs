@@ -23,7 +23,7 @@ pub(super) fn model(tools: &str, reasoning: &str) -> Arc<ServedModel> {
 }
 
 /// The same model, with these special tokens too.
-fn with_special(tokens: &[&str], tools: &str, reasoning: &str) -> Arc<ServedModel> {
+pub(super) fn with_special(tokens: &[&str], tools: &str, reasoning: &str) -> Arc<ServedModel> {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(MODEL).unwrap() {
         let path = entry.unwrap().path();
@@ -41,7 +41,7 @@ pub(super) fn function(name: &str, parameters: Value) -> Value {
     json!({"type": "function", "function": {"name": name, "parameters": parameters}})
 }
 
-fn tools(choice: ToolChoice) -> ToolUse {
+pub(super) fn tools(choice: ToolChoice) -> ToolUse {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
     let tools = json!([function("weather", parameters), function("now", Value::Null)]);
     ToolUse { tools: Arc::new(tools), choice, allowed: None, held: HashSet::new(), in_parallel: true }
