@@ -15,7 +15,7 @@ use crate::fetch::{Answer, FetchThreads, Fetcher};
 use crate::flight::{Boarded, Flights};
 use crate::freshness::Freshness;
 use crate::local_file::LocalFiles;
-use crate::names::{Known, MediaName, Names, UrlKey, Urls};
+use crate::names::{MediaName, Names, UrlKey, Urls};
 use crate::workers::{BlockingThreads, Workers};
 use crate::{ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaError, MediaLimits, data_uri};
 
@@ -244,27 +244,25 @@ impl MediaDoor {
         let key = UrlKey::of(&url);
         let now = inner.clock.now();
         let mut known = None;
-        match inner.urls.get(&key) {
-            Some(Known::Failed { error, until }) if now < until => {
-                inner.counters.failed_again.inc();
-                return Err(error);
+        if let Some((content, freshness)) = inner.urls.content(&key)
+            && let Some(item) = inner.contents.get(&content)
+        {
+            if freshness.is_fresh(now) {
+                inner.counters.fresh.inc();
+                return Ok(item);
             }
-            Some(Known::Content(content, freshness)) => {
-                if let Some(item) = inner.contents.get(&content) {
-                    if freshness.is_fresh(now) {
-                        inner.counters.fresh.inc();
-                        return Ok(item);
-                    }
-                    known = Some((item, freshness));
-                }
-            }
-            _ => {}
+            known = Some((item, freshness));
+        }
+        let flight = (key, modality.clone());
+        if let Some(error) = inner.urls.failure(&flight, now) {
+            inner.counters.failed_again.inc();
+            return Err(error);
         }
         let download = {
             let (door, modality) = (self.clone(), modality.clone());
             move || async move { door.download(url, key, known, &modality).await }
         };
-        let (boarded, outcome) = inner.downloads.join((key, modality.clone()), download).await;
+        let (boarded, outcome) = inner.downloads.join(flight, download).await;
         if boarded == Boarded::Later {
             inner.counters.shared.inc();
         }
@@ -319,7 +317,7 @@ impl MediaDoor {
                 match error.fault() {
                     // Ours, and over in a moment.
                     Fault::Busy | Fault::Internal => {}
-                    _ => inner.urls.failed(key, &error, inner.clock.now()),
+                    _ => inner.urls.failed((key, modality.clone()), error.clone(), inner.clock.now()),
                 }
                 Err(error)
             }

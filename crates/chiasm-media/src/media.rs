@@ -3,9 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use chiasm_types::Modality;
 
+use crate::data_uri::FRAMES;
 use crate::{ContentHash, ImageHeader, MediaError, MediaLimits};
 
 /// The media types that origins are asked for: those of the modalities in [`MediaHeader`] first.
@@ -70,6 +73,26 @@ impl EncodedMedia {
     pub fn of(bytes: Bytes, modality: &Modality, limits: &MediaLimits) -> Result<Self, MediaError> {
         let header = MediaHeader::read(&bytes, modality, limits)?;
         Ok(Self { content: ContentHash::of(&bytes), bytes, modality: modality.clone(), header, url: None })
+    }
+
+    /// Returns the item as a `data:` URL, from which [`MediaDoor`](crate::MediaDoor) reads the same item again.
+    pub fn to_data_url(&self) -> String {
+        if self.modality == Modality::Video && self.bytes.starts_with(FRAMES) {
+            return String::from_utf8_lossy(&self.bytes).into_owned();
+        }
+        let mut url = format!("data:{};base64,", self.media_type());
+        STANDARD.encode_string(&self.bytes, &mut url);
+        url
+    }
+
+    /// Returns the media type. Of what has no header that is read here, readers look at the kind alone.
+    fn media_type(&self) -> &'static str {
+        match (&self.header, &self.modality) {
+            (MediaHeader::Image(header), _) => header.format.media_type(),
+            (MediaHeader::Opaque, Modality::Image) => "image/unknown",
+            (MediaHeader::Opaque, Modality::Audio) => "audio/unknown",
+            (MediaHeader::Opaque, _) => "video/unknown",
+        }
     }
 
     /// The same file, taken for another kind of thing if it was taken for one.

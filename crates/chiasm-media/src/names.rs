@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use chiasm_types::Modality;
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 
@@ -20,20 +21,23 @@ impl UrlKey {
     }
 }
 
-/// What is known of a URL.
-#[derive(Clone, Debug)]
-pub(crate) enum Known {
-    /// What it led to, and for how long that holds.
-    Content(ContentHash, Freshness),
-    /// It failed, a moment ago.
-    Failed { error: MediaError, until: Instant },
-}
+/// The content that a URL led to, and the time for which that holds.
+type UrlContent = (ContentHash, Freshness);
 
-/// What URLs led to.
+/// A failure of a URL, and the moment from which it is not believed any more.
+type UrlFailure = (MediaError, Instant);
+
+/// The contents and the failures of URLs. A failure leaves the content alone: it may be one of the network, or of one
+/// modality, as of a picture that was asked for as a video.
 pub(crate) struct Urls {
     /// `None` remembers nothing.
-    known: Option<Cache<UrlKey, Known, Weight>>,
+    caches: Option<UrlCaches>,
     failures_last: Duration,
+}
+
+struct UrlCaches {
+    contents: Cache<UrlKey, UrlContent, Weight>,
+    failures: Cache<(UrlKey, Modality), UrlFailure>,
 }
 
 /// Long URLs and tags count as several short ones.
@@ -43,49 +47,49 @@ struct Weight;
 /// Bytes of URL and tags that count as one name.
 const NAME_BYTES: usize = 256;
 
-impl Weighter<UrlKey, Known> for Weight {
-    fn weight(&self, _: &UrlKey, known: &Known) -> u64 {
-        match known {
-            Known::Content(_, freshness) => 1 + (freshness.bytes() / NAME_BYTES) as u64,
-            Known::Failed { .. } => 1,
-        }
+impl Weighter<UrlKey, UrlContent> for Weight {
+    fn weight(&self, _: &UrlKey, (_, freshness): &UrlContent) -> u64 {
+        1 + (freshness.bytes() / NAME_BYTES) as u64
     }
 }
 
 impl Urls {
-    /// Remembers at most `count` URLs. Failures are believed for `failures_last`.
+    /// Remembers at most `count` URLs, and as many failures. Failures are believed for `failures_last`.
     pub(crate) fn new(count: usize, failures_last: Duration) -> Self {
         let options =
             OptionsBuilder::new().weight_capacity(count as u64).estimated_items_capacity(count.min(1 << 16)).build();
-        let cache = |options| Cache::with_options(options, Weight, Default::default(), Default::default());
-        Self { known: options.ok().filter(|_| count > 0).map(cache), failures_last }
+        let caches = |options| UrlCaches {
+            contents: Cache::with_options(options, Weight, Default::default(), Default::default()),
+            failures: Cache::new(count),
+        };
+        Self { caches: options.ok().filter(|_| count > 0).map(caches), failures_last }
     }
 
-    pub(crate) fn get(&self, key: &UrlKey) -> Option<Known> {
-        self.known.as_ref()?.get(key)
+    /// Returns what the URL led to.
+    pub(crate) fn content(&self, key: &UrlKey) -> Option<UrlContent> {
+        self.caches.as_ref()?.contents.get(key)
     }
 
+    /// Returns why the URL failed for a modality, while that is believed.
+    pub(crate) fn failure(&self, key: &(UrlKey, Modality), now: Instant) -> Option<MediaError> {
+        let (error, until) = self.caches.as_ref()?.failures.get(key)?;
+        (now < until).then_some(error)
+    }
+
+    /// Remembers what the URL leads to, if that may be stored.
     pub(crate) fn learn(&self, key: UrlKey, content: ContentHash, freshness: Freshness) {
-        match freshness.may_be_stored() {
-            true => self.set(key, Known::Content(content, freshness)),
-            false => self.forget(&key),
+        let Some(caches) = &self.caches else { return };
+        if freshness.may_be_stored() {
+            caches.contents.insert(key, (content, freshness));
+        } else {
+            caches.contents.remove(&key);
         }
     }
 
-    /// The URL leads to nothing now. What it led to before does not count any more.
-    pub(crate) fn failed(&self, key: UrlKey, error: &MediaError, now: Instant) {
-        self.set(key, Known::Failed { error: error.clone(), until: now + self.failures_last });
-    }
-
-    fn set(&self, key: UrlKey, known: Known) {
-        if let Some(cache) = &self.known {
-            cache.insert(key, known);
-        }
-    }
-
-    fn forget(&self, key: &UrlKey) {
-        if let Some(cache) = &self.known {
-            cache.remove(key);
+    /// Remembers that the URL failed for a modality.
+    pub(crate) fn failed(&self, key: (UrlKey, Modality), error: MediaError, now: Instant) {
+        if let Some(caches) = &self.caches {
+            caches.failures.insert(key, (error, now + self.failures_last));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chiasm_media::{
     ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaInput,
-    MediaName, MediaPart,
+    MediaLimits, MediaName, MediaPart,
 };
 use chiasm_types::Modality;
 use futures_util::FutureExt;
@@ -208,6 +208,51 @@ async fn a_failure_is_shared_believed_for_a_moment_and_then_forgotten() {
     clock.advance(MINUTE);
     assert_eq!(content(&door, &origin.url).await, ContentHash::of(&gif(1)));
     assert_eq!(origin.asked(), 3);
+}
+
+fn taken_for(url: &str, modality: Modality) -> MediaPart {
+    MediaPart { modality, ..url.to_owned().into() }
+}
+
+#[tokio::test]
+async fn url_failure_counts_for_its_modality_only() {
+    let (origin, door) = (Origin::start("").await, door());
+    let text = b"neither of the two".to_vec();
+    origin.change(|now| now.body = text.clone());
+    assert_eq!(door.open(&origin.url).await.unwrap_err().fault(), Fault::Unsupported);
+    let video = door.open(taken_for(&origin.url, Modality::Video)).await.unwrap();
+    assert_eq!(video.content, ContentHash::of(&text));
+    assert_eq!(door.open(&origin.url).await.unwrap_err().fault(), Fault::Unsupported);
+    assert_eq!(origin.asked(), 2, "the failure as an image is still believed");
+}
+
+#[tokio::test]
+async fn url_failure_keeps_the_content_for_a_revalidation() {
+    let (origin, clock) = (Origin::start("ETag: \"1\"\r\n").await, Clock::default());
+    let door = MediaDoor::with_clock(config(), ByteBudget::new(10_000_000), clock.clone()).unwrap();
+    let first = content(&door, &origin.url).await;
+    origin.change(|now| (now.status, now.headers) = ("500 Oops", ""));
+    assert_eq!(door.open(&origin.url).await.unwrap_err().fault(), Fault::OriginFailed);
+    assert_eq!(origin.sent(), 2);
+    origin.change(|now| (now.status, now.headers) = ("200 OK", "ETag: \"1\"\r\n"));
+    clock.advance(MINUTE);
+    assert_eq!(content(&door, &origin.url).await, first);
+    assert_eq!(origin.sent(), 2, "the origin was asked whether it has changed, and sent nothing");
+    assert_eq!(door.counts().revalidated, 1);
+}
+
+#[tokio::test]
+async fn url_failure_as_a_video_leaves_a_fresh_image() {
+    let origin = Origin::start("Cache-Control: max-age=3600\r\n").await;
+    let limits = MediaLimits { video_bytes: 10, ..config().limits };
+    let door = MediaDoor::new(MediaConfig { limits, ..config() }, ByteBudget::new(10_000_000)).unwrap();
+    let as_video = door.open(taken_for(&origin.url, Modality::Video)).await;
+    assert_eq!(as_video.unwrap_err().fault(), Fault::TooLarge);
+    content(&door, &origin.url).await;
+    let as_video = door.open(taken_for(&origin.url, Modality::Video)).await;
+    assert_eq!(as_video.unwrap_err().fault(), Fault::TooLarge);
+    content(&door, &origin.url).await;
+    assert_eq!(origin.asked(), 2);
 }
 
 #[tokio::test]
