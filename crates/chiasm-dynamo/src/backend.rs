@@ -203,8 +203,11 @@ impl DynamoBackend {
         };
         let bodies = request::of(&job, model, takes_images, packed.as_ref())?;
         let counted = InFlight::new(shared.clone());
+        // A worker knows a request by this id alone, and a client's may be that of another request too: of another client's,
+        // or of another prompt in one list.
+        let mark: u64 = rand::random();
         let ask = |(choice, body): (usize, Vec<u8>)| {
-            let id = if choice == 0 { job.id.to_string() } else { format!("{}-{choice}", job.id) };
+            let id = format!("{}-{mark:016x}-{choice}", job.id);
             async move { shared.wire.ask(&place.path, &id, &body).await }
         };
         // All are waited for: what one of them was taken for, the worker may have begun with.

@@ -105,7 +105,8 @@ async fn a_request_says_all_that_a_job_does_and_its_answer_comes_home() {
     let mut running = backend.start(Arc::new(job(sampling))).await.unwrap();
     let asked = worker.asked().await;
     assert_eq!(asked.path, "1f/ns/backend/generate");
-    assert_eq!((&asked.control["id"], &asked.control["payload_codec"]), (&json!("r-1"), &json!("msgpack")));
+    assert!(asked.control["id"].as_str().unwrap().starts_with("r-1-"), "{:?}", asked.control);
+    assert_eq!(asked.control["payload_codec"], "msgpack");
     let expected = json!({
         "model": "tiny", "token_ids": [1, 2, 3], "eos_token_ids": [2], "annotations": [], "routing": {"priority": -3},
         "stop_conditions": {"max_tokens": 4, "min_tokens": 1, "ignore_eos": false, "stop_token_ids_hidden": [7, 2], "max_thinking_tokens": 3},
@@ -129,6 +130,22 @@ async fn a_request_says_all_that_a_job_does_and_its_answer_comes_home() {
     assert_eq!((cached, outputs[2].finish.clone()), (vec![Some(2), None, None], Some(Finish::Length)));
     drop(running);
     assert!(home.told().await.is_empty(), "a worker that has told all is not told to stop");
+}
+
+#[tokio::test]
+async fn requests_of_one_id_have_ids_of_their_own_at_a_worker() {
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect().await;
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let running = backend.start(Arc::new(job(Sampling { n: 2, ..sampling() }))).await.unwrap();
+        for _ in 0..2 {
+            let id = worker.asked().await.control["id"].as_str().unwrap().to_owned();
+            assert!(id.starts_with("r-1-") && !ids.contains(&id), "{id} of {ids:?}");
+            ids.push(id);
+        }
+        drop(running);
+    }
 }
 
 #[tokio::test]
