@@ -11,6 +11,7 @@ use chiasm_backend::{
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::StreamExt;
 use reqwest::header::HeaderMap;
 use reqwest::{Response, StatusCode};
 use tokio::sync::watch;
@@ -83,6 +84,8 @@ pub(crate) struct Shared {
     pub(crate) server: Server,
     mode: Mode,
     load: Mutex<Option<LoadSink>>,
+    /// Requests that were passed on and are not over, where the server does not tell its load.
+    passed_on: AtomicU64,
     /// The time in which the server has said nothing, in milliseconds.
     silent_ms: AtomicU64,
     ended: watch::Sender<Option<Death>>,
@@ -189,6 +192,36 @@ fn rejected(status: u16, message: &str, job: &Job) -> JobError {
     JobError::Rejected { status, field: field.to_owned(), message: format!("the server answers: {message}") }
 }
 
+/// Counts one request that was passed on, until it is over.
+struct PassedOn(Arc<Shared>);
+
+impl PassedOn {
+    /// `None` for a server that tells its load.
+    fn count(shared: &Arc<Shared>) -> Option<Self> {
+        if shared.mode.gauges().is_some() {
+            return None;
+        }
+        let running = shared.passed_on.fetch_add(1, Relaxed) + 1;
+        shared.tell_load(Load { running, ..Load::default() });
+        Some(Self(shared.clone()))
+    }
+
+    /// Returns the same answer, which ends the count when it is over.
+    fn until_the_end_of(self, answer: Forwarded) -> Forwarded {
+        let body = answer.body.inspect(move |_| {
+            let _counted = &self;
+        });
+        Forwarded { body: body.boxed(), ..answer }
+    }
+}
+
+impl Drop for PassedOn {
+    fn drop(&mut self) {
+        let running = self.0.passed_on.fetch_sub(1, Relaxed).saturating_sub(1);
+        self.0.tell_load(Load { running, ..Load::default() });
+    }
+}
+
 fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
     cell.send_if_modified(|known| {
         let is_new = known.is_none();
@@ -223,6 +256,7 @@ impl UpstreamBackend {
             server,
             mode,
             load: Mutex::new(None),
+            passed_on: AtomicU64::new(0),
             silent_ms: AtomicU64::new(0),
             ended: watch::Sender::new(None),
             distrusted: watch::Sender::new(None),
@@ -276,10 +310,15 @@ impl Backend for UpstreamBackend {
             if let Some(death) = shared.ended.borrow().clone() {
                 return Err(JobError::NotTaken(death));
             }
+            let counted = PassedOn::count(shared);
             let in_flight = asked.as_ref().zip(request.prompt.take()).map(|(asked, prompt)| asked.begin(prompt));
             let forwarded = plain::forward(&shared.server, model.as_deref(), request).await?;
-            Ok(match in_flight {
+            let forwarded = match in_flight {
                 Some(in_flight) => in_flight.until_the_end_of(forwarded),
+                None => forwarded,
+            };
+            Ok(match counted {
+                Some(counted) => counted.until_the_end_of(forwarded),
                 None => forwarded,
             })
         }
