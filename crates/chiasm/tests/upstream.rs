@@ -395,8 +395,132 @@ async fn images_get_names_of_ours_where_a_server_goes_by_names() {
     assert_eq!(frontend.chat(&ask("dawn", &json!({"nonsense": 1}))).await.refused(400), "nonsense");
     let mut odd = ask("dawn", &json!({"nonsense": 1}));
     odd["messages"][0]["content"][0]["image_url"]["uuid"] = "a-clients-own".into();
-    assert_eq!(frontend.chat(&odd).await.refused(400), "messages");
+    heard();
+    assert_eq!(frontend.chat(&odd).await.refused(400), "nonsense");
+    assert!(!heard().contains("a-clients-own"));
     assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0);
+}
+
+/// An image that is only named, and one that comes with its name.
+fn only_named(uuid: &str) -> Value {
+    json!({"type": "image_url", "image_url": null, "uuid": uuid})
+}
+
+fn with_name(name: &str, uuid: &str) -> Value {
+    let mut part = picture(name);
+    part["uuid"] = uuid.into();
+    part
+}
+
+/// Asks about one image, with a key.
+async fn ask_about(server: &Server, key: &str, part: &Value) -> Answer {
+    let content = json!([part, {"type": "text", "text": "what is in this picture?"}]);
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 60});
+    let request = server.client.post(format!("{}/v1/chat/completions", server.url)).body(body.to_string());
+    let request = request.header("content-type", "application/json").bearer_auth(key);
+    Answer::of(request.send().await.expect("an answer")).await
+}
+
+/// Returns what a simulated engine says that it saw, without what it had cached.
+fn saw(answer: &Answer) -> String {
+    let text = answer.ok()["choices"][0]["message"]["content"].take();
+    text.as_str().and_then(|text| text.split(';').next()).expect("text").to_owned()
+}
+
+#[tokio::test]
+async fn names_of_clients_are_their_own_before_any_server() {
+    let behind = other().await;
+    let (heard, url) = vllm_serve_before(&behind).await;
+    for url in [url.replace("vllm+", ""), format!("{url},mode=chat")] {
+        let frontend = before(&[&url], &["--api-key", "k1", "--api-key", "k2"]).await;
+        let first = ask_about(&frontend, "k1", &with_name("dawn", "logo")).await;
+        let other = ask_about(&frontend, "k2", &only_named("logo")).await;
+        assert_eq!(other.refused(400), "messages[0].content[0].image_url", "{url}");
+        assert_ne!(saw(&ask_about(&frontend, "k2", &with_name("dusk", "logo")).await), saw(&first), "{url}");
+        assert_eq!(saw(&ask_about(&frontend, "k1", &only_named("logo")).await), saw(&first), "{url}");
+        let heard = std::mem::take(&mut *heard.lock().expect("not poisoned"));
+        assert!(heard.len() == 3 && heard.iter().all(|body| !body.contains("logo")), "{url}: {}", heard.len());
+    }
+}
+
+#[tokio::test]
+async fn named_image_is_answered_wherever_a_mixed_fleet_sends_it() {
+    let server = other().await;
+    let model = demo_model().display().to_string();
+    let mixed = ["--sim", "1", "--upstream", &server.url, "--policy", "round-robin"];
+    let frontend = Server::start(&[&[model.as_str(), "--served-model-name", "m"], &mixed[..]].concat());
+    frontend.wait_ready(2, SOON).await;
+    let mut homes = Vec::new();
+    for (at, name) in ["dawn", "dusk", "night", "snow"].into_iter().enumerate() {
+        let shown = ask_about(&frontend, "k", &with_name(name, name)).await;
+        // With one request between them both workers get one that only has a name.
+        for _ in 0..1 + at % 2 {
+            let named = ask_about(&frontend, "k", &only_named(name)).await;
+            assert_eq!(saw(&named), saw(&shown), "{name}");
+            homes.push(named.header("x-chiasm-worker"));
+        }
+    }
+    homes.sort();
+    homes.dedup();
+    assert_eq!(homes.len(), 2, "{homes:?}");
+}
+
+#[tokio::test]
+async fn image_without_a_type_is_predicted_as_one_with() {
+    let behind = other().await;
+    let (_, url) = vllm_serve_before(&behind).await;
+    let frontend = before(&[&format!("{url},mode=chat")], &[]).await;
+    for is_typed in [false, false, true, false] {
+        let mut part = picture("dawn");
+        if !is_typed {
+            part.as_object_mut().expect("an object").remove("type");
+        }
+        let answer = ask_about(&frontend, "k", &part).await;
+        let cached = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+        let overlap = answer.header("x-chiasm-overlap");
+        let predicted: u64 = overlap.split('/').next().expect("X").parse().expect("a number");
+        assert_eq!(predicted, cached / 16, "{overlap}");
+    }
+}
+
+#[tokio::test]
+async fn requests_at_a_server_that_tells_no_load_are_counted() {
+    let (_, silent) = Stand::start("").await;
+    let frontend = before(&[&silent], &[]).await;
+    let running = async |count: f64| {
+        let is_so = async || frontend.metric("chiasm_worker_running_requests").await == count;
+        wait_for("requests to be counted", SOON, is_so).await;
+    };
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let first = frontend.chat(&body);
+    let second = frontend.chat(&body);
+    let both = futures_util::future::join(first, second);
+    tokio::select! {
+        _ = both => panic!("the server never answers"),
+        () = running(2.0) => {}
+    }
+    // Their clients are gone.
+    running(0.0).await;
+}
+
+#[tokio::test]
+async fn image_is_as_much_work_by_url_as_in_the_request() {
+    let (_, silent) = Stand::start("").await;
+    let mut pending = Vec::new();
+    for part in [picture("dawn"), json!({"type": "image_url", "image_url": {"url": "http://192.0.2.1/dawn.jpg"}})] {
+        let frontend = before(&[&silent], &[]).await;
+        let known = std::cell::Cell::new(0.0);
+        let has_come = async || {
+            known.set(frontend.metric("chiasm_worker_pending_tokens").await);
+            known.get() > 0.0
+        };
+        tokio::select! {
+            _ = ask_about(&frontend, "k", &part) => panic!("the server never answers"),
+            _ = wait_for("work", SOON, has_come) => {}
+        }
+        pending.push(known.get());
+    }
+    assert!(pending[0] > 1000.0 && (pending[0] - pending[1]).abs() < 20.0, "{pending:?}");
 }
 
 #[tokio::test]

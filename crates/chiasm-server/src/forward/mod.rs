@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `begun` | the wait for an answer's beginning |
 //! | `body` | what is passed on |
+//! | `client_names` | clients' names of media items, which are not passed on |
 //! | `engines` | having an engine answer after all, in a fleet of both |
 //! | `pieces` | what a prompt is made of, for servers of which nothing is known |
 //! | `foreseen` | what a request will become at servers that tell what they hold |
@@ -16,6 +17,7 @@
 
 mod begun;
 mod body;
+mod client_names;
 mod engines;
 mod foreseen;
 mod named;
@@ -39,7 +41,7 @@ use self::begun::begun;
 pub(crate) use self::body::ForwardBody;
 use self::body::model_in;
 use self::foreseen::Foreseen;
-use self::named::{has_names, named};
+use self::named::named;
 use self::passage::response;
 use self::pieces::pieces;
 use crate::admission::{Admission, Admitted};
@@ -183,6 +185,7 @@ async fn place(
         caller.entries.begin_anew(page);
     }
     let placing = async {
+        let (request, _charge) = client_names::resolve(frontend, caller, request).await?;
         let arrived = request.arrived();
         let ForwardBody { body, model, fields, .. } = request;
         let prospects = prospects(frontend, path, &arrived, &fields, caller, classes).await?;
@@ -358,13 +361,7 @@ impl Passing<'_> {
                 return Ok(Forward { body, model, ..self.forward.clone() });
             }
         }
-        match has_names(&self.fields) {
-            true => Err(RequestError::invalid(
-                "messages",
-                "names media items ('uuid') in a request that can't be given names of ours",
-            )),
-            false => Ok(self.forward.clone()),
-        }
+        Ok(self.forward.clone())
     }
 
     /// After a failed try: returns if there is to be another one.

@@ -3,39 +3,22 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm_backend::{EncodedItem, JobItem};
+use chiasm_types::Modality;
 use serde_json::{Map, Result, Value};
+
+use crate::openai::media_parts::MediaKind;
 
 type Fields = Map<String, Value>;
 
-/// Whether a part of a conversation has a name for its media item. A server takes two items of one name for one, so names of clients must
-/// not get there: anybody can give another item the same one.
-pub(super) fn has_names(fields: &Fields) -> bool {
-    ["messages", "input"].iter().flat_map(|list| parts_of(fields, list)).filter_map(Value::as_object).any(|part| {
-        let mut within = part.values().filter_map(Value::as_object);
-        part.contains_key("uuid") || within.any(|field| field.contains_key("uuid"))
-    })
+/// Returns the parts of all messages, in order of appearance.
+fn parts(fields: &Fields) -> impl Iterator<Item = &Fields> {
+    let messages = fields.get("messages").and_then(Value::as_array).into_iter().flatten();
+    let parts = messages.filter_map(|message| message.get("content")?.as_array()).flatten();
+    parts.filter_map(Value::as_object)
 }
 
-/// The parts of all messages, in order of appearance.
-fn parts(fields: &Fields) -> impl Iterator<Item = &Value> {
-    parts_of(fields, "messages")
-}
-
-fn parts_of<'a>(fields: &'a Fields, list: &str) -> impl Iterator<Item = &'a Value> {
-    let messages = fields.get(list).and_then(Value::as_array).into_iter().flatten();
-    messages.filter_map(|message| message.get("content")?.as_array()).flatten()
-}
-
-/// Where the images of all messages are, in order of appearance.
-pub(super) fn image_urls(fields: &Fields) -> impl Iterator<Item = &str> {
-    parts(fields).filter(|part| is_image(part)).map(|part| {
-        let url = part.get("image_url");
-        url.and_then(|url| url.as_str().or_else(|| url.get("url")?.as_str())).unwrap_or_default()
-    })
-}
-
-fn is_image(part: &Value) -> bool {
-    part.get("type").and_then(Value::as_str).is_some_and(|kind| matches!(kind, "image_url" | "input_image"))
+fn is_image(part: &Fields) -> bool {
+    MediaKind::find(part).is_some_and(|kind| kind.modality == Modality::Image)
 }
 
 /// A request's body in which each image stands as it was read here, under its identity, in order of appearance. `None` if there are others
@@ -55,12 +38,13 @@ pub(super) fn named(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
     let written = write_object(&mut out, fields, |out, name, value| match value {
         Value::Array(messages) if name == "messages" => write_list(out, messages, |out, message| match message {
             Value::Object(message) => write_object(out, message, |out, name, value| match value {
-                Value::Array(parts) if name == "content" => {
-                    write_list(out, parts, |out, part| match is_image(part).then(|| images.next()).flatten() {
-                        Some((image, name)) => write_image(out, image, name),
+                Value::Array(parts) if name == "content" => write_list(out, parts, |out, part| {
+                    let image = part.as_object().filter(|part| is_image(part));
+                    match image.and_then(|part| images.next().map(|image| (part, image))) {
+                        Some((part, (image, name))) => write_image(out, part, image, name),
                         None => serde_json::to_writer(out, part),
-                    })
-                }
+                    }
+                }),
                 value => serde_json::to_writer(out, value),
             }),
             message => serde_json::to_writer(out, message),
@@ -104,16 +88,35 @@ fn write_list(
     Ok(())
 }
 
-/// A part that stands for an image. Nothing of what is written has to be escaped.
-fn write_image(out: &mut Vec<u8>, image: &EncodedItem, name: &str) -> Result<()> {
+/// Writes a part with its image and the image's name in place of its own. All else that it says stays, as `detail`. Nothing
+/// of what is put in has to be escaped.
+fn write_image(out: &mut Vec<u8>, part: &Fields, image: &EncodedItem, name: &str) -> Result<()> {
+    const OURS: [&str; 3] = ["type", "image_url", "uuid"];
+    out.extend_from_slice(br#"{"type":"image_url","image_url":{"#);
+    if let Some(Value::Object(beside)) = part.get("image_url") {
+        write_others(out, beside, &["url", "uuid"])?;
+    }
     let EncodedItem { bytes, media_type, .. } = image;
-    out.extend_from_slice(br#"{"type":"image_url","image_url":{"url":"data:"#);
+    out.extend_from_slice(br#""url":"data:"#);
     out.extend_from_slice(media_type.as_bytes());
     out.extend_from_slice(b";base64,");
     out.extend_from_slice(STANDARD.encode(bytes).as_bytes());
-    out.extend_from_slice(br#""},"uuid":""#);
+    out.extend_from_slice(br#""},"#);
+    write_others(out, part, &OURS)?;
+    out.extend_from_slice(br#""uuid":""#);
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(br#""}"#);
+    Ok(())
+}
+
+/// Writes the fields that are not among `ours`, each with a comma behind it.
+fn write_others(out: &mut Vec<u8>, fields: &Fields, ours: &[&str]) -> Result<()> {
+    for (name, value) in fields.iter().filter(|(name, _)| !ours.contains(&name.as_str())) {
+        serde_json::to_writer(&mut *out, name)?;
+        out.push(b':');
+        serde_json::to_writer(&mut *out, value)?;
+        out.push(b',');
+    }
     Ok(())
 }
 
@@ -123,23 +126,32 @@ mod tests {
 
     use super::*;
 
-    fn of(body: Value) -> Fields {
-        body.as_object().unwrap().clone()
-    }
-
     #[test]
-    fn names_of_clients_are_found_wherever_a_server_would_look_for_them() {
-        let part = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "uuid"}, part]}]);
-        let image = json!({"type": "image_url", "image_url": {"url": "http://a"}});
-        assert!(!has_names(&of(json!({"messages": part(image), "uuid": "x", "user": {"uuid": "x"}}))));
-        for named in [
-            json!({"type": "image_url", "image_url": {"url": "http://a"}, "uuid": "x"}),
-            json!({"type": "video_url", "video_url": {"url": "http://a", "uuid": "x"}}),
-            json!({"type": "image_url", "image_url": null, "uuid": null}),
+    fn all_that_a_part_says_beside_its_image_stays() {
+        let image = EncodedItem {
+            bytes: b"ab".as_slice().into(),
+            content: [0; 32],
+            media_type: "image/png",
+            processor_kwargs: "".into(),
+            url: None,
+        };
+        let ours = "data:image/png;base64,YWI=";
+        for (part, expected) in [
+            (
+                json!({"type": "image_url", "image_url": {"url": "http://a", "detail": "low", "x": [1]}, "y": "\""}),
+                json!({"type": "image_url", "image_url": {"detail": "low", "x": [1], "url": ours}, "y": "\"", "uuid": "n"}),
+            ),
+            (json!({"image_url": "http://a"}), json!({"type": "image_url", "image_url": {"url": ours}, "uuid": "n"})),
+            (
+                json!({"type": "input_image", "image_url": "http://a", "detail": "high"}),
+                json!({"type": "image_url", "image_url": {"url": ours}, "detail": "high", "uuid": "n"}),
+            ),
         ] {
-            assert!(has_names(&of(json!({"messages": part(named.clone())}))), "{named}");
-            assert!(has_names(&of(json!({"input": part(named.clone())}))), "{named}");
+            let part = part.as_object().unwrap();
+            assert!(is_image(part), "{part:?}");
+            let mut written = Vec::new();
+            write_image(&mut written, part, &image, "n").unwrap();
+            assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), expected);
         }
-        assert!(!has_names(&of(json!({"messages": "x", "input": [{"content": "uuid"}, 7]}))));
     }
 }

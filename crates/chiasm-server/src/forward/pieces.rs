@@ -1,27 +1,32 @@
 //! What a request's prompt is made of, for servers of which nothing is known: pieces of its text, and of the hashes of its media items.
 
+use std::collections::HashMap;
+
 use chiasm_types::TokenId;
 use serde_json::{Map, Value};
 
-use super::named::image_urls;
+use crate::openai::media_parts::MediaKind;
 
 /// The parts of a body that come before each other in a prompt, whatever their order in the body is.
 const PARTS: [&str; 6] = ["tools", "system", "instructions", "messages", "input", "prompt"];
+/// The parts that have media items.
+const MESSAGES: [&str; 2] = ["messages", "input"];
 /// Pieces of four bytes that a media item counts for where its tokens are not known: about those of a picture.
 const PIECES_OF_ITEM: usize = 1024;
 /// How URLs begin that are media items themselves.
 const DATA: &str = "data:";
 
 /// What a request's prompt is made of, in pieces of four bytes. Each text begins with a piece, so that what is added to a conversation
-/// leaves the pieces before it as they are. `images` are the tokens of each image in its messages, if they are known: beside workers that
-/// count a prompt's tokens it has to be about as long for all.
-pub(super) fn pieces(fields: &Map<String, Value>, images: &[usize]) -> Vec<TokenId> {
-    let urls: Vec<&str> = image_urls(fields).collect();
-    let known: Vec<(&str, usize)> = match urls.len() == images.len() {
-        true => urls.into_iter().zip(images.iter().copied()).collect(),
-        false => Vec::new(),
-    };
-    let mut pieces = Pieces { made: Vec::new(), known };
+/// leaves the pieces before it as they are. `items` are the tokens of each media item in its messages, if they are known: beside workers
+/// that count a prompt's tokens it has to be about as long for all.
+pub(super) fn pieces(fields: &Map<String, Value>, items: &[usize]) -> Vec<TokenId> {
+    let mut texts = Vec::new();
+    MESSAGES.iter().filter_map(|list| fields.get(*list)).for_each(|messages| find_items(messages, &mut texts));
+    let counts = texts.iter().enumerate().map(|(at, text)| {
+        let known = items.get(at).filter(|_| items.len() == texts.len());
+        (text.as_ptr(), known.copied().unwrap_or(PIECES_OF_ITEM))
+    });
+    let mut pieces = Pieces { made: Vec::new(), items: counts.collect() };
     for part in PARTS {
         if let Some(value) = fields.get(part) {
             pieces.push_text(part);
@@ -31,21 +36,46 @@ pub(super) fn pieces(fields: &Map<String, Value>, images: &[usize]) -> Vec<Token
     pieces.made
 }
 
-/// Pieces so far, and the images whose tokens are known.
-struct Pieces<'a> {
-    made: Vec<TokenId>,
-    known: Vec<(&'a str, usize)>,
+/// Finds the texts of media items, in order of appearance.
+fn find_items<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
+    match value {
+        Value::Array(values) => values.iter().for_each(|value| find_items(value, texts)),
+        Value::Object(fields) => match item_text(fields) {
+            Some(text) => texts.push(text),
+            None => fields.values().for_each(|value| find_items(value, texts)),
+        },
+        _ => {}
+    }
 }
 
-impl Pieces<'_> {
+/// Returns the text of a part's media item: its URL, or the item itself. `None` for what is no such part.
+fn item_text(part: &Map<String, Value>) -> Option<&str> {
+    let text = if let Some(kind) = MediaKind::find(part) {
+        let item = part.get(kind.field)?;
+        item.as_str().or_else(|| item.get(if kind.is_inline { "data" } else { "url" })?.as_str())
+    } else {
+        // Anthropic's images and documents.
+        let source = part.get("source")?;
+        let is_file = matches!(source.get("type")?.as_str()?, "base64" | "url");
+        source.get("data").or_else(|| source.get("url")).and_then(Value::as_str).filter(|_| is_file)
+    };
+    text.filter(|text| !text.is_empty())
+}
+
+/// Pieces so far, and the pieces that each media item counts for, by where its text is.
+struct Pieces {
+    made: Vec<TokenId>,
+    items: HashMap<*const u8, usize>,
+}
+
+impl Pieces {
     fn push(&mut self, value: &Value) {
         match value {
-            Value::String(text) if text.starts_with(DATA) => {
-                let known = self.known.iter().find(|(url, _)| std::ptr::eq(*url, text.as_str()));
-                let count = known.map_or(PIECES_OF_ITEM, |(_, tokens)| *tokens);
-                self.push_item(text, count);
-            }
-            Value::String(text) => self.push_text(text),
+            Value::String(text) => match self.items.get(&text.as_ptr()) {
+                Some(&count) => self.push_item(text, count),
+                None if text.starts_with(DATA) => self.push_item(text, PIECES_OF_ITEM),
+                None => self.push_text(text),
+            },
             Value::Array(values) => values.iter().for_each(|value| self.push(value)),
             Value::Object(fields) => {
                 for (name, value) in fields {
@@ -111,5 +141,34 @@ mod tests {
         let count = |images: &[usize]| pieces(fields, images).len();
         assert_eq!(count(&[]) - count(&[10, 30]), 2 * PIECES_OF_ITEM - 40);
         assert_eq!(count(&[10]), count(&[]), "there are others than those that are known");
+    }
+
+    #[test]
+    fn item_counts_the_same_however_it_is_sent() {
+        let data = "A".repeat(100_000);
+        let body = |part: Value| json!({"messages": [{"role": "user", "content": [part]}]});
+        let image = |url: &str| body(json!({"type": "image_url", "image_url": {"url": url}}));
+        let expected = of(&image(&format!("data:image/png;base64,{data}"))).len();
+        for part in [
+            image("http://a/b.png"),
+            body(json!({"image_url": "http://a/b.png"})),
+            body(json!({"type": "video_url", "video_url": {"url": "http://a/b.mp4"}})),
+            body(json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})),
+            body(json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}})),
+            body(json!({"type": "image", "source": {"type": "url", "url": "http://a/b.png"}})),
+            json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a"}]}]}),
+        ] {
+            let pieces = of(&part).len();
+            assert!(pieces.abs_diff(expected) < 40 && pieces > PIECES_OF_ITEM, "{pieces}, not {expected}: {part}");
+        }
+        let text = body(json!({"type": "document", "source": {"type": "text", "data": "word ".repeat(8000)}}));
+        assert!(of(&text).len() > 10_000, "a text is one");
+    }
+
+    #[test]
+    fn schema_of_a_tool_is_no_item() {
+        let schema = json!({"image_url": {"type": "string", "url": "x".repeat(8)}});
+        let body = json!({"tools": [{"function": {"parameters": {"properties": schema}}}]});
+        assert!(of(&body).len() < 100);
     }
 }

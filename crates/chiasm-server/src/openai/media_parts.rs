@@ -6,7 +6,7 @@ use bytes::Bytes;
 use chiasm_media::MediaName;
 use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, Visitor};
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use super::intake::{Intake, Seed};
@@ -14,16 +14,27 @@ use crate::error::ApiError;
 use crate::pipeline::MediaKwargs;
 
 /// A kind of part that stands for a media item.
-pub(super) struct MediaKind {
+pub(crate) struct MediaKind {
     pub(super) types: &'static [&'static str],
     /// The field with the item.
-    pub(super) field: &'static str,
-    pub(super) modality: Modality,
+    pub(crate) field: &'static str,
+    pub(crate) modality: Modality,
     /// The field holds the item itself, with the name of its format.
-    pub(super) is_inline: bool,
+    pub(crate) is_inline: bool,
 }
 
-pub(super) const MEDIA_KINDS: [MediaKind; 4] = [
+impl MediaKind {
+    /// Returns the kind of a part that is not read yet. As in vLLM, a part need not have a type: its field says what it is.
+    pub(crate) fn find(part: &Map<String, Value>) -> Option<&'static Self> {
+        let by_type = |kind: &&Self| match part.get("type").filter(|name| !name.is_null()) {
+            Some(name) => name.as_str().is_some_and(|name| kind.types.contains(&name)),
+            None => part.contains_key(kind.field),
+        };
+        MEDIA_KINDS.iter().find(by_type)
+    }
+}
+
+pub(crate) static MEDIA_KINDS: [MediaKind; 4] = [
     MediaKind { types: &["image_url", "input_image"], field: "image_url", modality: Modality::Image, is_inline: false },
     MediaKind { types: &["video_url"], field: "video_url", modality: Modality::Video, is_inline: false },
     MediaKind { types: &["audio_url"], field: "audio_url", modality: Modality::Audio, is_inline: false },

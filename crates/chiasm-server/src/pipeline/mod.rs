@@ -61,6 +61,7 @@ pub(crate) use helped::Helpers;
 pub(crate) use image::Images;
 pub(crate) use keys::{index_scheme, keys_for};
 pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, NotFetched, PlannedItem, PutError};
+pub(crate) use opening::check_counts;
 pub(crate) use prepare::{Planned, Prepared, prepare};
 pub(crate) use request::{
     Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,

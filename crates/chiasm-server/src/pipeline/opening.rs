@@ -33,7 +33,7 @@ pub(super) async fn open_all(
 }
 
 /// Refuses more items of a modality than `most` allows.
-pub(super) fn check_counts(media: &[MediaRef], most: impl Fn(&Modality) -> usize) -> Result<(), RequestError> {
+pub(crate) fn check_counts(media: &[MediaRef], most: impl Fn(&Modality) -> usize) -> Result<(), RequestError> {
     for (modality, count) in count_by_modality(media) {
         let limit = most(modality);
         if count > limit {

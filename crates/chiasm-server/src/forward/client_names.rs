@@ -1,0 +1,298 @@
+//! Clients' own names for media items (`uuid`), which are resolved here and get to no server.
+//!
+//! A server takes two items of one name for one, whoever sent them, and knows only names that came to itself. So each named item is
+//! opened as for an engine, by its client's name for it, and the request goes on as if the client had sent the item without a name.
+
+use std::sync::Arc;
+
+use axum::http::HeaderValue;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm_media::{Charge, EncodedMedia, MediaInput, MediaName, MediaPart};
+use futures_util::future::try_join_all;
+use serde_json::{Map, Value, json};
+
+use super::SMALL;
+use super::body::{ForwardBody, model_in};
+use crate::cpu::price;
+use crate::frontend::Frontend;
+use crate::openai::media_parts::{MEDIA_KINDS, MediaKind};
+use crate::pipeline::{Caller, MediaRef, RequestError, check_counts};
+
+type Fields = Map<String, Value>;
+
+/// Fields of a request whose elements have parts, and fields of these that hold them.
+const LISTS: [&str; 2] = ["messages", "input"];
+const PARTS: [&str; 2] = ["content", "output"];
+
+/// A part of a request with a name for its item.
+struct NamedPart {
+    /// Where the part is, as a JSON pointer.
+    pointer: String,
+    /// The item; `None` for what is no part with one, or where the name is no text.
+    media: Option<(&'static MediaKind, MediaRef)>,
+}
+
+/// A change of a part: its names go, and the item that it stands for comes in if the part does not hold it itself.
+struct Change {
+    pointer: String,
+    item: Option<(&'static MediaKind, EncodedMedia)>,
+}
+
+/// Returns the request without clients' names: where a part has a name alone, or beside a URL, the item itself takes its place. The charge
+/// is for these as long as the request is kept.
+///
+/// An item that can't be had here is left to the server under its URL; nothing is remembered of it.
+///
+/// # Errors
+/// A name alone that is not known, a name that is none, or too many named items.
+pub(super) async fn resolve(
+    frontend: &Frontend,
+    caller: &Caller,
+    request: ForwardBody,
+) -> Result<(ForwardBody, Option<Charge>), RequestError> {
+    let named = named_parts(&request.fields);
+    if named.is_empty() {
+        return Ok((request, None));
+    }
+    let items: Vec<MediaRef> = named.iter().filter_map(|part| Some(part.media.as_ref()?.1.clone())).collect();
+    check_counts(&items, |modality| frontend.limits.items_per_prompt.of(modality))?;
+    // What is opened is read from a copy.
+    let mut charge = frontend.door.budget().charge(request.body.len() as u64).map_err(RequestError::from)?;
+    let salt = request.fields.get("cache_salt").and_then(Value::as_str).map(str::as_bytes);
+    let owner = [caller.credentials.as_ref().map(HeaderValue::as_bytes), salt];
+    let changes = try_join_all(named.into_iter().map(|part| open(frontend, owner, part))).await?;
+    let added: u64 = changes.iter().filter_map(|change| Some(base64_len(&change.item.as_ref()?.1))).sum();
+    // Once among the fields and once in the body.
+    charge.grow(2 * added).map_err(RequestError::from)?;
+    let bytes = request.body.len() + added as usize;
+    let rewritten = move || rewrite(request, changes);
+    let rewritten = frontend.cpu.run_or_here(bytes <= SMALL, &caller.cpu, price::json(bytes, 0), rewritten).await?;
+    Ok((rewritten?, Some(charge)))
+}
+
+/// Finds the parts that have names.
+fn named_parts(fields: &Fields) -> Vec<NamedPart> {
+    let mut named = Vec::new();
+    for list in LISTS {
+        for (at, element) in elements(fields.get(list)) {
+            for content in PARTS {
+                for (part_at, part) in elements(element.get(content)) {
+                    let place = Place {
+                        pointer: format!("/{list}/{at}/{content}/{part_at}"),
+                        field: format!("{list}[{at}].{content}[{part_at}]"),
+                    };
+                    // The result of a tool has parts of its own.
+                    for (inner_at, inner) in elements(part.get("content")) {
+                        named.extend(named_part(inner, place.below(inner_at)));
+                    }
+                    named.extend(named_part(part, place));
+                }
+            }
+        }
+    }
+    named
+}
+
+fn elements(list: Option<&Value>) -> impl Iterator<Item = (usize, &Fields)> {
+    let elements = list.and_then(Value::as_array).into_iter().flatten().enumerate();
+    elements.filter_map(|(at, element)| Some((at, element.as_object()?)))
+}
+
+/// A part's place in a request, in both ways of writing it.
+struct Place {
+    pointer: String,
+    field: String,
+}
+
+impl Place {
+    fn below(&self, at: usize) -> Self {
+        Self { pointer: format!("{}/content/{at}", self.pointer), field: format!("{}.content[{at}]", self.field) }
+    }
+}
+
+/// Returns the part at this place if it has a name, wherever a server would look for one.
+fn named_part(part: &Fields, place: Place) -> Option<NamedPart> {
+    let within = MEDIA_KINDS.iter().find_map(|kind| part.get(kind.field)?.get("uuid"));
+    let outer = part.get("uuid");
+    outer.or(within)?;
+    let Place { pointer, field } = place;
+    let name = [outer, within].into_iter().flatten().find_map(Value::as_str);
+    let media = MediaKind::find(part).zip(name).map(|(kind, name)| {
+        let source = source_of(part, kind).map(|text| MediaInput::Url(text.into()));
+        let field = format!("{field}.{}", kind.field);
+        (kind, MediaRef { modality: kind.modality.clone(), source, uuid: Some(name.to_owned()), field })
+    });
+    Some(NamedPart { pointer, media })
+}
+
+/// Returns where a part's item is, as a URL.
+fn source_of(part: &Fields, kind: &MediaKind) -> Option<String> {
+    let value = part.get(kind.field)?;
+    if kind.is_inline {
+        return value.get("data")?.as_str().map(|data| format!("data:;base64,{data}"));
+    }
+    value.as_str().or_else(|| value.get("url")?.as_str()).map(str::to_owned)
+}
+
+/// Opens a part's item, under its name.
+async fn open(frontend: &Frontend, owner: [Option<&[u8]>; 2], part: NamedPart) -> Result<Change, RequestError> {
+    let NamedPart { pointer, media } = part;
+    let Some((kind, MediaRef { modality, source, uuid, field })) = media else {
+        return Ok(Change { pointer, item: None });
+    };
+    let at_field = |error| RequestError::from(error).at(&field);
+    let name = uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
+    let has_source = source.is_some();
+    let is_data = source.as_ref().is_some_and(is_data);
+    let item = match frontend.door.open(MediaPart { source, name, modality }).await {
+        Ok(item) => (!is_data).then_some((kind, item)),
+        Err(error) if has_source => {
+            tracing::debug!(%error, field, "a named item is left to the server, without its name");
+            None
+        }
+        Err(error) => return Err(at_field(error)),
+    };
+    Ok(Change { pointer, item })
+}
+
+/// Whether the part holds the item itself.
+fn is_data(source: &MediaInput) -> bool {
+    source.text().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"data:"))
+}
+
+fn base64_len(item: &EncodedMedia) -> u64 {
+    (item.bytes.len() as u64).div_ceil(3) * 4
+}
+
+/// Makes the changes, and writes the body again.
+fn rewrite(request: ForwardBody, changes: Vec<Change>) -> Result<ForwardBody, RequestError> {
+    let mut fields = Value::Object(Arc::unwrap_or_clone(request.fields));
+    for Change { pointer, item } in changes {
+        let Some(part) = fields.pointer_mut(&pointer).and_then(Value::as_object_mut) else { continue };
+        part.shift_remove("uuid");
+        for kind in &MEDIA_KINDS {
+            if let Some(Value::Object(media)) = part.get_mut(kind.field) {
+                media.shift_remove("uuid");
+            }
+        }
+        if let Some((kind, item)) = item {
+            fill(part, kind, &item);
+        }
+    }
+    let body = serde_json::to_vec(&fields).map_err(|error| RequestError::internal(error.to_string()))?;
+    let model = model_in(&body).map_err(|error| RequestError::internal(error.to_string()))?;
+    let Value::Object(fields) = fields else { return Err(RequestError::internal("a body is no object")) };
+    Ok(ForwardBody { body: body.into(), model, fields: Arc::new(fields), ..request })
+}
+
+/// Puts an item into a part of a kind.
+fn fill(part: &mut Fields, kind: &MediaKind, item: &EncodedMedia) {
+    // The Responses API has the URL of an image as a text.
+    let is_text = part.get("type").is_some_and(|name| name == "input_image");
+    let value = part.entry(kind.field).or_insert(Value::Null);
+    if kind.is_inline {
+        let format = value.get("format").filter(|format| format.is_string()).cloned();
+        let format = format.unwrap_or_else(|| recording_format(&item.bytes).into());
+        *value = json!({"data": STANDARD.encode(&item.bytes), "format": format});
+        return;
+    }
+    let url = Value::from(item.to_data_url());
+    match value {
+        Value::Object(fields) => drop(fields.insert("url".to_owned(), url)),
+        value if is_text || value.is_string() => *value = url,
+        value => *value = json!({"url": url}),
+    }
+}
+
+/// Returns the name of a recording's format, by how it begins.
+fn recording_format(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [b'R', b'I', b'F', b'F', ..] => "wav",
+        [b'f', b'L', b'a', b'C', ..] => "flac",
+        [b'O', b'g', b'g', b'S', ..] => "ogg",
+        _ => "mp3",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::{Intake, RequestBody};
+
+    const GIF: &[u8] = b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
+
+    fn image() -> EncodedMedia {
+        EncodedMedia::from_bytes(GIF.into(), &Default::default()).unwrap()
+    }
+
+    /// Rewrites a body; each named part that has no item gets the image.
+    fn rewritten(body: &Value) -> Value {
+        let (request, _) = ForwardBody::parse(Intake::of(body)).unwrap();
+        let changes = named_parts(&request.fields).into_iter().map(|part| {
+            let lacking = part.media.filter(|(_, media)| media.source.is_none());
+            Change { pointer: part.pointer, item: lacking.map(|(kind, _)| (kind, image())) }
+        });
+        let changes = changes.collect();
+        let request = rewrite(request, changes).unwrap();
+        let written: Value = serde_json::from_slice(&request.body).unwrap();
+        assert_eq!(Value::Object(Arc::unwrap_or_clone(request.fields)), written);
+        assert_eq!(&request.body[request.model.unwrap()], b"\"m\"");
+        written
+    }
+
+    #[test]
+    fn names_go_and_items_stay() {
+        let parts = |parts: Value| json!({"model": "m", "uuid": "x", "messages": [{"role": "user", "uuid": "x", "content": parts}]});
+        let url = image().to_data_url();
+        for (part, expected) in [
+            (
+                json!({"type": "image_url", "image_url": {"url": "http://a", "detail": "low"}, "uuid": "x", "z": 1}),
+                json!({"type": "image_url", "image_url": {"url": "http://a", "detail": "low"}, "z": 1}),
+            ),
+            (json!({"image_url": null, "uuid": "x"}), json!({"image_url": {"url": url}})),
+            (
+                json!({"type": "image_url", "image_url": {"uuid": "x", "detail": "low"}}),
+                json!({"type": "image_url", "image_url": {"detail": "low", "url": url}}),
+            ),
+            (json!({"type": "image_url", "uuid": "x"}), json!({"type": "image_url", "image_url": {"url": url}})),
+            (json!({"type": "input_image", "uuid": "x"}), json!({"type": "input_image", "image_url": url})),
+            (json!({"type": "text", "text": "uuid", "uuid": "x"}), json!({"type": "text", "text": "uuid"})),
+            (
+                json!({"type": "image_url", "image_url": "http://a", "uuid": null}),
+                json!({"type": "image_url", "image_url": "http://a"}),
+            ),
+            (
+                json!({"type": "tool_result", "content": [{"type": "image_url", "uuid": "x"}]}),
+                json!({"type": "tool_result", "content": [{"type": "image_url", "image_url": {"url": url}}]}),
+            ),
+        ] {
+            assert_eq!(rewritten(&parts(json!(["a", part]))), parts(json!(["a", expected])), "{part}");
+        }
+    }
+
+    #[test]
+    fn names_in_items_of_responses_go_too() {
+        let body = |part: Value| json!({"model": "m", "input": [{"type": "function_call_output", "output": [part]}]});
+        let named = json!({"type": "input_image", "image_url": "http://a", "uuid": "x"});
+        assert_eq!(rewritten(&body(named)), body(json!({"type": "input_image", "image_url": "http://a"})));
+    }
+
+    #[test]
+    fn arguments_of_calls_are_no_names() {
+        let call = json!({"type": "tool_use", "name": "f", "input": {"uuid": "x"}});
+        let body = json!({"model": "m", "messages": [{"role": "assistant", "content": [call]}]});
+        assert!(named_parts(body.as_object().unwrap()).is_empty());
+    }
+
+    #[test]
+    fn recording_is_filled_with_its_format() {
+        let mut part = json!({"type": "input_audio", "input_audio": null});
+        let recording =
+            EncodedMedia::of(b"RIFF".as_slice().into(), &chiasm_types::Modality::Audio, &Default::default());
+        let part = part.as_object_mut().unwrap();
+        let kind = MediaKind::find(part).unwrap();
+        fill(part, kind, &recording.unwrap());
+        assert_eq!(part["input_audio"], json!({"data": "UklGRg==", "format": "wav"}));
+    }
+}
