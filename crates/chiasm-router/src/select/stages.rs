@@ -36,6 +36,8 @@ struct Priced {
     assignment: Assignment,
     place: Place,
     cost: f64,
+    /// Work that is done there until the prompt is computed, with what waits before it, in the unit of costs.
+    work_until_computed: f64,
 }
 
 /// Two workers for a request.
@@ -117,11 +119,7 @@ impl Scratch {
             }
             Decision::Session | Decision::Policy(_) => vec![chosen],
         };
-        let priced = of_each.into_iter().map(|at| {
-            let candidate = &self.candidates[at];
-            let (place, cost) = (place(candidate), candidate.cost);
-            Ok(Priced { assignment: self.assignment(config, roster, plans, at, decision)?, place, cost })
-        });
+        let priced = of_each.into_iter().map(|at| self.priced(config, roster, plans, at, decision));
         priced.collect()
     }
 
@@ -150,9 +148,22 @@ impl Scratch {
         if let Some(by_session) = self.by_session(roster, plans) {
             (chosen, decision) = (by_session, Decision::Session);
         }
-        let candidate = &self.candidates[chosen];
-        let (place, cost) = (place(candidate), candidate.cost);
-        Ok(Priced { assignment: self.assignment(config, roster, plans, chosen, decision)?, place, cost })
+        self.priced(config, roster, plans, chosen, decision)
+    }
+
+    /// A candidate with what it costs.
+    fn priced(
+        &self,
+        config: &RouterConfig,
+        roster: &Roster,
+        plans: &[RouteRequest<'_>],
+        at: usize,
+        decision: Decision,
+    ) -> Result<Priced, RouteError> {
+        let candidate = &self.candidates[at];
+        let assignment = self.assignment(config, roster, plans, at, decision)?;
+        let work_until_computed = candidate.waiting_work + assignment.pending.work;
+        Ok(Priced { assignment, place: place(candidate), cost: candidate.cost, work_until_computed })
     }
 
     /// A worker that decodes has answers waiting for each prompt that it computes.
@@ -205,12 +216,13 @@ impl Scratch {
         rng: &mut SmallRng,
     ) -> Vec<Pair> {
         let key_of = |candidate: &Candidate| key(place(candidate));
-        let cost = |at: usize| self.candidates[at].cost_behind(config, transfer);
+        let cost = |at: usize, work_before: f64| self.candidates[at].cost_behind(config, transfer, work_before);
         // Equals with equal chance, so that idle workers all get something to hold.
-        let of_each = self.of_each(key_of, decoding, |at| (cost(at), rng.random()));
+        let of_each = self.of_each(key_of, decoding, |at| (cost(at, 0.0), rng.random()));
         let pair = |(nth, prefill): (usize, &Priced)| {
             let at = of_each.iter().copied().find(|&at| key_of(&self.candidates[at]) == key(prefill.place))?;
-            Some(Pair { prefills: nth, answers: at, transfer, cost: prefill.cost + cost(at) })
+            let cost = prefill.cost + cost(at, prefill.work_until_computed);
+            Some(Pair { prefills: nth, answers: at, transfer, cost })
         };
         prefills.iter().enumerate().filter_map(pair).collect()
     }

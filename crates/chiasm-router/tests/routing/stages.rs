@@ -89,6 +89,16 @@ fn of_those_that_decode_the_one_with_less_to_do_answers() {
 }
 
 #[test]
+fn burst_of_long_prompts_is_computed_by_all_workers() {
+    let router = fleet(|config| config.stages.disturb = 0.0);
+    let routes: Vec<Route> = (0..8).map(|number| split(&router, &Prompt::text(number, 4000))).collect();
+    for worker in [PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE] {
+        let computes = |route: &&Route| prefills(route).unwrap_or(route.answers.worker) == worker;
+        assert_eq!(routes.iter().filter(computes).count(), 2, "{worker}");
+    }
+}
+
+#[test]
 fn a_request_that_must_not_be_split_is_not() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let prompt = Prompt::text(1, 4000);
