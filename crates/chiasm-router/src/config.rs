@@ -164,11 +164,10 @@ impl Default for Weights {
 /// Found by the simulation in `docs/routing.md`, over six workloads on 2 prefill + 4 decode and 3 + 3 engines. `transfer` is arithmetic as
 /// `fetch` is, for the 25 GB/s of a network card, and matters little. `hop` would be 500 if all of two steps of an engine that decodes were
 /// lost; anything from 0 to 500 does nearly the same. `disturb` is a choice: the less, the more prompts are computed beside answers, which
-/// stop for them; the more, the longer prompts wait for the engines that prefill. With 0.02 to 0.05 neither gets out of hand; with 0
-/// nothing is split at all.
+/// stop for them; the more, the longer prompts wait for the engines that prefill. From 0.02 to 0.05 neither gets out of hand.
 impl Default for StageWeights {
     fn default() -> Self {
-        Self { transfer: 1.0, network_transfer: 2.0, hop: 300.0, disturb: 0.03 }
+        Self { transfer: 1.0, network_transfer: 2.0, hop: 300.0, disturb: 0.025 }
     }
 }
 

@@ -57,7 +57,7 @@ fn candidates() -> Vec<(String, StageWeights)> {
         candidates.push((format!("transfer {transfer}"), StageWeights { transfer, ..default }));
     }
     for hop in [0.0, 150.0, 300.0, 500.0, 1000.0] {
-        for disturb in [0.0, 0.01, 0.02, 0.03, 0.05, 0.1] {
+        for disturb in [0.0, 0.01, 0.02, 0.025, 0.03, 0.05, 0.1] {
             let weights = StageWeights { hop, disturb, ..default };
             if weights != default {
                 candidates.push((format!("hop {hop}, disturb {disturb}"), weights));
