@@ -83,6 +83,14 @@ struct State {
     leases: Leases,
 }
 
+/// Memory to reserve for a slot.
+#[derive(Debug)]
+struct Growth {
+    range: Range<u64>,
+    /// The end of what the slot needs of the range; the rest is reserved ahead.
+    needed: u64,
+}
+
 /// Who needs a slot's bytes.
 #[derive(Debug)]
 struct Holders {
@@ -192,7 +200,7 @@ impl Shared {
         let (length, alignment) = (bytes.max(1).next_multiple_of(LINE), layout::alignment(bytes));
         let mut state = self.state();
         state.end_leases(|leases| leases.end_expected(&self.mapping));
-        let mut growth = loop {
+        loop {
             if let Some(range) = state.take(length, alignment) {
                 self.grow_ahead(&mut state);
                 return Ok(range);
@@ -202,34 +210,43 @@ impl Shared {
                 self.grow_ahead(&mut state);
                 return Ok(range);
             }
-            match state.growth(length) {
-                Some(growth) => break growth,
-                // What somebody else is reserving may be enough for both.
+            match state.growth(length, alignment) {
+                Some(growth) => state = self.grow(state, growth)?,
+                // The reservations in flight may leave room for this slot, too.
                 None if state.growing > 0 => {
                     state = self.grown.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    continue;
                 }
                 None => return Err(NoSlot::Full),
             }
-        };
+            // Otherwise another slot has taken the free memory beside the growth meanwhile.
+            if let Some(range) = state.take(length, alignment) {
+                return Ok(range);
+            }
+        }
+    }
+
+    /// Reserves a growth and adds it to the free memory. This takes milliseconds, so the state is
+    /// unlocked meanwhile.
+    fn grow<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        growth: Growth,
+    ) -> Result<MutexGuard<'a, State>, NoSlot> {
+        let Growth { mut range, needed } = growth;
         state.growing += 1;
-        // Takes milliseconds, in which others can take and give back.
         drop(state);
-        let mut reserved = self.reserve(growth.clone());
-        let needed = growth.start + length.next_multiple_of(PAGE);
-        if reserved.is_err() && needed < growth.end {
-            // A file system with less than a step left may still have room for this one.
-            self.state().ungrown.insert(needed..growth.end);
-            growth.end = needed;
-            reserved = self.reserve(growth.clone());
+        let mut reserved = self.reserve(range.clone());
+        if reserved.is_err() && needed < range.end {
+            // A file system with less than a step left may still have room for what is needed.
+            self.state().ungrown.insert(needed..range.end);
+            range.end = needed;
+            reserved = self.reserve(range.clone());
         }
         let mut state = self.state();
-        self.end_growth(&mut state, growth.clone(), reserved.is_ok());
+        self.end_growth(&mut state, range, reserved.is_ok());
         reserved.map_err(NoSlot::NoMemory)?;
-        // It begins at a page, which suits every slot.
-        let range = growth.start..growth.start + length;
-        state.free.insert(range.end..growth.end);
-        state.hold(range.clone());
-        Ok(range)
+        Ok(state)
     }
 
     /// Reserves the next step in the background once the last one is half used: zeroing pages takes longer than writing them,
@@ -239,17 +256,15 @@ impl Shared {
         if free >= GROWTH / 2 || state.growing > 0 || state.exhausted {
             return;
         }
-        let Some(growth) = state.growth(PAGE) else { return };
+        let Some(growth) = state.step() else { return };
         state.growing += 1;
-        let (shared, range) = (self.clone(), growth.clone());
+        let shared = self.clone();
+        let range = growth.clone();
         let work = move || {
             let reserved = shared.reserve(range.clone());
             let mut state = shared.state();
-            shared.end_growth(&mut state, range.clone(), reserved.is_ok());
-            match reserved {
-                Ok(()) => state.free.insert(range),
-                Err(_) => state.exhausted = true,
-            }
+            shared.end_growth(&mut state, range, reserved.is_ok());
+            state.exhausted |= reserved.is_err();
         };
         if thread::Builder::new().name("arena-growth".to_owned()).spawn(work).is_err() {
             self.end_growth(state, growth, false);
@@ -266,9 +281,11 @@ impl Shared {
     fn end_growth(&self, state: &mut State, range: Range<u64>, reserved: bool) {
         state.growing -= 1;
         self.grown.notify_all();
-        match reserved {
-            true => state.reserved += range.end - range.start,
-            false => state.ungrown.insert(range),
+        if reserved {
+            state.reserved += range.end - range.start;
+            state.free.insert(range);
+        } else {
+            state.ungrown.insert(range);
         }
     }
 
@@ -338,11 +355,42 @@ impl State {
         self.slots.insert(range.start, Holders { end: range.end, count: 1, serial: self.serial });
     }
 
-    /// Chooses what to reserve next, so that there is room for `length` bytes.
-    fn growth(&mut self, length: u64) -> Option<Range<u64>> {
-        let length = length.next_multiple_of(PAGE);
-        let step = length.max(GROWTH.min(self.ungrown.longest()));
-        self.ungrown.take(step, PAGE)
+    /// Takes the step that is reserved before a slot needs it.
+    fn step(&mut self) -> Option<Range<u64>> {
+        let step = GROWTH.min(self.ungrown.longest());
+        (step > 0).then(|| self.ungrown.take(step, PAGE))?
+    }
+
+    /// Takes what to reserve next for a slot. Free memory on both sides counts as room for the slot.
+    /// More may have to be reserved afterwards if the room spans several ungrown ranges.
+    fn growth(&mut self, length: u64, alignment: u64) -> Option<Growth> {
+        let growth = self.ungrown.iter().find_map(|ungrown| {
+            let room = self.unused_around(&ungrown);
+            let slot = room.start.next_multiple_of(alignment);
+            let end = slot + length;
+            if end > room.end || end <= ungrown.start {
+                return None;
+            }
+            let needed = end.next_multiple_of(PAGE).min(ungrown.end);
+            let step = (ungrown.start + GROWTH).min(ungrown.end);
+            Some(Growth { range: ungrown.start..needed.max(step), needed })
+        })?;
+        self.ungrown.remove(&growth.range);
+        Some(growth)
+    }
+
+    /// Returns the longest range around `ungrown` that is neither used nor being reserved.
+    fn unused_around(&self, ungrown: &Range<u64>) -> Range<u64> {
+        let mut room = ungrown.clone();
+        let before = |at| self.free.ending_at(at).or_else(|| self.ungrown.ending_at(at));
+        while let Some(range) = before(room.start) {
+            room.start = range.start;
+        }
+        let after = |at| self.free.starting_at(at).or_else(|| self.ungrown.starting_at(at));
+        while let Some(range) = after(room.end) {
+            room.end = range.end;
+        }
+        room
     }
 
     fn end_leases(&mut self, end: impl FnOnce(&mut Leases) -> Vec<u64>) {
@@ -363,5 +411,7 @@ impl State {
     }
 }
 
+#[cfg(test)]
+mod growth_tests;
 #[cfg(test)]
 mod tests;

@@ -28,13 +28,34 @@ impl Ranges {
             let taken = aligned..aligned.checked_add(length)?;
             (taken.end <= end).then_some((taken, start..end))
         })?;
-        self.remove(from.start);
-        for rest in [from.start..taken.start, taken.end..from.end] {
-            if !rest.is_empty() {
-                self.add(rest);
-            }
-        }
+        self.cut(from, &taken);
         Some(taken)
+    }
+
+    /// Removes a range that is part of one of these.
+    pub(crate) fn remove(&mut self, range: &Range<u64>) {
+        let found = self.by_start.range(..=range.start).next_back();
+        let from = found.map(|(&start, &end)| start..end);
+        debug_assert!(from.as_ref().is_some_and(|from| range.end <= from.end), "{range:?}");
+        if let Some(from) = from {
+            self.cut(from, range);
+        }
+    }
+
+    /// Iterates over the ranges by their starts.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.by_start.iter().map(|(&start, &end)| start..end)
+    }
+
+    /// Returns the range that begins at `start`.
+    pub(crate) fn starting_at(&self, start: u64) -> Option<Range<u64>> {
+        self.by_start.get(&start).map(|&end| start..end)
+    }
+
+    /// Returns the range that ends at `end`.
+    pub(crate) fn ending_at(&self, end: u64) -> Option<Range<u64>> {
+        let (&start, &found) = self.by_start.range(..end).next_back()?;
+        (found == end).then_some(start..end)
     }
 
     /// Gives a range back.
@@ -45,12 +66,12 @@ impl Ranges {
         if let Some((&start, &end)) = self.by_start.range(..=range.start).next_back() {
             debug_assert!(end <= range.start, "{range:?} is free already");
             if end == range.start {
-                self.remove(start);
+                self.drop_at(start);
                 range.start = start;
             }
         }
         if let Some(&end) = self.by_start.get(&range.end) {
-            self.remove(range.end);
+            self.drop_at(range.end);
             range.end = end;
         }
         self.add(range);
@@ -66,7 +87,17 @@ impl Ranges {
         self.by_start.insert(range.start, range.end);
     }
 
-    fn remove(&mut self, start: u64) {
+    /// Leaves what lies on both sides of a part of a range.
+    fn cut(&mut self, from: Range<u64>, part: &Range<u64>) {
+        self.drop_at(from.start);
+        for rest in [from.start..part.start, part.end..from.end] {
+            if !rest.is_empty() {
+                self.add(rest);
+            }
+        }
+    }
+
+    fn drop_at(&mut self, start: u64) {
         if let Some(end) = self.by_start.remove(&start) {
             self.by_length.remove(&(end - start, start));
         }
