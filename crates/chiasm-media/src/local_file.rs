@@ -2,10 +2,13 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
 use reqwest::Url;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
 
 use crate::{ByteBudget, MediaError};
 
@@ -40,15 +43,16 @@ impl LocalFiles {
         if climbs || !(path.starts_with(&self.given) || path.starts_with(&self.canonical)) {
             return Err(MediaError::LocalPathForbidden);
         }
+        // Links with an absolute target may stay below the directory, which `openat2` can't tell.
         let path = path.canonicalize().map_err(|error| fault_of(&error))?;
-        if !path.starts_with(&self.canonical) {
-            return Err(MediaError::LocalPathForbidden);
-        }
-        // Opening a pipe would block; the same check on the open file closes the gap between the two.
+        let below = path.strip_prefix(&self.canonical);
+        let below = below.map_err(|_| MediaError::LocalPathForbidden)?;
+        // Opening a device may have effects. The check on the open file is the one that counts.
         if !path.is_file() {
             return Err(MediaError::LocalFileNotFound);
         }
-        let file = File::open(&path).map_err(|error| fault_of(&error))?;
+        let root = open_folder(CWD, &self.canonical).map_err(fault_of_call)?;
+        let file = File::from(open_below(&root, below).map_err(fault_of_call)?);
         let about = file.metadata().map_err(|error| fault_of(&error))?;
         if !about.is_file() {
             return Err(MediaError::LocalFileNotFound);
@@ -60,6 +64,70 @@ impl LocalFiles {
         let mut buffer = budget.buffer();
         (&file).read_exact(buffer.extend_zeroed(about.len() as usize)?).map_err(|error| fault_of(&error))?;
         Ok(buffer.freeze())
+    }
+}
+
+/// Opens a file below `root` for reading. Nothing that happens to the path meanwhile leads elsewhere,
+/// and a pipe does not block.
+#[cfg(target_os = "linux")]
+fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
+    use rustix::fs::{ResolveFlags, openat2};
+
+    /// The kernel gives up on a path with `..` in a link while anything is renamed.
+    const MAX_TRIES: usize = 8;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let mut opened = Err(Errno::AGAIN);
+    for _ in 0..MAX_TRIES {
+        opened = openat2(root, below, READ, Mode::empty(), resolve);
+        if !matches!(opened, Err(Errno::AGAIN | Errno::INTR)) {
+            break;
+        }
+    }
+    match opened {
+        // Kernels before 5.6, and filters of system calls that do not know it.
+        Err(Errno::NOSYS | Errno::PERM) => open_by_steps(root, below),
+        opened => opened,
+    }
+}
+
+/// Opens a file below `root` for reading.
+#[cfg(not(target_os = "linux"))]
+fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
+    open_by_steps(root, below)
+}
+
+const READ: OFlags =
+    OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// Opens a file as [`open_below`] does, without `openat2`: one folder after the other, and no link is
+/// followed at all. The path of a file that was just resolved has none.
+fn open_by_steps(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
+    let mut folder: Option<OwnedFd> = None;
+    let mut steps = below.components().peekable();
+    while let Some(step) = steps.next() {
+        let Component::Normal(name) = step else { return Err(Errno::XDEV) };
+        let at = folder.as_ref().unwrap_or(root);
+        if steps.peek().is_none() {
+            return openat(at, name, READ | OFlags::NOFOLLOW, Mode::empty());
+        }
+        folder = Some(open_folder(at.as_fd(), Path::new(name))?);
+    }
+    Err(Errno::ISDIR)
+}
+
+/// Opens a folder that is no link, only to open what is in it.
+fn open_folder(at: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    #[cfg(target_os = "linux")]
+    let flags = flags | OFlags::PATH;
+    openat(at, path, flags, Mode::empty())
+}
+
+fn fault_of_call(error: Errno) -> MediaError {
+    match error {
+        // A link that appeared after the path was resolved.
+        Errno::XDEV | Errno::LOOP => MediaError::LocalPathForbidden,
+        error => fault_of(&error.into()),
     }
 }
 
@@ -139,6 +207,56 @@ mod tests {
         let pipe = fixture.directory.path().join("allowed/pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         assert_eq!(fixture.read("allowed/pipe"), Err(MediaError::LocalFileNotFound));
+    }
+
+    type Open = fn(&OwnedFd, &Path) -> Result<OwnedFd, Errno>;
+    /// With `openat2`, and without it.
+    const WAYS: [Open; 2] = [open_below, open_by_steps];
+
+    #[test]
+    fn link_that_appears_late_leads_nowhere() {
+        let fixture = fixture();
+        let allowed = fixture.directory.path().join("allowed");
+        let link = |target: &Path, name: &str| {
+            std::os::unix::fs::symlink(target, allowed.join(name)).unwrap();
+        };
+        link(&fixture.directory.path().join("secret"), "file");
+        link(Path::new("../secret"), "relative");
+        link(fixture.directory.path(), "folder");
+        link(Path::new("/proc/self/root"), "magic");
+        let root = open_folder(CWD, &allowed).unwrap();
+        for open in WAYS {
+            let inside = open(&root, Path::new("sub dir/image")).unwrap();
+            assert_eq!(std::io::read_to_string(File::from(inside)).unwrap(), "1234");
+            for path in ["file", "relative", "folder/secret", "magic/etc/passwd", "../secret"] {
+                let error = open(&root, Path::new(path)).unwrap_err();
+                // A link where a folder should be is none, step by step.
+                assert!(matches!(error, Errno::XDEV | Errno::LOOP | Errno::NOTDIR), "{path}: {error}");
+            }
+        }
+        assert_eq!(fault_of_call(Errno::XDEV), MediaError::LocalPathForbidden);
+    }
+
+    #[test]
+    fn pipe_is_opened_without_waiting() {
+        let fixture = fixture();
+        let allowed = fixture.directory.path().join("allowed");
+        let pipe = std::process::Command::new("mkfifo").arg(allowed.join("pipe")).status();
+        assert!(pipe.unwrap().success());
+        let root = open_folder(CWD, &allowed).unwrap();
+        for open in WAYS {
+            let opened = File::from(open(&root, Path::new("pipe")).unwrap());
+            assert!(!opened.metadata().unwrap().is_file());
+        }
+    }
+
+    #[test]
+    fn absolute_link_that_stays_inside_is_followed() {
+        let fixture = fixture();
+        let allowed = fixture.directory.path().join("allowed").canonicalize().unwrap();
+        let target = allowed.join("sub dir/image");
+        std::os::unix::fs::symlink(target, allowed.join("absolute")).unwrap();
+        assert_eq!(fixture.read("allowed/absolute").unwrap(), &b"1234"[..]);
     }
 
     #[test]
