@@ -32,6 +32,8 @@ BEGUN_FOR = 300.0
 
 # A header of one tensor has some hundred bytes.
 _HEADER_AT_MOST = 4096
+# Rows or columns, far beyond those of any item.
+_SIZE_AT_MOST = 1 << 31
 # What embeddings are made of, in safetensors' words, and its bytes.
 _DTYPES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
@@ -74,7 +76,10 @@ class EmbeddingFolder:
     def find(self, identifier: str) -> Stored | None:
         """What is stored for ``identifier``; None if nothing is, or something that is no whole file of embeddings."""
         path = self._file(identifier)
-        return None if path is None else _read_header(path)
+        try:
+            return None if path is None else _read_header(path)
+        except OSError:
+            return None
 
     def touch(self, identifier: str) -> None:
         """Makes ``identifier`` the last that will be retired. Without effect if it is not there."""
@@ -90,11 +95,20 @@ class EmbeddingFolder:
         path = self._file(identifier)
         return [] if path is None else [path, self._retired / path.name]
 
-    def remove(self, identifier: str) -> None:
-        """For what can't be read, so that nobody finds it again."""
+    def remove_damaged(self, identifier: str, rows: int) -> None:
+        """Removes the file of ``identifier`` if it is not whole or has not so many embeddings, so that nobody looks at
+        it again. A good one stays: it could not be loaded for another reason, or has come meanwhile."""
         path = self._file(identifier)
-        if path is not None:
-            path.unlink(missing_ok=True)
+        if path is None:
+            return
+        try:
+            seen = os.lstat(path)
+            stored = _read_header(path)
+            if (stored is None or stored.shape[0] != rows) and os.path.samestat(seen, os.lstat(path)):
+                path.unlink()
+        except OSError:
+            # It is gone, or can't be read now.
+            pass
 
     def write(self, identifier: str, data: bytes) -> None:
         """Stores a file, in place of one that is there, and retires others if that needs to be.
@@ -184,23 +198,44 @@ def _listed(folder: Path, prefix: str | None) -> Iterator[_Listed]:
 
 
 def _read_header(path: Path) -> Stored | None:
+    """What a file says that it is, if that fits its length. Whatever is accepted here can be loaded. Raises OSError if
+    it can't be read although it is there."""
     try:
-        with open(path, "rb") as file:
-            start = file.read(_HEADER_AT_MOST)
-            length = os.fstat(file.fileno()).st_size
-    except OSError:
-        return None
+        # Opening a pipe would wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+            return None
+        raise
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        start = file.read(_HEADER_AT_MOST)
     header_length = int.from_bytes(start[:8], "little")
+    shape = _shape(start[8 : 8 + header_length], status.st_size - 8 - header_length)
+    return None if shape is None else Stored(shape, status.st_size)
+
+
+def _shape(header: bytes, data_length: int) -> tuple[int, int] | None:
+    """The shape of a file's only tensor, if the file's data has its length."""
     try:
-        entry = json.loads(start[8 : 8 + header_length])[TENSOR]
-        rows, width = entry["shape"]
-        begin, end = entry["data_offsets"]
-        data_length = rows * width * _DTYPES[entry["dtype"]]
-        stored = Stored((int(rows), int(width)), length)
-    except (ValueError, LookupError, TypeError, RecursionError):
+        tensors = json.loads(header)
+    except (ValueError, RecursionError):
         return None
-    whole = (begin, end) == (0, data_length) and 8 + header_length + data_length == length
-    return stored if whole else None
+    match tensors:
+        # No number is multiplied before it is known to be one, and a small one.
+        case {
+            "embeddings": {
+                "dtype": str(dtype),
+                "shape": [int(rows), int(width)],
+                "data_offsets": [int(begin), int(end)],
+            }
+        }:
+            are_sizes = all(type(size) is int and 0 < size <= _SIZE_AT_MOST for size in (rows, width))
+            if are_sizes and begin == 0 and rows * width * _DTYPES.get(dtype, 0) == end == data_length:
+                return rows, width
+    return None
 
 
 def _write_new(path: Path, data: bytes) -> None:

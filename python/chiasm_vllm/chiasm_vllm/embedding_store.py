@@ -5,8 +5,8 @@ of this package imports it. An instance lives in the engine's scheduler and one 
 
 What keeps tokens right: a file is complete or not there; the scheduler looks into its header, and an item whose file
 is damaged or of another length counts as not found, so that this engine encodes it. A file that the worker then can't
-load although the scheduler has found it ends the engine: its step is under way, and any other embeddings would give
-wrong tokens and wrong blocks in the prefix cache.
+load although the scheduler has found it, as it is gone or memory is short, is encoded in the same step: its request
+has the item's data, too.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save
-from vllm.distributed import get_pcp_group, get_tensor_model_parallel_rank
+from vllm.distributed import get_pcp_group, get_tensor_model_parallel_rank, get_tp_group
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -36,10 +36,27 @@ logger = init_logger("vllm.chiasm_vllm.embedding_store")
 class StepItems(ECConnectorMetadata):
     """What the scheduler tells the workers with a step."""
 
-    # Identifiers to load, each with how many embeddings it must have.
-    loads: dict[str, int] = field(default_factory=dict)
+    # Identifiers to load.
+    loads: dict[str, "Load"] = field(default_factory=dict)
     # Identifiers whose files are gone. A worker that still has their embeddings writes them again.
     gone: list[str] = field(default_factory=list)
+    # The step's own ``scheduled_encoder_inputs``: indices of items by request. It is the same object in the workers, as
+    # it travels there in one piece with this, and what is added here before the encoder runs is encoded.
+    encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
+
+    def encode(self, identifier: str) -> None:
+        """Has an item that was to be loaded encoded in this step."""
+        load = self.loads[identifier]
+        self.encoder_inputs.setdefault(load.request_id, []).append(load.index)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How many embeddings an item must have, and where its data is: a request and the item's index there."""
+
+    rows: int
+    request_id: str
+    index: int
 
 
 class EmbeddingStore(ECConnectorBase):
@@ -53,7 +70,7 @@ class EmbeddingStore(ECConnectorBase):
         # Of the step that is being scheduled: the request that is asked about, what was found, what is to be loaded.
         self._asking: Request | None = None
         self._found: set[str] = set()
-        self._loads: dict[str, int] = {}
+        self._loads: dict[str, Load] = {}
 
     # In the scheduler.
 
@@ -75,10 +92,10 @@ class EmbeddingStore(ECConnectorBase):
         # What was answered above decides, not another look: vLLM has decided by it that it does not encode.
         identifier = request.mm_features[index].identifier
         if identifier in self._found:
-            self._loads[identifier] = request.get_num_encoder_embeds(index)
+            self._loads[identifier] = Load(request.get_num_encoder_embeds(index), request.request_id, index)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepItems:
-        items = StepItems(self._loads)
+        items = StepItems(self._loads, encoder_inputs=scheduler_output.scheduled_encoder_inputs)
         if self.is_producer:
             items.gone = self._gone(scheduler_output)
         self._asking, self._found, self._loads = None, set(), {}
@@ -150,47 +167,54 @@ class EmbeddingStore(ECConnectorBase):
                 self._write(mm_hash, embeddings)
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
-        """Raises RuntimeError, which ends the engine, if an item can't be loaded."""
-        for identifier, rows in self._step_items().loads.items():
-            if identifier not in encoder_cache:
-                encoder_cache[identifier] = self._load(identifier, rows, _device())
+        """What can't be loaded is left to the encoder, which runs after this."""
+        items = self._step_items()
+        failed = [
+            not self._load_into(encoder_cache, identifier, load.rows, _device())
+            for identifier, load in items.loads.items()
+        ]
+        # An encoder is run by all ranks together.
+        for identifier, has_failed in zip(items.loads, _any_rank(failed), strict=True):
+            if has_failed:
+                encoder_cache.pop(identifier, None)
+                items.encode(identifier)
 
     def _note_loads(self, encoder_cache: dict[str, torch.Tensor]) -> None:
         """In an engine that encodes only, the scheduler now believes that these are cached here, and nothing of the
         engine will look at them. So a view of the file is enough, from which it can be written again later."""
-        for identifier, rows in self._step_items().loads.items():
-            if identifier not in encoder_cache:
-                try:
-                    encoder_cache[identifier] = self._load(identifier, rows, "cpu")
-                except RuntimeError as error:
-                    self._warn_once("note", "%s", error)
+        for identifier, load in self._step_items().loads.items():
+            self._load_into(encoder_cache, identifier, load.rows, "cpu")
 
-    def _load(self, identifier: str, rows: int, device: str) -> torch.Tensor:
+    def _load_into(self, encoder_cache: dict[str, torch.Tensor], identifier: str, rows: int, device: str) -> bool:
+        """Whether the item is in the cache now. If not, the reason is logged once of each kind."""
+        if identifier in encoder_cache:
+            return True
         try:
-            embeddings = _load_first(self._folder.places(identifier), identifier, device)
+            embeddings = _load_first(self._folder.places(identifier), device)
             if embeddings.ndim != 2 or embeddings.shape[0] != rows or not embeddings.is_floating_point():
-                raise RuntimeError(
-                    f"what is stored as {identifier} are not the {rows} embeddings that the item has, but "
-                    f"{tuple(embeddings.shape)} of {embeddings.dtype}"
-                )
-        except RuntimeError:
-            # The next engine that finds it would end as well.
-            self._folder.remove(identifier)
-            raise
+                raise ValueError(f"it has {tuple(embeddings.shape)} of {embeddings.dtype} and not {rows} embeddings")
+        # Of files: OSError, SafetensorError. Of memory: MemoryError, RuntimeError.
+        except Exception as error:
+            self._folder.remove_damaged(identifier, rows)
+            self._warn_once(type(error), "%s can't be loaded and is encoded where it is needed: %s.", identifier, error)
+            return False
+        encoder_cache[identifier] = embeddings
         self._folder.touch(identifier)
-        return embeddings
+        return True
 
     def _is_stored(self, identifier: str, embeddings: torch.Tensor) -> bool:
         stored = self._folder.find(identifier)
         return stored is not None and stored.shape == tuple(embeddings.shape)
 
     def _write(self, identifier: str, embeddings: torch.Tensor) -> None:
-        with gpu_sync_allowed():
-            embeddings = embeddings.cpu().contiguous()
         try:
+            with gpu_sync_allowed():
+                embeddings = embeddings.cpu().contiguous()
             self._folder.write(identifier, save({TENSOR: embeddings}))
-        except OSError as error:
-            self._warn_once(error.errno, "Storing %s met an error: %s.", identifier, error)
+        # Of files: OSError. Of memory: MemoryError, RuntimeError.
+        except (OSError, MemoryError, RuntimeError) as error:
+            cause = error.errno if isinstance(error, OSError) else type(error)
+            self._warn_once(("write", cause), "Storing %s met an error: %s.", identifier, error)
 
     def _step_items(self) -> StepItems:
         items = self._get_connector_metadata()
@@ -228,14 +252,23 @@ def _device() -> str:
     return f"{device}:{current_platform.current_device()}" if current_platform.is_cuda_alike() else device
 
 
-def _load_first(places: list[Path], identifier: str, device: str) -> torch.Tensor:
-    """The embeddings in the first of ``places`` that there is. Raises RuntimeError."""
+def _any_rank(flags: list[bool]) -> list[bool]:
+    """Each flag, or True if it is True in any rank of this engine's first stage. All of them call this together."""
+    if not flags:
+        return flags
+    reduced = torch.tensor(flags, dtype=torch.int32)
+    for group in (get_tp_group(), get_pcp_group()):
+        if group.world_size > 1:
+            torch.distributed.all_reduce(reduced, torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+    return [bool(flag) for flag in reduced.tolist()]
+
+
+def _load_first(places: list[Path], device: str) -> torch.Tensor:
+    """The embeddings in the first of ``places`` that there is. Raises whatever loading does."""
     for path in places:
         try:
             with gpu_sync_allowed():
                 return load_file(path, device=device)[TENSOR]
         except FileNotFoundError:
             continue
-        except Exception as error:
-            raise RuntimeError(f"the embeddings of {identifier} can't be loaded from {path}: {error}") from error
-    raise RuntimeError(f"the embeddings of {identifier} are gone although they were found a moment ago")
+    raise FileNotFoundError("it is gone although it was found a moment ago")

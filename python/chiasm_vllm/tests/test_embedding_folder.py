@@ -54,6 +54,61 @@ class FolderTest(unittest.TestCase):
         self.path.chmod(0o755)
         self.folder()
 
+    def test_absurd_headers_are_not_found(self) -> None:
+        folder = self.folder()
+        good = {"dtype": "BF16", "shape": [1, 4], "data_offsets": [0, 8]}
+
+        def found(header: str | bytes, length: int | None = None, data: bytes = bytes(8)) -> Stored | None:
+            text = header if isinstance(header, bytes) else header.encode()
+            length = len(text) if length is None else length
+            (self.path / "a.safetensors").write_bytes(length.to_bytes(8, "little") + text + data)
+            return folder.find("a")
+
+        def tensor(**changes: object) -> Stored | None:
+            return found(json.dumps({"embeddings": good | changes}))
+
+        self.assertEqual(tensor(), Stored((1, 4), 8 + len(json.dumps({"embeddings": good})) + 8))
+        inf, nan, huge = float("inf"), float("nan"), 10**4000
+        for shape in (
+            [inf, 1], [nan, 4], [1.0, 4], [1e308, 1e308], [huge, 1], [huge, 0], [-1, -4], [0, 4], [True, 4], [1],
+            [1, 2, 2],
+            ["x", 10**15], [[1], 10**15], [10**15, "x"], [None, 4], {}, "14", None,
+        ):
+            self.assertIsNone(tensor(shape=shape), shape)
+        for offsets in ([0, inf], [0, huge], [-8, 0], [8, 16], [0], "08", None, [0, 9], [0, 7]):
+            self.assertIsNone(tensor(data_offsets=offsets), offsets)
+        others = ('{"embeddings": []}', '{"embeddings": null}')
+        for dtype in ("BF17", "", None, [], {}, 2):
+            self.assertIsNone(tensor(dtype=dtype), dtype)
+        for header in (b"", b"\xff" * 100, "[" * 4000, "9" * 4000, "{}", "[]", "1", *others):
+            self.assertIsNone(found(header), header[:20])
+        for length in (0, 1, 2**63, 2**64 - 1):
+            self.assertIsNone(found(json.dumps({"embeddings": good}), length), length)
+
+    def test_only_regular_files_are_found(self) -> None:
+        folder = self.folder()
+        os.mkfifo(self.path / "pipe.safetensors")
+        (self.path / "folder.safetensors").mkdir()
+        self.write(folder, "good")
+        (self.path / "link.safetensors").symlink_to(self.path / "good.safetensors")
+        for name in ("pipe", "folder", "link"):
+            self.assertIsNone(folder.find(name), name)
+            folder.remove_damaged(name, 1)
+        self.assertIsNotNone(folder.find("good"))
+
+    def test_good_files_are_not_removed_as_damaged(self) -> None:
+        folder = self.folder()
+        self.write(folder, "good")
+        folder.remove_damaged("good", 1)
+        self.assertEqual(self.names(), {"good"})
+        folder.remove_damaged("good", 2)
+        self.assertEqual(self.names(), set())
+        (self.path / "broken.safetensors").write_bytes(b"?")
+        folder.remove_damaged("broken", 1)
+        folder.remove_damaged("missing", 1)
+        folder.remove_damaged("../good", 1)
+        self.assertEqual(self.names(), set())
+
     def test_what_was_written_is_found_and_nothing_else(self) -> None:
         folder = self.folder()
         folder.write("ab-_09", embeddings(3, 5))

@@ -43,27 +43,30 @@ class Engine:
 
     def run(self, items: Items, before_the_worker: Callable[[], object] = list) -> tuple[list[str], dict | None]:
         """One request of one step: what was encoded of it, and what is said when it is finished."""
-        request = a_request(items)
+        request = Request(items)
         encode = self._schedule(request)
         output = types.SimpleNamespace(
             scheduled_new_reqs=[request],
-            scheduled_encoder_inputs={request.req_id: encode},
+            scheduled_encoder_inputs={request.req_id: encode} if encode else {},
             finished_req_ids=set(),
         )
+        output.ec_connector_metadata = self.scheduler.build_connector_meta(output)
         # As it goes to other processes.
-        output.ec_connector_metadata = pickle.loads(pickle.dumps(self.scheduler.build_connector_meta(output)))
+        output = pickle.loads(pickle.dumps(output))
         before_the_worker()
-        encoded = [request.mm_features[index].identifier for index in encode]
         with (
             mock.patch.object(worker_code, "get_ec_transfer", lambda: self.worker),
             worker_code.ECConnectorModelRunnerMixin._get_ec_connector_output(output, self.encoder_cache),
         ):
+            # As the runners look at it, behind the loads.
+            encode = output.scheduled_encoder_inputs.get(request.req_id, [])
+            encoded = [request.mm_features[index].identifier for index in encode]
             for identifier in encoded:
                 self.encoder_cache[identifier] = an_embedding(identifier, items[identifier])
                 self.worker.save_caches(encoder_cache=self.encoder_cache, mm_hash=identifier)
         return encoded, self.scheduler.request_finished(request)[1]
 
-    def _schedule(self, request: types.SimpleNamespace) -> list[int]:
+    def _schedule(self, request: "Request") -> list[int]:
         self.scheduler.ensure_cache_available(request, 0)
         encode = []
         for index, feature in enumerate(request.mm_features):
@@ -80,16 +83,18 @@ class Engine:
         self.encoder_cache.clear()
 
 
-def a_request(items: Items) -> types.SimpleNamespace:
-    features = [
-        types.SimpleNamespace(identifier=identifier, mm_position=PlaceholderRange(offset=0, length=rows))
-        for identifier, rows in items.items()
-    ]
-    return types.SimpleNamespace(
-        req_id="r",
-        mm_features=features,
-        get_num_encoder_embeds=lambda index: features[index].mm_position.get_num_embeds(),
-    )
+class Request:
+    """What the connector and the runners look at of a request."""
+
+    def __init__(self, items: Items) -> None:
+        self.req_id = self.request_id = "r"
+        self.mm_features = [
+            types.SimpleNamespace(identifier=identifier, mm_position=PlaceholderRange(offset=0, length=rows))
+            for identifier, rows in items.items()
+        ]
+
+    def get_num_encoder_embeds(self, index: int) -> int:
+        return self.mm_features[index].mm_position.get_num_embeds()
 
 
 def an_embedding(identifier: str, rows: int) -> torch.Tensor:
@@ -106,6 +111,9 @@ class EmbeddingStoreTest(unittest.TestCase):
         rank = mock.patch.object(embedding_store, "_is_writer", lambda: True)
         rank.start()
         self.addCleanup(rank.stop)
+        ranks = mock.patch.object(embedding_store, "_any_rank", lambda flags: flags)
+        ranks.start()
+        self.addCleanup(ranks.stop)
         device = mock.patch.object(embedding_store, "_device", lambda: "cpu")
         device.start()
         self.addCleanup(device.stop)
@@ -213,7 +221,7 @@ class EmbeddingStoreTest(unittest.TestCase):
 
     def test_what_vllm_was_told_last_decides_what_is_loaded(self) -> None:
         self.engine("ec_producer").run({"a": 3, "b": 3})
-        scheduler, request = self.engine("ec_consumer").scheduler, a_request({"a": 3, "b": 3})
+        scheduler, request = self.engine("ec_consumer").scheduler, Request({"a": 3, "b": 3})
         self.assertEqual([scheduler.has_cache_item(name) for name in ("a", "b")], [True, True])
         # The request got no place, and asks again. Then one more is gone, after vLLM was told that it is there.
         self.file("a").unlink()
@@ -222,7 +230,7 @@ class EmbeddingStoreTest(unittest.TestCase):
         for index in range(2):
             scheduler.update_state_after_alloc(request, index)
         output = types.SimpleNamespace(scheduled_new_reqs=[], scheduled_encoder_inputs={})
-        self.assertEqual(scheduler.build_connector_meta(output).loads, {"b": 3})
+        self.assertEqual(scheduler.build_connector_meta(output).loads, {"b": embedding_store.Load(3, "r", 1)})
 
     def test_loading_makes_a_file_young(self) -> None:
         self.engine("ec_producer").run({"a": 3})
@@ -230,17 +238,60 @@ class EmbeddingStoreTest(unittest.TestCase):
         self.engine("ec_consumer").run({"a": 3})
         self.assertGreater(self.file("a").stat().st_mtime, 1)
 
-    def test_what_was_found_and_can_not_be_loaded_ends_this_engine_and_no_other(self) -> None:
+    def test_damaged_file_that_was_found_is_encoded_and_removed(self) -> None:
         for damage, reason in (
-            (lambda: self.file("a").unlink(), "gone although they were found"),
-            (lambda: self.file("a").write_bytes(b"?"), "can't be loaded from"),
-            (lambda: self.file("a").write_bytes(self.file("other").read_bytes()), r"not the 3 embeddings .* \(4, 16\)"),
+            (lambda: self.file("a").unlink(), "gone although it was found"),
+            (lambda: self.file("a").write_bytes(b"?"), "can't be loaded"),
+            (lambda: self.file("a").write_bytes(self.file("other").read_bytes()), r"has \(4, 16\) .* not 3 embeddings"),
         ):
             self.engine("ec_producer").run({"a": 3, "other": 4})
-            with self.assertRaisesRegex(RuntimeError, reason):
-                self.engine("ec_consumer").run({"a": 3}, before_the_worker=damage)
+            consumer = self.engine("ec_consumer")
+            with self.assertLogs(LOGGER) as logs:
+                encoded, _ = consumer.run({"c": 2, "a": 3, "other": 4}, before_the_worker=damage)
+            self.assertRegex(logs.output[0], reason)
+            self.assertEqual(encoded, ["c", "a"])
+            self.assertTrue(torch.equal(consumer.encoder_cache["a"], an_embedding("a", 3)))
             self.assertEqual(self.stored(), {"other"})
+
+    def test_good_file_survives_a_load_without_memory(self) -> None:
+        self.engine("ec_producer").run({"a": 3})
+        for error in (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            MemoryError(),
+            OSError(12, "Cannot allocate memory"),
+        ):
+            consumer = self.engine("ec_consumer")
+            with mock.patch.object(embedding_store, "load_file", side_effect=error), self.assertLogs(LOGGER):
+                self.assertEqual(consumer.run({"a": 3})[0], ["a"], error)
+            self.assertEqual(self.stored(), {"a"})
+            consumer.forget()
+            self.assertEqual(consumer.run({"a": 3})[0], [])
+
+    def test_file_that_came_meanwhile_is_not_removed(self) -> None:
+        self.engine("ec_producer").run({"a": 3})
+        whole = self.file("a").read_bytes()
+
+        def replaced(path: Path, device: str) -> dict[str, torch.Tensor]:
+            path.write_bytes(whole)
+            raise ValueError("what was there before was damaged")
+
+        with mock.patch.object(embedding_store, "load_file", replaced), self.assertLogs(LOGGER):
             self.assertEqual(self.engine("ec_consumer").run({"a": 3})[0], ["a"])
+        self.assertEqual(self.stored(), {"a"})
+
+    def test_item_that_one_rank_can_not_load_is_encoded_by_all(self) -> None:
+        self.engine("ec_producer").run({"a": 3, "b": 3})
+        consumer = self.engine("ec_consumer")
+        with mock.patch.object(embedding_store, "_any_rank", lambda flags: [False, True]):
+            self.assertEqual(consumer.run({"a": 3, "b": 3})[0], ["b"])
+        self.assertEqual(set(consumer.encoder_cache), {"a", "b"})
+
+    def test_save_without_memory_stores_nothing(self) -> None:
+        producer = self.engine("ec_producer")
+        with mock.patch.object(embedding_store, "save", side_effect=MemoryError()), self.assertLogs(LOGGER):
+            self.assertEqual(producer.run({"a": 3}), (["a"], None))
+        self.assertEqual(self.stored(), set())
 
     def test_a_producer_lives_on_without_what_it_can_not_load(self) -> None:
         self.engine("ec_producer").run({"a": 3})
