@@ -164,6 +164,8 @@ struct Socket {
     first: usize,
     /// How many peers without a name there were.
     unnamed: u32,
+    /// How many connections have lost their identity to a newer one.
+    takeovers: u64,
 }
 
 struct Peer {
@@ -188,7 +190,7 @@ impl Socket {
         let (arrived, arrivals) = mpsc::channel(MAX_PEERS);
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, kind, arrived));
-        Ok(Self { address, accepting, arrivals, peers: Vec::new(), first: 0, unnamed: 0 })
+        Ok(Self { address, accepting, arrivals, peers: Vec::new(), first: 0, unnamed: 0, takeovers: 0 })
     }
 
     async fn next(&mut self) -> Event {
@@ -239,11 +241,32 @@ impl Socket {
             peer.identity = Bytes::copy_from_slice(&[0, a, b, c, d]);
         }
         let event = Event::Connected { identity: peer.identity.clone(), from: peer.from };
-        match self.peers.iter_mut().find(|other| other.identity == peer.identity) {
-            Some(other) => *other = peer,
+        match self.peers.iter().position(|other| other.identity == peer.identity) {
+            Some(index) => {
+                let former = std::mem::replace(&mut self.peers[index], peer);
+                self.takeovers += 1;
+                log_takeover(&self.address, self.takeovers, &former, &self.peers[index]);
+            }
             None => self.peers.push(peer),
         }
         event
+    }
+}
+
+/// Logs that a connection has lost its identity to a newer one. A peer that has connected again
+/// before its old connection was seen to end looks like a second peer.
+///
+/// Only counts that are powers of two are logged: two peers of one identity may go on for ever.
+fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
+    if count.is_power_of_two() {
+        tracing::warn!(
+            address,
+            identity = ?peer.identity,
+            from = ?peer.from,
+            former = ?former.from,
+            count,
+            "a second peer has a known identity: the first one's connection is closed"
+        );
     }
 }
 

@@ -1,6 +1,9 @@
 //! Sockets and peers of the `zeromq` crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+#[path = "peers/log.rs"]
+mod log;
+
 use std::io::ErrorKind;
 use std::time::Duration;
 
@@ -11,6 +14,8 @@ use tokio::net::{TcpListener, TcpStream};
 use zeromq::{
     DealerSocket, PubSocket, PushSocket, RouterSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage,
 };
+
+use log::Log;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ENGINE: &[u8] = &[0, 0];
@@ -121,6 +126,23 @@ async fn an_identity_is_taken_over() {
     soon(first.read_to_end(&mut Vec::new())).await.expect("its connection is closed");
     soon(second.send("still".into())).await.unwrap();
     assert!(matches!(soon(router.next()).await, Event::Message { .. }), "nobody is told of the first one's end");
+}
+
+#[tokio::test]
+async fn second_peer_with_known_identity_is_logged() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let mut router = router().await;
+    let _first = dealer(router.address()).await;
+    connected(&mut router).await;
+    assert_eq!(log.warnings(), [""; 0]);
+    let _others = [dealer(router.address()).await, dealer(router.address()).await];
+    connected(&mut router).await;
+    connected(&mut router).await;
+    let [second, third] = <[String; 2]>::try_from(log.warnings()).expect("one for each");
+    assert!(second.contains("a second peer has a known identity"), "{second}");
+    assert!(second.contains(router.address()) && second.contains("127.0.0.1"), "{second}");
+    assert!(third.contains("count=2"), "{third}");
 }
 
 #[tokio::test]
