@@ -232,14 +232,18 @@ impl Fields {
         T::read(from)
     }
 
-    /// Passes over all fields that are left if they are these, of one byte each. False, and nothing read, when one is another, or
-    /// when there are more.
-    pub(crate) fn are_all(&mut self, from: &mut Reader<'_>, expected: &[u8]) -> bool {
-        let passed = expected.get(..self.left).is_some_and(|expected| from.pass(expected));
-        if passed {
-            self.left = 0;
+    /// Passes over all fields that are left if the known ones are these, of one byte each; fewer are
+    /// all right, and so are any that a later version appends. False, and nothing read, if one is
+    /// another.
+    pub(crate) fn are_all(&mut self, from: &mut Reader<'_>, known: &[u8]) -> Result<bool, WireError> {
+        let expected = &known[..self.left.min(known.len())];
+        if !from.pass(expected) {
+            return Ok(false);
         }
-        passed
+        let appended = self.left - expected.len();
+        self.left = 0;
+        (0..appended).try_for_each(|_| from.skip())?;
+        Ok(true)
     }
 
     /// Passes over the next field if it is there.

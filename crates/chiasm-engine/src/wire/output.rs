@@ -334,7 +334,7 @@ impl Wire for ReceivedOutput {
         let mut fields = Fields::open(from, 2)?;
         let request_id = fields.next(from).named("request_id")?;
         let new_token_ids = fields.next(from).named("new_token_ids")?;
-        let brought = if fields.are_all(from, &NOTHING_BESIDE_TOKENS) {
+        let brought = if fields.are_all(from, &NOTHING_BESIDE_TOKENS)? {
             Brought::Tokens(new_token_ids)
         } else {
             Brought::More(Box::new(EngineCoreOutput::read_rest(new_token_ids, fields, from)?))

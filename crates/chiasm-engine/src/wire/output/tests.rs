@@ -33,3 +33,40 @@ fn whatever_else_an_output_brings_is_received() {
         assert_eq!(*brought.into_output(&request_id), output);
     }
 }
+
+/// An array of a request id, a token, `known` fields that say nothing, and the appended ones.
+fn appended_to(known: usize, appended: &[&[u8]]) -> Bytes {
+    let mut output = vec![0xdc, 0, (2 + known + appended.len()) as u8];
+    output.extend_from_slice(b"\xa1r\x91\x07");
+    output.extend_from_slice(&NOTHING_BESIDE_TOKENS[..known]);
+    output.extend(appended.iter().copied().flatten());
+    // EngineCoreOutputs of that output alone.
+    Bytes::from([b"\x92\x00\x91", &output[..]].concat())
+}
+
+fn tokens_alone(message: Bytes) -> bool {
+    let Ok(EngineMessage::Outputs(outputs)) = receive(&[message]) else { panic!("no outputs") };
+    let [output] = &outputs.outputs[..] else { panic!("not one output") };
+    assert_eq!(output.request_id, "r");
+    matches!(&output.brought, Brought::Tokens(tokens) if *tokens == [TokenId(7)])
+}
+
+#[test]
+fn fields_of_later_versions_leave_tokens_alone() {
+    let known = NOTHING_BESIDE_TOKENS.len();
+    // 18 fields in 0.31, 19 in 0.33, 20 and more later.
+    for message in [
+        appended_to(known - 1, &[]),
+        appended_to(known, &[]),
+        appended_to(known, &[b"\xc0"]),
+        appended_to(known, &[b"\x05"]),
+        appended_to(known, &[b"\x81\xa1a\x92\x01\x02", b"\xc2", b"\xa3new"]),
+    ] {
+        assert!(tokens_alone(message.clone()), "{message:?}");
+    }
+    // Something among the known fields.
+    let mut finished = appended_to(known, &[b"\xc0"]).to_vec();
+    finished[3 + 3 + 4 + 3] = 0;
+    assert!(!tokens_alone(finished.into()));
+    assert!(receive(&[appended_to(known, &[b"\xa3ne"])]).is_err());
+}
