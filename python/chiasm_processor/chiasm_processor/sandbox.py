@@ -126,9 +126,13 @@ _CALLS: dict[str, tuple[int, dict[str, int]]] = {
     ),
 }
 
+# Commands of fcntl that computing takes: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC. Others have signals sent to any process
+# of the user (F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETLEASE, F_NOTIFY), or change files that the frontend has open, too (F_SETFL).
+_FCNTL_COMMANDS = (0, 1, 2, 3, 1030)
+
 _ALLOW, _DENY, _KILL, _NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x80000000, 0x00050026
 _LOAD, _EQUAL, _MASK, _RETURN = 0x20, 0x15, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 
 
 def _filter_calls() -> None:
@@ -174,6 +178,12 @@ def _program(own_pid: int) -> list[tuple[int, int, int, int]]:
         (_EQUAL, 0, 1, own_pid),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _DENY),
+        # Descriptors, and nobody's signals.
+        (_EQUAL, 0, len(_FCNTL_COMMANDS) + 3, calls.pop("fcntl")),
+        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        *((_EQUAL, len(_FCNTL_COMMANDS) - place, 0, command) for place, command in enumerate(_FCNTL_COMMANDS)),
+        (_RETURN, 0, 0, _DENY),
+        (_RETURN, 0, 0, _ALLOW),
     ]
     for number in sorted(calls.values()):
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]

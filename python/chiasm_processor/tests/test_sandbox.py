@@ -1,10 +1,12 @@
 """What a locked process can do and what it can't, asked from inside one."""
 
+import fcntl
 import io
 import mmap
 import os
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -104,6 +106,33 @@ class SandboxTest(unittest.TestCase):
             self.assertEqual(inside(act), "PermissionError")
         listener.close()
         connected.close()
+
+    def test_descriptors_send_nobody_signals(self) -> None:
+        ours, theirs = socket.socketpair()
+        owner_ex = struct.pack("<ii", 1, os.getpid())
+        for command, value in (
+            (fcntl.F_SETOWN, os.getpid()),
+            (fcntl.F_GETOWN, 0),
+            (fcntl.F_SETSIG, signal.SIGTERM),
+            (15, owner_ex),
+            (fcntl.F_SETLEASE, fcntl.F_RDLCK),
+            (fcntl.F_NOTIFY, fcntl.DN_CREATE),
+            (fcntl.F_SETFL, os.O_ASYNC),
+            (fcntl.F_SETLK, b"\0" * 32),
+        ):
+            act = lambda command=command, value=value: fcntl.fcntl(ours, command, value) and None  # noqa: E731
+            self.assertEqual(inside(act), "PermissionError", command)
+
+        def work() -> None:
+            again = os.dup(ours.fileno())
+            assert fcntl.fcntl(again, fcntl.F_GETFD) == fcntl.FD_CLOEXEC
+            fcntl.fcntl(again, fcntl.F_SETFD, 0)
+            assert fcntl.fcntl(again, fcntl.F_GETFL) & os.O_RDWR
+            os.close(fcntl.fcntl(again, fcntl.F_DUPFD, 3))
+
+        self.assertEqual(inside(work), "")
+        ours.close()
+        theirs.close()
 
     def test_computing_goes_on(self) -> None:
         buffer = io.BytesIO()
