@@ -96,8 +96,7 @@ fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     open_by_steps(root, below)
 }
 
-const READ: OFlags =
-    OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
 /// Opens a file as [`open_below`] does, without `openat2`: one folder after the other, and no link is
 /// followed at all. The path of a file that was just resolved has none.

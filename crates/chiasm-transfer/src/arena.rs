@@ -228,11 +228,7 @@ impl Shared {
 
     /// Reserves a growth and adds it to the free memory. This takes milliseconds, so the state is
     /// unlocked meanwhile.
-    fn grow<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        growth: Growth,
-    ) -> Result<MutexGuard<'a, State>, NoSlot> {
+    fn grow<'a>(&'a self, mut state: MutexGuard<'a, State>, growth: Growth) -> Result<MutexGuard<'a, State>, NoSlot> {
         let Growth { mut range, needed } = growth;
         state.growing += 1;
         drop(state);
