@@ -71,6 +71,7 @@ fn options(python: &str, model: &str) -> ProcessorOptions {
         queue: 256,
         timeout: Duration::from_secs(60),
         startup_timeout: Duration::from_secs(300),
+        restart_pause: Duration::ZERO,
         item_bytes: 2 << 30,
         address_space: 16 << 30,
         limits: ItemLimits::default(),

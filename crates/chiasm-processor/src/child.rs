@@ -14,6 +14,7 @@ use crate::ProcessorError;
 use crate::connection::Connection;
 use crate::memory::{Memory, Spares};
 use crate::message::{Call, Ready, Reply};
+use crate::server::Server;
 
 /// Files of up to this many bytes are copied in place: that takes a hundred microseconds, and other threads some tens.
 const IN_PLACE: usize = 512 << 10;
@@ -23,20 +24,30 @@ pub(crate) struct Child {
     connection: Connection,
     process: OwnedFd,
     spares: Arc<Spares>,
+    /// It ends its children when it ends.
+    server: Arc<Server>,
 }
 
 impl Child {
     /// Waits for the first words of a child that was just forked.
-    pub(crate) async fn greeted(mut connection: Connection, patience: Duration) -> Result<Self, ProcessorError> {
+    pub(crate) async fn greeted(server: Arc<Server>, mut connection: Connection) -> Result<Self, ProcessorError> {
         let gone = |what: String| ProcessorError::Gone(format!("a child {what}"));
-        let ready = timeout(patience, connection.receive::<Ready>()).await;
-        let Ready { ready } = ready
-            .map_err(|_| gone("does not begin".to_owned()))?
-            .map_err(|error| gone(format!("ended at once: {error}")))?;
+        let ready = connection.receive::<Ready>().await;
+        let Ready { ready } = ready.map_err(|error| gone(format!("ended at once: {error}")))?;
         let pid = Pid::from_raw(ready).ok_or_else(|| gone("has no number".to_owned()))?;
         // It lives, as it has just spoken and waits for a call: the number is its own.
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| gone(error.to_string()))?;
-        Ok(Self { connection, process, spares: Arc::default() })
+        Ok(Self { connection, process, spares: Arc::default(), server })
+    }
+
+    /// Whether it was forked off this server.
+    pub(crate) fn is_of(&self, server: &Arc<Server>) -> bool {
+        Arc::ptr_eq(&self.server, server)
+    }
+
+    /// Whether its server is of no use any more and is replaced.
+    pub(crate) fn has_lost_server(&self) -> bool {
+        self.server.is_lost()
     }
 
     /// Whether it is there and waits.
@@ -72,6 +83,8 @@ impl Child {
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
                 Err(ProcessorError::Nonsense(error.to_string()))
             }
+            // Then the call has no part in it.
+            Ok(Err(_)) if self.server.is_ending().await => Err(ProcessorError::Gone("it ended meanwhile".to_owned())),
             Ok(Err(_)) => Err(ProcessorError::Died),
         }
     }

@@ -2,9 +2,10 @@
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -64,6 +65,24 @@ impl Connection {
             self.stream.read_exact(&mut bytes[begin..]).await?;
         }
         serde_json::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// Returns the same connection once more, to wait for its end while this one is written to.
+    pub(crate) fn duplicate(&self) -> io::Result<Self> {
+        let stream = StdUnixStream::from(self.stream.as_fd().try_clone_to_owned()?);
+        Ok(Self { stream: UnixStream::from_std(stream)? })
+    }
+
+    /// Waits until the other end has ended, or says something without being asked.
+    pub(crate) async fn is_over(&self) {
+        while self.stream.readable().await.is_ok() && self.is_quiet() {}
+    }
+
+    /// Asks the system, and not the runtime, which may learn of it later, whether the other end has
+    /// ended or says something without being asked.
+    pub(crate) fn is_over_now(&self) -> bool {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
+        matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
     }
 
     /// Whether the other end is there and has nothing to say.

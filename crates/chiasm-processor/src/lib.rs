@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `processor` | the queue before the children |
 //! | `server` | the fork server: its start, its end, forks |
+//! | `supervisor` | the task that starts the fork server again |
 //! | `child` | one child: calls and deadlines |
 //! | `python` | which Python, with which variables; the sources |
 //! | `output` | what the processes print |
@@ -33,6 +34,7 @@ mod output;
 mod processor;
 mod python;
 mod server;
+mod supervisor;
 
 pub use error::ProcessorError;
 pub use item::{ItemField, ItemTensor, ItemValue, MadeItem};

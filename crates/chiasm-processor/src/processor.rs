@@ -7,17 +7,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
-use tokio::sync::{Mutex as AsyncMutex, Semaphore};
-use tokio::time::Instant;
+use tokio::sync::Semaphore;
 
 use crate::child::Child;
 use crate::item::ItemParts;
 use crate::message::{Call, ChatCall, ExpandedPrompt, Greeting, KnownItem, Reply};
 use crate::server::Server;
+use crate::supervisor::Supervisor;
 use crate::{MadeItem, ProcessorError};
-
-/// A fork server that has ended is not started again sooner than this after the last time.
-const RESTART_AFTER: Duration = Duration::from_secs(5);
 
 /// Whether children lock themselves before the first foreign byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +56,8 @@ pub struct ProcessorOptions {
     pub timeout: Duration,
     /// How long the fork server may take to be ready.
     pub startup_timeout: Duration,
+    /// How long after a start the fork server may be started again. Doubles while starts fail.
+    pub restart_pause: Duration,
     /// Bytes of an item's file and its tensors together, at most.
     pub item_bytes: u64,
     /// Bytes of address space that a child may take beyond what it begins with; 0 for any number.
@@ -91,8 +90,7 @@ pub struct Processor {
 struct Inner {
     options: ProcessorOptions,
     greeting: Greeting,
-    server: AsyncMutex<Option<Server>>,
-    started: Mutex<Instant>,
+    server: Supervisor,
     /// Those who have a child or wait for one.
     places: Semaphore,
     items: Children,
@@ -113,12 +111,11 @@ impl Processor {
     /// # Errors
     /// [`ProcessorError::NoPython`], [`ProcessorError::NotServed`] with the reason, [`ProcessorError::Gone`].
     pub async fn start(options: ProcessorOptions) -> Result<Self, ProcessorError> {
-        let (server, greeting) = Server::start(&options).await?;
+        let (server, greeting) = Supervisor::start(&options).await?;
         let children = |count: usize| Children { turns: Semaphore::new(count), idle: Mutex::default() };
         let inner = Inner {
             greeting,
-            server: AsyncMutex::new(Some(server)),
-            started: Mutex::new(Instant::now()),
+            server,
             places: Semaphore::new(options.children + options.queue),
             items: children(options.children),
             prompts: children(options.children),
@@ -197,9 +194,10 @@ impl Processor {
 impl Inner {
     /// A child that waits for work, or a new one.
     async fn child(&self, children: &Children) -> Result<Child, ProcessorError> {
-        match children.idle() {
+        let server = self.server.server().await?;
+        match children.idle(&server) {
             Some(child) => Ok(child),
-            None => self.fork().await,
+            None => server.fork().await,
         }
     }
 
@@ -219,38 +217,6 @@ impl Inner {
         }
         outcome
     }
-
-    /// A new child, of a new server if the last one is not there any more.
-    async fn fork(&self) -> Result<Child, ProcessorError> {
-        let mut server = self.server.lock().await;
-        if let Some(running) = &mut *server {
-            match running.fork().await {
-                Ok(child) => return Ok(child),
-                Err(error) => tracing::warn!(%error, "vLLM's processor has ended and is started again"),
-            }
-            *server = None;
-        }
-        let wait = {
-            let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-            let wait = RESTART_AFTER.saturating_sub(started.elapsed());
-            if wait.is_zero() {
-                *started = Instant::now();
-            }
-            wait
-        };
-        if !wait.is_zero() {
-            return Err(ProcessorError::Gone("it ended a moment ago, and is started again soon".to_owned()));
-        }
-        let (mut new, greeting) = Server::start(&self.options).await?;
-        if greeting != self.greeting {
-            return Err(ProcessorError::Gone(
-                "it is another one than at the start; start chiasm serve again".to_owned(),
-            ));
-        }
-        let child = new.fork().await?;
-        *server = Some(new);
-        Ok(child)
-    }
 }
 
 impl Children {
@@ -258,9 +224,10 @@ impl Children {
         self.turns.acquire().await.map_err(|_| ProcessorError::Busy)
     }
 
-    /// A child that waits for work.
-    fn idle(&self) -> Option<Child> {
+    /// A child of this server that waits for work. Those of earlier servers end.
+    fn idle(&self, server: &Arc<Server>) -> Option<Child> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|child| child.is_of(server));
         while let Some(child) = idle.pop() {
             if child.is_idle() {
                 return Some(child);
@@ -269,7 +236,11 @@ impl Children {
         None
     }
 
+    /// Keeps a child for the next call, unless its server is replaced.
     fn put_back(&self, child: Child) {
+        if child.has_lost_server() {
+            return;
+        }
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     }
 }

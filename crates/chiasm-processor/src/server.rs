@@ -1,11 +1,15 @@
 //! The fork server: the process that has vLLM's imports and the model's processor.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
 use tokio::process::{Child as Process, Command};
+use tokio::sync::{Mutex, Notify};
 use tokio::time::timeout;
 
 use crate::child::Child;
@@ -17,12 +21,26 @@ use crate::{ProcessorError, ProcessorOptions, Sandbox, python};
 /// Time for a fork, on a machine that is busy. It takes some tens of milliseconds.
 const FORK_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Forks in a row without an answer after which another server is started. One may be due to a busy
+/// machine.
+const MAX_UNANSWERED: u32 = 2;
+
+/// How long after its children the end of a server may be noticed. Children that die by themselves
+/// are told from these so much later.
+const END_PATIENCE: Duration = Duration::from_millis(50);
+
 /// How long what a process printed last may take to be read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// A running fork server. Dropping it kills it, and its children go with it.
+/// A running fork server. Its children hold it: dropping the last of them kills it, and it kills what
+/// is left of them.
 pub(crate) struct Server {
-    connection: Connection,
+    connection: Mutex<Connection>,
+    /// The same connection: nothing is said there any more until the process ends.
+    end: Connection,
+    /// Forks in a row that came to nothing in time.
+    unanswered: AtomicU32,
+    hangs: Notify,
     /// Killed on drop.
     _process: Process,
 }
@@ -30,7 +48,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts one and waits until it knows what its model's processor is.
     pub(crate) async fn start(options: &ProcessorOptions) -> Result<(Self, Greeting), ProcessorError> {
-        let gone = |error: std::io::Error| ProcessorError::Gone(error.to_string());
+        let gone = |error: io::Error| ProcessorError::Gone(error.to_string());
         // Read once: children have the modules of the server.
         let sources = python::unpack().map_err(gone)?;
         let (mut connection, theirs) = Connection::pair().map_err(gone)?;
@@ -62,7 +80,16 @@ impl Server {
         let stdout = process.stdout.take().map(|output| tokio::spawn(output::follow(output, last.clone())));
         let stderr = process.stderr.take().map(|output| tokio::spawn(output::follow(output, last.clone())));
         match timeout(options.startup_timeout, connection.receive::<FirstWords>()).await {
-            Ok(Ok(FirstWords::Greeting(greeting))) => Ok((Self { connection, _process: process }, *greeting)),
+            Ok(Ok(FirstWords::Greeting(greeting))) => {
+                let server = Self {
+                    end: connection.duplicate().map_err(gone)?,
+                    connection: Mutex::new(connection),
+                    unanswered: AtomicU32::new(0),
+                    hangs: Notify::new(),
+                    _process: process,
+                };
+                Ok((server, *greeting))
+            }
             Ok(Ok(FirstWords::Failed { failed })) => Err(ProcessorError::NotServed(failed)),
             Ok(Err(_)) => {
                 for reader in [stdout, stderr].into_iter().flatten() {
@@ -82,14 +109,51 @@ impl Server {
         }
     }
 
-    /// Another child.
-    pub(crate) async fn fork(&mut self) -> Result<Child, ProcessorError> {
-        let gone = |error: std::io::Error| ProcessorError::Gone(error.to_string());
+    /// Forks another child. A fork that fails costs this call only.
+    pub(crate) async fn fork(self: &Arc<Self>) -> Result<Child, ProcessorError> {
+        match timeout(FORK_PATIENCE, self.forked()).await {
+            Ok(outcome) => {
+                if outcome.is_ok() {
+                    self.unanswered.store(0, Ordering::Relaxed);
+                }
+                outcome
+            }
+            Err(_) => {
+                if self.unanswered.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_UNANSWERED {
+                    self.hangs.notify_one();
+                }
+                Err(ProcessorError::Gone("a child does not begin".to_owned()))
+            }
+        }
+    }
+
+    async fn forked(self: &Arc<Self>) -> Result<Child, ProcessorError> {
+        let gone = |error: io::Error| ProcessorError::Gone(error.to_string());
         let (ours, theirs) = Connection::pair().map_err(gone)?;
-        self.connection.send(&json!({"fork": true}), Some(theirs.as_fd())).await.map_err(gone)?;
+        let mut connection = self.connection.lock().await;
+        connection.send(&json!({"fork": true}), Some(theirs.as_fd())).await.map_err(gone)?;
+        drop(connection);
         // Else its end would not be noticed.
         drop(theirs);
-        Child::greeted(ours, FORK_PATIENCE).await
+        Child::greeted(self.clone(), ours).await
+    }
+
+    /// Whether the process has ended, or forks no children any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) >= MAX_UNANSWERED || self.end.is_over_now()
+    }
+
+    /// Whether the process ends now or has ended: its children die a moment before it does.
+    pub(crate) async fn is_ending(&self) -> bool {
+        timeout(END_PATIENCE, self.end.is_over()).await.is_ok()
+    }
+
+    /// Waits until it is of no use any more; returns the reason. Items that its children make go on.
+    pub(crate) async fn lost(&self) -> &'static str {
+        tokio::select! {
+            () = self.end.is_over() => "it has ended",
+            () = self.hangs.notified() => "it forks no children any more",
+        }
     }
 }
 

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""A fork server that does what the item's file says, without vLLM: `make`, `hang`, `die`, `lie`, `babble` or `refuse`.
+"""A fork server that does what the item's file says, without vLLM: `make`, `wait PATH` (makes PATH.begun, waits for PATH), `hang`, `die`, `lie`,
+`babble` or `refuse`.
 
-The flag after the model says what becomes of the server itself: `serve`, `fail` or `vanish`.
+The flag after the model says what becomes of the server itself: `serve`, `fail`, `vanish`, `second-fork-fails`, or
+`log=FOLDER`, which notes each start there and holds all but the first until FOLDER/go exists.
 """
 
+import itertools
 import json
 import mmap
 import os
@@ -24,13 +27,31 @@ def receive(connection):
     if len(header) < 4:
         sys.exit(0)
     content = b""
-    while len(content) < struct.unpack("<I", header)[0]:
-        content += connection.recv(1 << 16)
+    (length,) = struct.unpack("<I", header)
+    # No byte of the next message, which may have a file.
+    while len(content) < length:
+        content += connection.recv(length - len(content))
     return json.loads(content), files
 
 
 def tensor(length, shape):
     return {"dtype": "uint8", "shape": shape, "offset": length, "length": 4}
+
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+
+def note_start(folder):
+    starts = os.path.join(folder, "starts")
+    with open(starts, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    with open(starts) as file:
+        count = len(file.readlines())
+    if count > 1:
+        open(os.path.join(folder, "restarted"), "w").close()
+        wait_for(os.path.join(folder, "go"))
 
 
 def answer(connection, call, files):
@@ -39,10 +60,13 @@ def answer(connection, call, files):
         return send(connection, {"reply": "expanded", "token_ids": call["token_ids"], "placeholders": items})
     with mmap.mmap(files[0], 0) as memory:
         length = call["length"]
-        order = memory[:length].decode().split()[0]
+        order, *words = memory[:length].decode().split()
         memory[length : length + 4] = b"\1\2\3\4"
     os.close(files[0])
     shape = [5] if order == "lie" else [4]
+    if order == "wait":
+        open(f"{words[0]}.begun", "w").close()
+        wait_for(words[0])
     if order == "hang":
         time.sleep(3600)
     elif order == "die":
@@ -71,13 +95,18 @@ def main():
     if fate == "fail":
         send(connection, {"failed": "NotSupported: takes no media"})
         sys.exit(1)
+    if fate.startswith("log="):
+        note_start(fate.removeprefix("log="))
     strange = [name for name in os.environ if name.startswith("CARGO")]
     greeting = {"vllm": f"0 {strange}", "limits": {"image": None, "video": 2}, "max_tokens": {"image": 9}}
     greeting |= {"placeholders": {}, "video_processor": None, "own_prompts": [], "renderer": "hf", "writes_conversations": False, "missing": []}
     send(connection, greeting | {"sandbox": False})
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
+    for fork in itertools.count(1):
         _, (childs,) = receive(connection)
+        if fork == 2 and fate == "second-fork-fails":
+            os.close(childs)
+            continue
         if os.fork() == 0:
             connection.close()
             child(socket.socket(fileno=childs))

@@ -2,7 +2,7 @@
 //! does as it is told; vLLM's own processor is in the tests of `python/chiasm_processor` and of `chiasm`.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,9 @@ use bytes::Bytes;
 use chiasm_processor::{
     ItemCall, ItemLimits, ItemValue, KnownItem, MadeItem, Processor, ProcessorError, ProcessorOptions, Sandbox,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Map;
+use tokio::task::JoinHandle;
 
 fn options(fate: &str) -> ProcessorOptions {
     ProcessorOptions {
@@ -21,6 +23,7 @@ fn options(fate: &str) -> ProcessorOptions {
         queue: 1,
         timeout: Duration::from_millis(500),
         startup_timeout: Duration::from_secs(20),
+        restart_pause: Duration::ZERO,
         item_bytes: 1 << 20,
         address_space: 0,
         limits: ItemLimits::default(),
@@ -130,6 +133,105 @@ async fn a_call_that_nobody_waits_for_ends_with_its_child() {
     assert!(abandoned.is_err());
     ends(maker(&made)).await;
     item(&processor, "make").await.unwrap();
+}
+
+type Begun = JoinHandle<Result<MadeItem, ProcessorError>>;
+
+/// Begins an item that is made once `path` exists. Returns when a child has it, with its fork server.
+async fn begin(processor: &Processor, path: &Path) -> (Begun, usize) {
+    let made = item(processor, "make").await.unwrap();
+    let server = server_of(maker(&made));
+    let order = format!("wait {}", path.display());
+    let processor = processor.clone();
+    let begun = tokio::spawn(async move { item(&processor, &order).await });
+    exists(&path.with_extension("begun")).await;
+    (begun, server)
+}
+
+async fn exists(path: &Path) {
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} does not appear", path.display());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The process that a child was forked off.
+fn server_of(child: usize) -> usize {
+    let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn send(signal: Signal, process: usize) {
+    let pid = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+#[tokio::test]
+async fn failed_fork_costs_its_own_item_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let patient = Duration::from_secs(60);
+    let options = ProcessorOptions { timeout: patient, ..options("second-fork-fails") };
+    let processor = Processor::start(options).await.unwrap();
+    let (first, server) = begin(&processor, &go).await;
+    let error = item(&processor, "make").await.unwrap_err();
+    assert!(matches!(&error, ProcessorError::Gone(why) if why.contains("at once")), "{error}");
+    let third = item(&processor, "make").await.unwrap();
+    std::fs::write(go, "").unwrap();
+    let first = first.await.unwrap().unwrap();
+    assert_eq!((server_of(maker(&first)), server_of(maker(&third))), (server, server));
+}
+
+#[tokio::test]
+async fn server_that_ends_is_replaced_without_a_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let starts = || std::fs::read_to_string(folder.path().join("starts")).unwrap().lines().count();
+    let patient = Duration::from_secs(60);
+    let fate = format!("log={}", folder.path().display());
+    let processor = Processor::start(ProcessorOptions { timeout: patient, ..options(&fate) }).await;
+    let processor = processor.unwrap();
+    let made = item(&processor, "make").await.unwrap();
+    let (hanging, server) = begin(&processor, &folder.path().join("never")).await;
+    send(Signal::KILL, server);
+    send(Signal::KILL, maker(&made));
+    // The item did not end it.
+    let error = hanging.await.unwrap().unwrap_err();
+    assert!(matches!(error, ProcessorError::Gone(_)), "{error}");
+    exists(&folder.path().join("restarted")).await;
+    // A request that gives up does not end the start, nor begin another one.
+    for _ in 0..3 {
+        let impatient = tokio::time::timeout(Duration::from_millis(10), item(&processor, "make"));
+        assert!(impatient.await.is_err());
+    }
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    let again = item(&processor, "make").await.unwrap();
+    assert_ne!(server_of(maker(&again)), server);
+    assert_eq!(starts(), 2);
+}
+
+#[tokio::test]
+async fn server_that_forks_no_more_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let patient = Duration::from_secs(3600);
+    let options = ProcessorOptions { timeout: patient, ..options("serve") };
+    let processor = Processor::start(options).await.unwrap();
+    let (first, server) = begin(&processor, &go).await;
+    send(Signal::STOP, server);
+    // Nothing answers: time moves on to the deadline of each fork.
+    tokio::time::pause();
+    for _ in 0..2 {
+        let error = item(&processor, "make").await.unwrap_err();
+        assert!(matches!(&error, ProcessorError::Gone(why) if why.contains("begin")), "{error}");
+    }
+    tokio::time::resume();
+    let again = item(&processor, "make").await.unwrap();
+    assert_ne!(server_of(maker(&again)), server);
+    std::fs::write(go, "").unwrap();
+    // Its item goes on, and then nothing needs it any more.
+    ends(maker(&first.await.unwrap().unwrap())).await;
+    ends(server).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Whether `chiasm serve` has vLLM's own processor, what for, and how that is started.
 
 use std::path::Path;
+use std::time::Duration;
 
 use chiasm_processor::{ItemLimits, ProcessorOptions, python_of};
 use chiasm_server::HelperOptions;
@@ -12,6 +13,8 @@ use crate::error::CliError;
 use crate::free_memory::free_memory;
 use crate::vllm_flags::VllmFlags;
 
+/// How long after a start vLLM's processor may be started again.
+const RESTART_PAUSE: Duration = Duration::from_secs(5);
 /// Settings of config.json that every model with them takes more than text with.
 const OF_MEDIA_MODELS: [&str; 3] = ["audio_config", "thinker_config", "vision_config"];
 /// Words in the names of settings that such models have, though others may have them too.
@@ -133,6 +136,7 @@ pub(crate) fn options(
             queue: of.processor_queue as usize,
             timeout: of.processor_timeout,
             startup_timeout: args.engines.startup_timeout,
+            restart_pause: RESTART_PAUSE,
             item_bytes: of.processor_item_bytes,
             address_space: of.processor_memory_bytes,
             limits: ItemLimits {

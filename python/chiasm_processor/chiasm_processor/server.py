@@ -69,8 +69,13 @@ def take_orders(processor: Processor, connection: socket.socket, address_space: 
     children: set[int] = set()
     while (message := child.receive(connection)) is not None:
         if msgspec.json.decode(message.content) == {"fork": True} and message.file is not None:
-            children.add(fork(processor, connection, message.file, address_space, locked))
-            os.close(message.file)
+            try:
+                children.add(fork(processor, connection, message.file, address_space, locked))
+            except OSError as error:
+                # Too many processes, or no memory: this child has an end before its first word, and the others go on.
+                print(f"no fork: {error}", file=sys.stderr, flush=True)
+            finally:
+                os.close(message.file)
         children = {pid for pid in children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
     for pid in children:
         os.kill(pid, signal.SIGKILL)

@@ -3,9 +3,11 @@
 import io
 import os
 import signal
+import socket
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,12 +16,13 @@ from PIL import Image
 from vllm.model_executor.models import registry
 from vllm.multimodal.processing import ProcessorInputs
 
+from chiasm_processor import server
 from chiasm_processor.child import receive
 from chiasm_processor.messages import KnownItem, Update
 from chiasm_processor.processor import UNTIMED, NotSupported, Processor
 from chiasm_processor.updates import to_plain
 
-from .frontend import Helper
+from .frontend import Helper, pair, send
 
 # vLLM looks at each class of models in a process that ends after that, which takes seconds, and remembers it for one version.
 registry._run_in_subprocess = lambda look: look()
@@ -175,6 +178,28 @@ class HelperTest(unittest.TestCase):
         child = self.helper.child()
         self.assertIsNone(child.ask({"call": "dance"}))
         self.assertEqual(self.helper.child().item("image", PICTURES[0])["reply"], "made")
+
+
+class ForkTest(unittest.TestCase):
+    def test_fork_that_fails_costs_that_child_only(self) -> None:
+        ours, servers = pair()
+        childs = [pair() for _ in range(3)]
+        for _, theirs in childs:
+            send(ours, {"fork": True}, theirs.fileno())
+            theirs.close()
+        ours.shutdown(socket.SHUT_WR)
+        forks = [OSError(11, "Resource temporarily unavailable"), 4711, OSError(12, "Cannot allocate memory")]
+        with (
+            mock.patch.object(server.os, "fork", side_effect=forks),
+            mock.patch.object(server.os, "waitpid", return_value=(0, 0)),
+            mock.patch.object(server.os, "kill") as kill,
+        ):
+            server.take_orders(None, servers, 0, False)
+        kill.assert_called_once_with(4711, signal.SIGKILL)
+        # No process has them any more.
+        self.assertEqual([receive(connection) for connection, _ in childs], [None] * 3)
+        for connection in (ours, servers, *(connection for connection, _ in childs)):
+            connection.close()
 
 
 class FailureTest(unittest.TestCase):
