@@ -3,7 +3,7 @@
 use std::fs::{self, Metadata};
 use std::io::{ErrorKind, Read};
 use std::num::NonZeroU32;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -100,7 +100,7 @@ fn fault(path: &Path, problem: impl ToString) -> LoadError {
 /// The largest rank that the adapter's configuration tells.
 fn rank(folder: &Path) -> Result<u64, LoadError> {
     let path = folder.join(CONFIG);
-    let file = match fs::File::open(&path) {
+    let file = match open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(fault(folder, format!("is no LoRA adapter: it has no {CONFIG}")));
@@ -115,6 +115,16 @@ fn rank(folder: &Path) -> Result<u64, LoadError> {
     let config: Config = serde_json::from_slice(&text).map_err(|error| fault(&path, error))?;
     let patterns = config.rank_pattern.unwrap_or_default();
     Ok(patterns.into_values().fold(config.r, u64::max))
+}
+
+/// Opens a regular file. A pipe in its place does not block.
+fn open(path: &Path) -> std::io::Result<fs::File> {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(std::io::Error::new(ErrorKind::InvalidInput, "is not a regular file"))
 }
 
 /// A digest of what the folder holds.
@@ -154,7 +164,7 @@ fn put(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 /// The hash of all of a file.
 fn content(path: &Path) -> Result<blake3::Hash, LoadError> {
     let mut hasher = blake3::Hasher::new();
-    let read = fs::File::open(path).and_then(|file| hasher.update_reader(file).map(drop));
+    let read = open(path).and_then(|file| hasher.update_reader(file).map(drop));
     read.map_err(|error| fault(path, error))?;
     Ok(hasher.finalize())
 }

@@ -21,6 +21,16 @@ fn look(source: &AdapterSource) -> Result<AdapterFiles, LoadError> {
 }
 
 #[test]
+fn pipe_in_place_of_an_adapter_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("adapter_config.json");
+    let made = std::process::Command::new("mkfifo").arg(pipe).status().unwrap();
+    assert!(made.success());
+    let refused = look(&source("x", dir.path())).unwrap_err().to_string();
+    assert!(refused.contains("is not a regular file"), "{refused}");
+}
+
+#[test]
 fn an_adapter_is_its_name_its_place_and_its_content() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
