@@ -143,6 +143,10 @@ pub(crate) fn failure_to_message(error: &JobError) -> proto::JobFailure {
         JobError::Refused { field, message } => {
             proto::JobFailure { field: field.clone(), ..failure(Kind::Refused, message.clone()) }
         }
+        // Agents' clients of earlier versions read the kind only.
+        JobError::ConstraintFailed { field, message } => {
+            proto::JobFailure { field: field.clone(), ..failure(Kind::Failed, message.clone()) }
+        }
         JobError::Source(error) => failure(Kind::Media, error.to_string()),
         JobError::KeepsLosingMedia => failure(Kind::KeepsLosingMedia, String::new()),
         JobError::Unread => failure(Kind::Unread, String::new()),
@@ -166,17 +170,40 @@ impl std::error::Error for MediaFailed {}
 /// The error of a job whose constraint came from this field.
 pub(crate) fn failure_from_message(failure: proto::JobFailure, constraint: Option<&'static str>) -> JobError {
     let proto::JobFailure { kind, field, message } = failure;
+    let client_field = |field: String| {
+        let is_constraint = field == "structured_outputs";
+        constraint.filter(|_| is_constraint).map_or(field, str::to_owned)
+    };
     match Kind::try_from(kind) {
         Ok(Kind::NotTaken) => JobError::NotTaken(Death::new(message)),
         Ok(Kind::Dead) => JobError::Dead(Death::new(message)),
-        Ok(Kind::Refused) => {
-            let field = constraint.filter(|_| field == "structured_outputs").map_or(field, str::to_owned);
-            JobError::Refused { field, message }
-        }
+        Ok(Kind::Refused) => JobError::Refused { field: client_field(field), message },
         Ok(Kind::Media) => JobError::Source(SourceError::new(MediaFailed(message))),
         Ok(Kind::KeepsLosingMedia) => JobError::KeepsLosingMedia,
         Ok(Kind::Unread) => JobError::Unread,
         Ok(Kind::Unfinished) => JobError::Unfinished,
+        Ok(Kind::Failed) if !field.is_empty() => JobError::ConstraintFailed { field: client_field(field), message },
         Ok(Kind::Failed) | Err(_) => JobError::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_constraint_names_the_clients_field() {
+        let failed = JobError::ConstraintFailed {
+            field: "structured_outputs".to_owned(),
+            message: "the engine's words".to_owned(),
+        };
+        let arrived = failure_from_message(failure_to_message(&failed), Some("response_format"));
+        assert!(
+            matches!(&arrived, JobError::ConstraintFailed { field, message }
+            if field == "response_format" && message == "the engine's words"),
+            "{arrived}"
+        );
+        let arrived = failure_from_message(failure_to_message(&JobError::Failed), None);
+        assert!(matches!(arrived, JobError::Failed), "{arrived}");
     }
 }

@@ -80,6 +80,15 @@ pub enum JobError {
         /// The server's words.
         message: String,
     },
+    /// The backend failed this job, whose answer it holds to a constraint, and does not say that the
+    /// constraint is at fault.
+    #[error("{field}: {message}")]
+    ConstraintFailed {
+        /// The field of the request that the constraint came from.
+        field: String,
+        /// The backend's reason, or that it gave none.
+        message: String,
+    },
     /// A media item could not be had from its source.
     #[error(transparent)]
     Source(SourceError),

@@ -35,6 +35,7 @@ pub use self::media::to_item;
 
 use crate::EngineClient;
 use crate::error::{DeathCause, EngineError};
+use crate::launch::LastLines;
 
 /// The connection to one start of an engine, as the pipeline sees it.
 ///
@@ -56,6 +57,8 @@ struct Engine {
     observer: Arc<dyn MediaObserver>,
     /// Where engines of its machine leave embeddings for each other, if they do.
     embeddings: Option<Arc<EmbeddingStore>>,
+    /// The end of the engine's log, if this process reads it.
+    log: Option<LastLines>,
 }
 
 impl std::fmt::Debug for Engine {

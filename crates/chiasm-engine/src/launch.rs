@@ -6,6 +6,7 @@
 
 mod advice;
 mod arguments;
+mod complaints;
 mod engine_flags;
 mod group;
 mod lines;
@@ -19,6 +20,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use self::arguments::{FlagPlace, place_of_flag};
+pub(crate) use self::complaints::Complaint;
+pub use self::lines::LastLines;
 pub use self::ports::free_ports;
 pub use self::process::{EngineProcess, ExitReport, end};
 pub use self::server_flags::ServerFlag;

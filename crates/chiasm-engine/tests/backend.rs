@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Backend, ConnectError, Connected, Connector, Content, Death, Delivered, Embeddings, EncodedItem, FieldValue,
-    Finish, HandOff, Input, ItemField, Job, JobError, JobItem, KvSource, LargestItem, Load, Locality, MediaForm,
-    MediaObserver, MediaSource, Output, ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Tensor,
-    TensorBytes, TensorFormat, TensorOrder, TraceContext,
+    Backend, ConnectError, Connected, Connector, Constraint, Content, Death, Delivered, Embeddings, EncodedItem,
+    FieldValue, Finish, HandOff, Input, ItemField, Job, JobError, JobItem, KvSource, LargestItem, Load, Locality,
+    MediaForm, MediaObserver, MediaSource, Output, ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage,
+    Structured, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
 };
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
@@ -524,6 +524,37 @@ async fn an_engine_s_own_words_about_an_error_decide_what_becomes_of_the_job() {
     let invalid = ended("validation_error", false).await;
     assert!(matches!(&invalid, JobError::Refused { message, .. } if message == "its words"), "{invalid}");
     assert!(matches!(ended("internal_error", false).await, JobError::Failed));
+}
+
+#[tokio::test]
+async fn failed_constraint_names_its_field_and_the_reason() {
+    let mut stand = Stand::new().await;
+    let mut ended = async |error: Option<RequestError>| {
+        let mut job = job(1, no_media());
+        let constraint = Constraint::Regex("(".into());
+        job.sampling.structured = Some(Structured { constraint, field: "structured_outputs.regex" });
+        let mut running = stand.start(job).await.unwrap();
+        let request_id = stand.engine.receive_add().await.request_id;
+        let finish_reason = Some(FinishReason::Error);
+        let output = EngineCoreOutput { request_id, finish_reason, error, ..EngineCoreOutput::default() };
+        stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+        let failed = soon(running.next()).await.unwrap().unwrap_err();
+        assert!(soon(running.next()).await.is_none());
+        failed
+    };
+    let error =
+        |code: &str| Some(RequestError { code: code.to_owned(), message: "its words\n".to_owned(), retryable: false });
+    let refused = ended(error("validation_error")).await;
+    assert!(matches!(&refused, JobError::Refused { field, message }
+        if field == "structured_outputs.regex" && message == "its words"));
+    for (error, reason) in [(error("internal_error"), "its words (internal_error)"), (None, "no reason")] {
+        let failed = ended(error).await;
+        assert!(
+            matches!(&failed, JobError::ConstraintFailed { field, message }
+            if field == "structured_outputs.regex" && message.contains(reason)),
+            "{failed}"
+        );
+    }
 }
 
 #[tokio::test]

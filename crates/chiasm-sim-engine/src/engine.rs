@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use chiasm_types::VllmVersion;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -182,6 +183,8 @@ async fn start(
         outbox: outbox.clone(),
         work,
         left_prompts: left_prompts.clone(),
+        explains_errors: VllmVersion::parse(&config.vllm_version)
+            .is_some_and(|version| version >= VllmVersion::minor(0, 33)),
         request_log: config.request_log.as_deref().map(MomentLog::create).transpose()?.map(Arc::new),
     };
     let ready = handshake::ready(config, kv_events_config).encode();

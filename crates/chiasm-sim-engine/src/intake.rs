@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmItem, TensorData, Utility,
-    WireTensor, request,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmItem, RequestError,
+    TensorData, Utility, WireTensor, request,
 };
 use tokio::sync::mpsc;
 
@@ -57,6 +57,8 @@ pub(crate) struct Intake {
     pub(crate) work: mpsc::UnboundedSender<Work>,
     /// `None` without a KV connector.
     pub(crate) left_prompts: Option<LeftPrompts>,
+    /// Whether outputs have room for the reason of an error, as since vLLM 0.33.
+    pub(crate) explains_errors: bool,
     /// When requests come; `None` when nobody measures.
     pub(crate) request_log: Option<Arc<MomentLog>>,
 }
@@ -174,18 +176,23 @@ impl Intake {
             return Err(format!("sampling parameter {field} is out of range"));
         }
         if !sampling_rules::compiles(&request.sampling_params) {
-            self.refuse(request, Vec::new());
+            let error = RequestError {
+                code: RequestError::VALIDATION.to_owned(),
+                message: "Invalid structured outputs: the grammar has no root".to_owned(),
+                retryable: false,
+            };
+            self.refuse(request, Vec::new(), Some(error).filter(|_| self.explains_errors));
             return Ok(None);
         }
         match self.items(&mut request, held) {
             Ok(items) => return Ok(Some(Sequence::new(request, items, self.block_size))),
             Err(Turned::Refused(reason)) => {
                 tracing::warn!(request = request.request_id, %reason, "refused a request");
-                self.refuse(request, Vec::new());
+                self.refuse(request, Vec::new(), None);
             }
             Err(Turned::Missing(missing)) => {
                 tracing::debug!(request = request.request_id, ?missing, "receiver cache miss");
-                self.refuse(request, missing);
+                self.refuse(request, missing, None);
             }
             Err(Turned::Undecodable(problem)) => return Err(problem),
         }
@@ -231,11 +238,12 @@ impl Intake {
     }
 
     /// Tells the frontend to send a request again with the data of these items; without them, that it failed.
-    fn refuse(&self, request: EngineCoreRequest, missing: Vec<String>) {
+    fn refuse(&self, request: EngineCoreRequest, missing: Vec<String>, error: Option<RequestError>) {
         let output = EngineCoreOutput {
             request_id: request.request_id.clone(),
             finish_reason: Some(FinishReason::Error),
             mm_cache_miss_hashes: missing,
+            error,
             ..EngineCoreOutput::default()
         };
         let outputs = EngineCoreOutputs {

@@ -14,6 +14,7 @@ use super::embedding_store::EmbeddingStore;
 use super::host::{EngineHost, RunningEngine};
 use super::memory::{Bound, Memory};
 use super::{Engine, EngineBackend};
+use crate::launch::LastLines;
 use crate::state::{Launched, StateDir};
 use crate::{ClientOptions, EngineClient, EngineEndpoints, EngineError, SocketDir};
 
@@ -141,6 +142,7 @@ impl EngineConnector {
         worker: WorkerId,
         observer: Arc<dyn MediaObserver>,
         client: &EngineClient,
+        log: Option<LastLines>,
     ) -> Result<EngineBackend, ConnectError> {
         let EngineOptions {
             client: options,
@@ -179,6 +181,7 @@ impl EngineConnector {
             wants_arena,
             observer,
             embeddings: embeddings.clone(),
+            log,
         });
         Ok(EngineBackend { engine, capabilities })
     }
@@ -196,6 +199,7 @@ impl Connector for EngineConnector {
             let endpoints = pending.endpoints().clone();
             // Others have their turn when it is ready, or has ended.
             let (mut engine, _turn) = self.start(worker, launched, &endpoints, &sockets).await?;
+            let log = engine.log();
             let patience = match may_return && launched.is_some() {
                 true => RETURN_PATIENCE.min(self.options.startup_timeout),
                 false => self.options.startup_timeout,
@@ -215,7 +219,7 @@ impl Connector for EngineConnector {
                 if let Some(memory) = &self.memory {
                     warn_unless_written(worker, memory.is_ready(&client, &self.options.client).await);
                 }
-                self.ready(worker, observer, &client).await
+                self.ready(worker, observer, &client, log).await
             };
             match connecting.await {
                 Ok(backend) => {

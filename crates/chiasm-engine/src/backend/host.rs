@@ -6,6 +6,7 @@ use chiasm_backend::{Activity, ConnectError};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 
+use crate::launch::LastLines;
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
 
@@ -68,6 +69,11 @@ pub trait RunningEngine: Send {
     /// What its processes do; `None` where they are not ours to look at.
     fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
         ready(None).boxed()
+    }
+
+    /// The end of its log; `None` where that is not ours to read.
+    fn log(&self) -> Option<LastLines> {
+        None
     }
 
     /// Ends the engine and everything it started.

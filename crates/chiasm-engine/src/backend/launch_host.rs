@@ -13,7 +13,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use super::embedding_store::EmbeddingStore;
 use super::host::{EngineHost, KeptAs, RunningEngine};
 use super::kv_connector::{KvConnector, NET_DEVICES};
-use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LaunchSpec, free_ports};
+use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LastLines, LaunchSpec, free_ports};
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
 
@@ -177,6 +177,10 @@ impl RunningEngine for Process {
 
     fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
         self.0.activity().boxed()
+    }
+
+    fn log(&self) -> Option<LastLines> {
+        Some(self.0.log())
     }
 
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {

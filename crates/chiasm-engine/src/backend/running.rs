@@ -10,12 +10,13 @@ use chiasm_backend::{
     Stage, TokenLogprob,
 };
 use chiasm_types::TokenId;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::media::{Tensors, Wanted};
 use super::{Engine, adapters, sampling, stage};
 use crate::client::OutputStream;
 use crate::error::EngineError;
+use crate::launch::Complaint;
 use crate::wire::output::Brought;
 use crate::wire::{
     EngineCoreOutput, EngineCoreRequest, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams,
@@ -53,6 +54,7 @@ struct Continuation {
 enum State {
     Running(OutputStream),
     SendingAgain(BoxFuture<'static, Result<OutputStream, JobError>>),
+    Explaining(BoxFuture<'static, JobError>),
     Ended,
 }
 
@@ -91,6 +93,11 @@ impl RunningEngineJob {
                         continue;
                     }
                 },
+                State::Explaining(reason) => {
+                    let error = std::task::ready!(reason.poll_unpin(context));
+                    continuation.state = State::Ended;
+                    return Poll::Ready(Some(Err(error)));
+                }
                 State::Running(stream) => std::task::ready!(stream.poll_next(context)),
             };
             let output = match arrival {
@@ -107,7 +114,8 @@ impl RunningEngineJob {
                 Some(FinishReason::Error | FinishReason::Other(_)) => {
                     let told = output.error.as_ref().and_then(told);
                     if let Err(error) = told.map_or_else(|| self.send_again(index, &output), Err) {
-                        return Poll::Ready(Some(Err(self.of_constraint(error))));
+                        let reason = self.explained(error, *output);
+                        self.continuations[index].state = State::Explaining(reason);
                     }
                 }
                 _ => return Poll::Ready(Some(Ok(self.output(index, *output)))),
@@ -154,19 +162,45 @@ impl RunningEngineJob {
         Ok(())
     }
 
-    /// An engine fails a request whose constraint it can't compile or follow, and says why in its log alone, if at all.
-    fn of_constraint(&self, error: JobError) -> JobError {
-        let structured = self.sender.job.sampling.structured.as_ref();
-        match (error, structured) {
-            (JobError::Failed, Some(structured)) => JobError::Refused {
-                field: structured.field.to_owned(),
-                message: "the engine can't hold an answer to this".to_owned(),
-            },
-            (JobError::Refused { message, .. }, Some(structured)) => {
-                JobError::Refused { field: structured.field.to_owned(), message: message.trim_end().to_owned() }
+    /// Names the field of the constraint in a failure, and gives the engine's own words: from its
+    /// output (since vLLM 0.33), or else from the log of a launched engine. Only if these say that the
+    /// constraint is at fault, the job is refused.
+    fn explained(&self, error: JobError, output: EngineCoreOutput) -> BoxFuture<'static, JobError> {
+        let Some(structured) = &self.sender.job.sampling.structured else {
+            return ready(error).boxed();
+        };
+        let field = structured.field.to_owned();
+        let engine = self.sender.engine.clone();
+        let failed = move |words: &str, field: String| {
+            let message = format!("the engine failed on an answer that is held to this: {words}");
+            JobError::ConstraintFailed { field, message }
+        };
+        async move {
+            match error {
+                JobError::Refused { message, .. } => {
+                    JobError::Refused { field, message: message.trim_end().to_owned() }
+                }
+                JobError::Failed => {
+                    if let Some(RequestError { code, message, .. }) = output.error {
+                        return failed(&format!("{} ({code})", message.trim_end()), field);
+                    }
+                    let complaint = match &engine.log {
+                        Some(log) => log.complaint(&output.request_id).await,
+                        None => None,
+                    };
+                    match complaint {
+                        Some(Complaint { words, refuses: true }) => {
+                            let message = format!("the engine can't compile this: {words}");
+                            JobError::Refused { field, message }
+                        }
+                        Some(Complaint { words, refuses: false }) => failed(&words, field),
+                        None => failed("it gives no reason, its log may", field),
+                    }
+                }
+                error => error,
             }
-            (error, _) => error,
         }
+        .boxed()
     }
 
     /// An output of tokens and nothing else.

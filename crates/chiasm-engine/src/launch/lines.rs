@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::advice::advice;
+use super::complaints::{Complaint, Complaints};
 use super::stage::Stage;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncSeekExt, BufReader};
 
@@ -21,14 +22,20 @@ const MAX_LINE: u64 = 16 * 1024;
 /// How often a file is looked at for more: part of the time in which an engine's last words are told.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How long after a failure the engine's log line about it may take. A file is read every [`LOOK`].
+const COMPLAINT_PATIENCE: Duration = Duration::from_millis(300);
+
+/// How often the log is searched meanwhile.
+const COMPLAINT_POLL: Duration = Duration::from_millis(10);
+
 /// A file that has grown beyond it is emptied once it has been read, in bytes.
 const MAX_FILE: u64 = 16 << 20;
 
 /// The last lines of both streams of one engine.
-#[derive(Clone, Default)]
-pub(super) struct LastLines(Arc<Mutex<Kept>>);
+#[derive(Clone, Debug, Default)]
+pub struct LastLines(Arc<Mutex<Kept>>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Kept {
     lines: VecDeque<String>,
     /// What helps against the first known error that it told of: what comes after may be tracebacks of whatever waited for it.
@@ -36,6 +43,7 @@ struct Kept {
     stage: Stage,
     /// How the lines begin of a traceback that is expected.
     expected: Option<String>,
+    complaints: Complaints,
 }
 
 /// What is to be made of a line.
@@ -62,6 +70,7 @@ impl LastLines {
             kept.expected = None;
         }
         kept.advice = kept.advice.or(advice);
+        kept.complaints.read(&line);
         let doing = kept.stage.told_by(&line, Instant::now());
         if kept.lines.len() == KEPT {
             kept.lines.pop_front();
@@ -76,6 +85,19 @@ impl LastLines {
 
     pub(super) fn advice(&self) -> Option<&'static str> {
         self.kept().advice
+    }
+
+    /// Waits for what the engine logs about a request that it has failed. The line may come after the
+    /// answer on the wire; `None` if it does not come within [`COMPLAINT_PATIENCE`].
+    pub(crate) async fn complaint(&self, request_id: &str) -> Option<Complaint> {
+        let deadline = tokio::time::Instant::now() + COMPLAINT_PATIENCE;
+        loop {
+            let complaint = self.kept().complaints.about(request_id);
+            if complaint.is_some() || tokio::time::Instant::now() >= deadline {
+                return complaint;
+            }
+            tokio::time::sleep(COMPLAINT_POLL).await;
+        }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -217,6 +239,19 @@ mod tests {
         writeln!(engine, "three").unwrap();
         said(&["one", "two", "three"]).await;
         follower.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn complaint_that_comes_after_the_answer_is_waited_for() {
+        let last = LastLines::default();
+        let later = last.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(COMPLAINT_PATIENCE / 2).await;
+            later.push("Failed to advance FSM for request r for tokens [1]".to_owned());
+        });
+        let complaint = last.complaint("r").await.unwrap();
+        assert_eq!(complaint.words, "Failed to advance FSM for request r for tokens [1]");
+        assert_eq!(last.complaint("other").await, None);
     }
 
     #[tokio::test]

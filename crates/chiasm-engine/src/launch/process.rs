@@ -69,6 +69,7 @@ pub struct EngineProcess {
     name: String,
     group: Group,
     exit: watch::Receiver<Option<ExitReport>>,
+    log: LastLines,
     /// What a later frontend has to know of it, if it may outlive this process.
     outlives: Option<Launched>,
     /// It is to run on when this is dropped.
@@ -119,8 +120,8 @@ impl EngineProcess {
             Some(Launched { process: ProcessId::of(number)?, watchdog })
         });
         let ended = async move { child.wait().await.ok() };
-        let exit = attend(ended, group, watchdog, readers, last);
-        Ok(Self { name: spec.name.clone(), group, exit, outlives, left: false })
+        let exit = attend(ended, group, watchdog, readers, last.clone());
+        Ok(Self { name: spec.name.clone(), group, exit, log: last, outlives, left: false })
     }
 
     /// Takes over an engine that a process before this one has launched and left. `None` if it does not run any more. Must be
@@ -150,8 +151,13 @@ impl EngineProcess {
             }
             None
         };
-        let exit = attend(ended, group, watchdog, readers, last);
-        Ok(Some(Self { name: name.to_owned(), group, exit, outlives, left: false }))
+        let exit = attend(ended, group, watchdog, readers, last.clone());
+        Ok(Some(Self { name: name.to_owned(), group, exit, log: last, outlives, left: false }))
+    }
+
+    /// The end of what it prints.
+    pub fn log(&self) -> LastLines {
+        self.log.clone()
     }
 
     /// What a later frontend has to know to take it over; `None` if it ends with this process.

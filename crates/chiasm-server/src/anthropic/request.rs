@@ -181,6 +181,7 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinkin
 fn take_output_config(fields: &mut Fields) -> Result<(Option<String>, Option<Structured>), ApiError> {
     const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
     const FORMAT: &str = "output_config.format";
+    const SCHEMA: &str = "output_config.format.schema";
     let Some(config) = fields.take::<Value>("output_config")? else { return Ok((None, None)) };
     let mut fields = Fields::new(config, "output_config")?;
     let effort: Option<String> = fields.take("effort")?;
@@ -196,11 +197,10 @@ fn take_output_config(fields: &mut Fields) -> Result<(Option<String>, Option<Str
     if kind != "json_schema" {
         return Err(ApiError::invalid(fields.name("type"), format!("it must be json_schema, got '{kind}'")));
     }
-    let name = fields.name("schema");
-    let schema = fields.take("schema")?.ok_or_else(|| ApiError::missing(&name))?;
+    let schema = fields.take("schema")?.ok_or_else(|| ApiError::missing(SCHEMA))?;
     fields.finish()?;
-    let constraint = structured::json_schema(schema, &name)?;
-    Ok((effort, Some(Structured { constraint, field: FORMAT })))
+    let constraint = structured::json_schema(schema, SCHEMA)?;
+    Ok((effort, Some(Structured { constraint, field: SCHEMA })))
 }
 
 #[cfg(test)]

@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(refused(allowed, 128).as_deref(), Some("allowed_token_ids"));
         let regex = json!({"structured_outputs": {"regex": "a".repeat(200_000)}, "stop_token_ids": [1]});
         assert_eq!(refused(regex.clone(), 128), None);
-        assert_eq!(refused(regex, 512).as_deref(), Some("structured_outputs"));
+        assert_eq!(refused(regex, 512).as_deref(), Some("structured_outputs.regex"));
         assert_eq!(refused(json!({"bad_words": vec!["x".repeat(32); 500]}), 512).as_deref(), Some("bad_words"));
         assert_eq!(refused(json!({}), 512), None);
     }

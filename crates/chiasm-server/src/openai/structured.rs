@@ -16,7 +16,18 @@ const MAX_BYTES: usize = 256 << 10;
 const MAX_CHOICES: usize = 4096;
 
 const FORMAT: &str = "response_format";
+const SCHEMA: &str = "response_format.json_schema.schema";
 const STRUCTURED: &str = "structured_outputs";
+
+/// The kinds of `structured_outputs`, and the name of each in errors.
+const KINDS: [(&str, &str); 6] = [
+    ("json", "structured_outputs.json"),
+    ("json_object", "structured_outputs.json_object"),
+    ("regex", "structured_outputs.regex"),
+    ("choice", "structured_outputs.choice"),
+    ("grammar", "structured_outputs.grammar"),
+    ("structural_tag", "structured_outputs.structural_tag"),
+];
 
 /// Takes both fields. As in vLLM, a format replaces no constraint: two are refused.
 pub(super) fn take(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
@@ -40,18 +51,19 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Structured>, ApiError> 
 fn of_format(format: Value) -> Result<Option<Structured>, ApiError> {
     let mut fields = Fields::new(format.clone(), FORMAT)?;
     let kind: String = fields.take("type")?.ok_or_else(|| ApiError::missing("response_format.type"))?;
+    let mut field = FORMAT;
     let constraint = match kind.as_str() {
         "text" => None,
         "json_object" => Some(Constraint::JsonObject),
         "json_schema" => {
             let inner = fields.take("json_schema")?.ok_or_else(|| ApiError::missing("response_format.json_schema"))?;
             let mut inner = Fields::new(inner, "response_format.json_schema")?;
-            let name = inner.name("schema");
-            let schema = inner.take("schema")?.ok_or_else(|| ApiError::missing(&name))?;
+            let schema = inner.take("schema")?.ok_or_else(|| ApiError::missing(SCHEMA))?;
             // The model is held to the schema in any case.
             inner.ignore(&["name", "description", "strict"]);
             inner.finish()?;
-            Some(json_schema(schema, &name)?)
+            field = SCHEMA;
+            Some(json_schema(schema, SCHEMA)?)
         }
         "structural_tag" => {
             fields.ignore(&["format", "structures", "triggers"]);
@@ -63,34 +75,32 @@ fn of_format(format: Value) -> Result<Option<Structured>, ApiError> {
         }
     };
     fields.finish()?;
-    Ok(constraint.map(|constraint| Structured { constraint, field: FORMAT }))
+    Ok(constraint.map(|constraint| Structured { constraint, field }))
 }
 
 fn of_outputs(outputs: Value) -> Result<Structured, ApiError> {
-    const KINDS: [&str; 6] = ["json", "json_object", "regex", "choice", "grammar", "structural_tag"];
     let mut fields = Fields::new(outputs, STRUCTURED)?;
-    let given: Vec<(&str, Value)> = KINDS
-        .into_iter()
-        .filter_map(|name| fields.take::<Value>(name).transpose().map(|value| value.map(|value| (name, value))))
-        .collect::<Result<_, _>>()?;
+    let mut given = Vec::new();
+    for (name, field) in KINDS {
+        given.extend(fields.take::<Value>(name)?.map(|value| (name, field, value)));
+    }
     fields.refuse_unless("disable_any_whitespace", |value| value == false)?;
     fields.refuse_unless("disable_additional_properties", |value| value == false)?;
     fields.finish()?;
-    let [(name, value)] = <[_; 1]>::try_from(given).map_err(|given| {
-        let message = format!("it must have one of {}, got {}", KINDS.join(", "), given.len());
-        ApiError::invalid(STRUCTURED, message)
+    let [(name, field, value)] = <[_; 1]>::try_from(given).map_err(|given| {
+        let kinds = KINDS.map(|(name, _)| name).join(", ");
+        ApiError::invalid(STRUCTURED, format!("it must have one of {kinds}, got {}", given.len()))
     })?;
-    let field = format!("{STRUCTURED}.{name}");
     let constraint = match name {
-        "json" => json_schema(parsed(value, &field)?, &field)?,
+        "json" => json_schema(parsed(value, field)?, field)?,
         "json_object" if value == true => Constraint::JsonObject,
         "json_object" => return Err(ApiError::invalid(field, "it must be true")),
-        "regex" => regex(text(value, &field)?, &field)?,
-        "choice" => choice(value, &field)?,
-        "grammar" => Constraint::Grammar(some_text(text(value, &field)?, &field)?.into()),
-        _ => structural_tag(parsed(value, &field)?, &field)?,
+        "regex" => regex(text(value, field)?, field)?,
+        "choice" => choice(value, field)?,
+        "grammar" => Constraint::Grammar(some_text(text(value, field)?, field)?.into()),
+        _ => structural_tag(parsed(value, field)?, field)?,
     };
-    Ok(Structured { constraint, field: STRUCTURED })
+    Ok(Structured { constraint, field })
 }
 
 /// JSON, or a string that holds some.

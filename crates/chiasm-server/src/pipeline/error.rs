@@ -259,6 +259,7 @@ impl From<JobError> for RequestError {
                 Cause::Overloaded { status, retry_after, message }.into()
             }
             JobError::UnknownModel { message } => Cause::UnknownModel { message }.into(),
+            JobError::ConstraintFailed { field, message } => Self::internal(message).at(&field),
             // What a source of ours says is ours; what else comes by that way is a fault of the program.
             JobError::Source(error) => {
                 error.downcast().map_or_else(|other| Self::internal(other.to_string()), |ours| *ours)

@@ -48,6 +48,7 @@ const INCLUDABLE: [&str; 7] = [
     "reasoning.encrypted_content",
 ];
 const FORMAT: &str = "text.format";
+const SCHEMA: &str = "text.format.schema";
 /// OpenAI's bounds.
 const MAX_METADATA: usize = 16;
 const MAX_METADATA_KEY: usize = 64;
@@ -194,15 +195,16 @@ fn take_format(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
     let Some(format) = format else { return Ok(None) };
     let mut format = Fields::new(format, FORMAT)?;
     let kind: String = format.take("type")?.ok_or_else(|| ApiError::missing(&format.name("type")))?;
+    let mut field = FORMAT;
     let constraint = match kind.as_str() {
         "text" => None,
         "json_object" => Some(Constraint::JsonObject),
         "json_schema" => {
-            let name = format.name("schema");
-            let schema = format.take("schema")?.ok_or_else(|| ApiError::missing(&name))?;
+            let schema = format.take("schema")?.ok_or_else(|| ApiError::missing(SCHEMA))?;
             // The model is held to the schema in any case.
             format.ignore(&["name", "description", "strict"]);
-            Some(json_schema(schema, &name)?)
+            field = SCHEMA;
+            Some(json_schema(schema, SCHEMA)?)
         }
         other => {
             let message = format!("it must be text, json_object or json_schema, got '{other}'");
@@ -210,7 +212,7 @@ fn take_format(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
         }
     };
     format.finish()?;
-    Ok(constraint.map(|constraint| Structured { constraint, field: FORMAT }))
+    Ok(constraint.map(|constraint| Structured { constraint, field }))
 }
 
 #[cfg(test)]

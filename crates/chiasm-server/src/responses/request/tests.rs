@@ -56,7 +56,10 @@ fn formats_are_those_of_chats() {
     let given = json!({"type": "json_schema", "name": "n", "strict": true, "schema": schema});
     let structured = |request: ResponsesRequest| request.generate.sampling.structured.unwrap();
     let held = structured(format(given.clone()).unwrap());
-    assert_eq!((held.constraint, held.field), (Constraint::JsonSchema(schema.to_string().into()), "text.format"));
+    assert_eq!(
+        (held.constraint, held.field),
+        (Constraint::JsonSchema(schema.to_string().into()), "text.format.schema")
+    );
     assert_eq!(structured(format(json!({"type": "json_object"})).unwrap()).constraint, Constraint::JsonObject);
     assert!(format(json!({"type": "text"})).unwrap().generate.sampling.structured.is_none());
     for (wrong, field) in [

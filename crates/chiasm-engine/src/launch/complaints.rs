@@ -1,0 +1,164 @@
+//! What an engine logs about single requests that it fails.
+
+use std::collections::VecDeque;
+
+/// Requests whose failures are remembered.
+const MAX_COMPLAINTS: usize = 32;
+
+/// Characters of the engine's words that a client gets.
+const MAX_WORDS: usize = 500;
+
+/// The beginnings of messages that name the request they are about, in vLLM 0.31 to 0.33:
+/// `v1/structured_output/__init__.py`, `v1/core/sched/scheduler.py`,
+/// `v1/structured_output/backend_xgrammar.py` and `v1/engine/core.py`.
+const MESSAGES: [Message; 4] = [
+    Message { text: "Failed to compile grammar for request ", has_traceback: true, refuses: true },
+    Message { text: "Unexpected error pre-processing request ", has_traceback: true, refuses: false },
+    Message { text: "Unexpected: grammar rejected tokens ", has_traceback: false, refuses: false },
+    Message { text: "Failed to advance FSM for request ", has_traceback: false, refuses: false },
+];
+
+struct Message {
+    text: &'static str,
+    /// The reason is the exception of the traceback in the following lines.
+    has_traceback: bool,
+    /// The fault is in the request's constraint. vLLM 0.33 answers the same with `validation_error`.
+    refuses: bool,
+}
+
+/// What an engine logged about a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Complaint {
+    /// The message or the exception.
+    pub(crate) words: String,
+    /// Whether the engine says that the request's constraint is at fault.
+    pub(crate) refuses: bool,
+}
+
+/// The last failures that name their request.
+#[derive(Debug, Default)]
+pub(super) struct Complaints(VecDeque<Record>);
+
+#[derive(Debug)]
+struct Record {
+    /// What comes before the message in each of its lines: process, level, time and place.
+    prefix: String,
+    /// The first line's message.
+    head: String,
+    refuses: bool,
+    /// Missing until the line that has the exception.
+    words: Option<String>,
+}
+
+impl Complaints {
+    /// Reads the next line of the log.
+    pub(super) fn read(&mut self, line: &str) {
+        let found = MESSAGES.iter().find_map(|message| Some((message, line.find(message.text)?)));
+        if let Some((message, at)) = found {
+            let (prefix, head) = line.split_at(at);
+            if self.0.len() == MAX_COMPLAINTS {
+                self.0.pop_front();
+            }
+            self.0.push_back(Record {
+                prefix: prefix.to_owned(),
+                head: head.to_owned(),
+                refuses: message.refuses,
+                words: (!message.has_traceback).then(|| shortened(head)),
+            });
+        } else if let Some(record) = self.0.back_mut()
+            && let Some(rest) = line.strip_prefix(record.prefix.as_str())
+        {
+            if rest.starts_with("Traceback ") {
+                // The exception before it was the cause of another one.
+                record.words = None;
+            } else if !rest.is_empty() && !rest.starts_with(' ') {
+                record.words.get_or_insert_with(|| shortened(rest));
+            }
+        }
+    }
+
+    /// Returns what is known about this request, once its reason is there.
+    pub(super) fn about(&self, request_id: &str) -> Option<Complaint> {
+        let record = self.0.iter().rev().find(|record| names(&record.head, request_id))?;
+        let words = record.words.clone()?;
+        Some(Complaint { words, refuses: record.refuses })
+    }
+}
+
+/// Whether a message has this id, and not one that it is a part of.
+fn names(message: &str, request_id: &str) -> bool {
+    let in_id = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
+    let mut places = message.match_indices(request_id);
+    places.any(|(at, _)| {
+        let ends = message[at + request_id.len()..].chars().next().is_none_or(|char| !in_id(char));
+        ends && message[..at].chars().next_back().is_none_or(|char| !in_id(char))
+    })
+}
+
+fn shortened(words: &str) -> String {
+    words.trim_end().chars().take(MAX_WORDS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PREFIX: &str = "(EngineCore pid=7) ERROR 11-25 10:17:35 [__init__.py:209] ";
+
+    fn complaints(lines: &[&str]) -> Complaints {
+        let mut complaints = Complaints::default();
+        lines.iter().for_each(|line| complaints.read(&format!("{PREFIX}{line}")));
+        complaints
+    }
+
+    #[test]
+    fn exception_of_traceback_is_the_reason() {
+        let mut complaints = complaints(&[
+            "Failed to compile grammar for request r-1",
+            "Traceback (most recent call last):",
+            "  File \"backend_xgrammar.py\", line 100, in compile_grammar",
+        ]);
+        assert_eq!(complaints.about("r-1"), None, "its reason is still to come");
+        complaints.read("(EngineCore pid=7) INFO 11-25 10:17:35 [loggers.py:1] something else");
+        complaints.read(&format!("{PREFIX}RuntimeError: EBNF error at line 1"));
+        complaints.read(&format!("{PREFIX}root ::= ^"));
+        let complaint = complaints.about("r-1").unwrap();
+        assert_eq!((&*complaint.words, complaint.refuses), ("RuntimeError: EBNF error at line 1", true));
+        assert_eq!(complaints.about("r"), None);
+        assert_eq!(complaints.about("r-12"), None);
+    }
+
+    #[test]
+    fn cause_gives_way_to_its_consequence() {
+        let complaints = complaints(&[
+            "Unexpected error pre-processing request r",
+            "Traceback (most recent call last):",
+            "KeyError: 'a'",
+            "",
+            "During handling of the above exception, another exception occurred:",
+            "",
+            "Traceback (most recent call last):",
+            "ValueError: b",
+        ]);
+        let complaint = complaints.about("r").unwrap();
+        assert_eq!((&*complaint.words, complaint.refuses), ("ValueError: b", false));
+    }
+
+    #[test]
+    fn message_without_traceback_is_the_reason_itself() {
+        let message = "Unexpected: grammar rejected tokens [5] for request r. Terminating request.";
+        let complaint = complaints(&[message]).about("r").unwrap();
+        assert_eq!((&*complaint.words, complaint.refuses), (message, false));
+    }
+
+    #[test]
+    fn old_failures_and_long_words_are_let_go() {
+        let mut complaints = Complaints::default();
+        for number in 0..=MAX_COMPLAINTS {
+            let long = "x".repeat(2 * MAX_WORDS);
+            complaints.read(&format!("Failed to advance FSM for request r{number} {long}"));
+        }
+        assert_eq!(complaints.about("r0"), None);
+        assert_eq!(complaints.about("r1").unwrap().words.len(), MAX_WORDS);
+    }
+}
