@@ -9,10 +9,10 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Keeps each warning as `field=value` pairs.
 #[derive(Clone, Default)]
-pub struct Log(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
-    pub fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         self.0.lock().unwrap().clone()
     }
 }
