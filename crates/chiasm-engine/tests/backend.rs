@@ -15,6 +15,7 @@ use chiasm_backend::{
     MediaForm, MediaObserver, MediaSource, Output, ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage,
     Structured, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
 };
+use chiasm_engine::launch::LastLines;
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason, PrefillStats,
@@ -38,6 +39,7 @@ struct MockHost {
     started: Mutex<Option<oneshot::Sender<MockEngine>>>,
     over_tcp: bool,
     has_plugin: bool,
+    log: LastLines,
 }
 
 impl EngineHost for MockHost {
@@ -63,7 +65,8 @@ impl EngineHost for MockHost {
             }
             drop(started.send(engine));
         });
-        async { Ok(Box::new(Immortal) as Box<dyn RunningEngine>) }.boxed()
+        let engine = Immortal(self.log.clone());
+        async { Ok(Box::new(engine) as Box<dyn RunningEngine>) }.boxed()
     }
 
     fn describe(&self) -> String {
@@ -79,11 +82,15 @@ async fn open_arena(engine: &mut MockEngine) {
     engine.send(EngineCoreOutputs { utility_output, ..EngineCoreOutputs::default() }).await;
 }
 
-struct Immortal;
+struct Immortal(LastLines);
 
 impl RunningEngine for Immortal {
     fn exited(&mut self) -> BoxFuture<'_, String> {
         pending().boxed()
+    }
+
+    fn log(&self) -> Option<LastLines> {
+        Some(self.0.clone())
     }
 
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
@@ -116,6 +123,7 @@ struct Stand {
     backend: Arc<dyn Backend>,
     engine: MockEngine,
     observed: Arc<Observed>,
+    log: LastLines,
 }
 
 impl Stand {
@@ -142,7 +150,9 @@ impl Stand {
         mock_engine::abort_on_panics_of_the_client();
         let (started, engine) = oneshot::channel();
         let has_plugin = arena != ArenaPolicy::Never;
-        let host = MockHost { report, started: Mutex::new(Some(started)), over_tcp, has_plugin };
+        let log = LastLines::default();
+        let started = Mutex::new(Some(started));
+        let host = MockHost { report, started, over_tcp, has_plugin, log: log.clone() };
         let options = EngineOptions {
             startup_timeout: mock_engine::PATIENCE,
             client: ClientOptions { receiver_cache_bytes, ..ClientOptions::default() },
@@ -158,7 +168,7 @@ impl Stand {
         let observed = Arc::new(Observed::default());
         let connector = EngineConnector::new(host, options);
         let Connected { backend, .. } = soon(connector.connect(WorkerId(0), observed.clone())).await.unwrap();
-        Self { backend, engine: engine.await.unwrap(), observed }
+        Self { backend, engine: engine.await.unwrap(), observed, log }
     }
 
     async fn new() -> Self {
@@ -526,35 +536,64 @@ async fn an_engine_s_own_words_about_an_error_decide_what_becomes_of_the_job() {
     assert!(matches!(ended("internal_error", false).await, JobError::Failed));
 }
 
+/// Ends a job with a constraint in an error, after its engine has logged some lines about it.
+async fn failed_constraint(stand: &mut Stand, error: Option<RequestError>, log: &[&str]) -> JobError {
+    let mut job = job(1, no_media());
+    let constraint = Constraint::Regex("(".into());
+    job.sampling.structured = Some(Structured { constraint, field: "structured_outputs.regex" });
+    let mut running = stand.start(job).await.unwrap();
+    let request_id = stand.engine.receive_add().await.request_id;
+    log.iter().for_each(|line| stand.log.add(&line.replace("ID", &request_id)));
+    let finish_reason = Some(FinishReason::Error);
+    let output = EngineCoreOutput { request_id, finish_reason, error, ..EngineCoreOutput::default() };
+    stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+    let failed = soon(running.next()).await.unwrap().unwrap_err();
+    assert!(soon(running.next()).await.is_none());
+    failed
+}
+
 #[tokio::test]
-async fn failed_constraint_names_its_field_and_the_reason() {
+async fn failed_constraint_gives_the_reason_of_the_output() {
     let mut stand = Stand::new().await;
-    let mut ended = async |error: Option<RequestError>| {
-        let mut job = job(1, no_media());
-        let constraint = Constraint::Regex("(".into());
-        job.sampling.structured = Some(Structured { constraint, field: "structured_outputs.regex" });
-        let mut running = stand.start(job).await.unwrap();
-        let request_id = stand.engine.receive_add().await.request_id;
-        let finish_reason = Some(FinishReason::Error);
-        let output = EngineCoreOutput { request_id, finish_reason, error, ..EngineCoreOutput::default() };
-        stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
-        let failed = soon(running.next()).await.unwrap().unwrap_err();
-        assert!(soon(running.next()).await.is_none());
-        failed
-    };
     let error =
         |code: &str| Some(RequestError { code: code.to_owned(), message: "its words\n".to_owned(), retryable: false });
-    let refused = ended(error("validation_error")).await;
+    let refused = failed_constraint(&mut stand, error("validation_error"), &[]).await;
     assert!(matches!(&refused, JobError::Refused { field, message }
         if field == "structured_outputs.regex" && message == "its words"));
-    for (error, reason) in [(error("internal_error"), "its words (internal_error)"), (None, "no reason")] {
-        let failed = ended(error).await;
-        assert!(
-            matches!(&failed, JobError::ConstraintFailed { field, message }
-            if field == "structured_outputs.regex" && message.contains(reason)),
-            "{failed}"
-        );
-    }
+    let failed = failed_constraint(&mut stand, error("internal_error"), &[]).await;
+    assert!(
+        matches!(&failed, JobError::ConstraintFailed { field, message }
+        if field == "structured_outputs.regex" && message.contains("its words (internal_error)")),
+        "{failed}"
+    );
+}
+
+#[tokio::test]
+async fn failed_constraint_gives_the_reason_of_the_log() {
+    let mut stand = Stand::new().await;
+    let rejected = "ERROR 11-28 [scheduler.py:1] Unexpected: grammar rejected tokens [0] for request ID. Terminating.";
+    let compile = "ERROR 11-28 [__init__.py:2] Failed to compile grammar for request ID";
+    let trace = "ERROR 11-28 [__init__.py:2] Traceback (most recent call last):";
+    let exception = "ERROR 11-28 [__init__.py:2] RuntimeError: not closed";
+    let refused = failed_constraint(&mut stand, None, &[compile, trace, exception]).await;
+    assert!(
+        matches!(&refused, JobError::Refused { field, message }
+        if field == "structured_outputs.regex" && message.ends_with("RuntimeError: not closed")),
+        "{refused}"
+    );
+    let failed = failed_constraint(&mut stand, None, &[rejected]).await;
+    assert!(
+        matches!(&failed, JobError::ConstraintFailed { message, .. }
+        if message.contains("grammar rejected tokens")),
+        "{failed}"
+    );
+    // What was logged is about other requests.
+    let unexplained = failed_constraint(&mut stand, None, &[]).await;
+    assert!(
+        matches!(&unexplained, JobError::ConstraintFailed { message, .. }
+        if message.ends_with("it gives no reason, its log may")),
+        "{unexplained}"
+    );
 }
 
 #[tokio::test]

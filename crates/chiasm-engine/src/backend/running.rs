@@ -51,6 +51,16 @@ struct Continuation {
     unread: bool,
 }
 
+impl Continuation {
+    /// The id of the request that runs. Outputs arrive without it.
+    fn request_id(&self) -> String {
+        match &self.state {
+            State::Running(stream) => stream.request_id().to_owned(),
+            State::SendingAgain(_) | State::Explaining(_) | State::Ended => String::new(),
+        }
+    }
+}
+
 enum State {
     Running(OutputStream),
     SendingAgain(BoxFuture<'static, Result<OutputStream, JobError>>),
@@ -113,8 +123,9 @@ impl RunningEngineJob {
                 }
                 Some(FinishReason::Error | FinishReason::Other(_)) => {
                     let told = output.error.as_ref().and_then(told);
+                    let request_id = continuation.request_id();
                     if let Err(error) = told.map_or_else(|| self.send_again(index, &output), Err) {
-                        let reason = self.explained(error, *output);
+                        let reason = self.explained(error, output.error, request_id);
                         self.continuations[index].state = State::Explaining(reason);
                     }
                 }
@@ -165,7 +176,12 @@ impl RunningEngineJob {
     /// Names the field of the constraint in a failure, and gives the engine's own words: from its
     /// output (since vLLM 0.33), or else from the log of a launched engine. Only if these say that the
     /// constraint is at fault, the job is refused.
-    fn explained(&self, error: JobError, output: EngineCoreOutput) -> BoxFuture<'static, JobError> {
+    fn explained(
+        &self,
+        error: JobError,
+        said: Option<RequestError>,
+        request_id: String,
+    ) -> BoxFuture<'static, JobError> {
         let Some(structured) = &self.sender.job.sampling.structured else {
             return ready(error).boxed();
         };
@@ -181,11 +197,11 @@ impl RunningEngineJob {
                     JobError::Refused { field, message: message.trim_end().to_owned() }
                 }
                 JobError::Failed => {
-                    if let Some(RequestError { code, message, .. }) = output.error {
+                    if let Some(RequestError { code, message, .. }) = said {
                         return failed(&format!("{} ({code})", message.trim_end()), field);
                     }
                     let complaint = match &engine.log {
-                        Some(log) => log.complaint(&output.request_id).await,
+                        Some(log) => log.complaint(&request_id).await,
                         None => None,
                     };
                     match complaint {

@@ -87,6 +87,9 @@ impl Complaints {
 
 /// Whether a message has this id, and not one that it is a part of.
 fn names(message: &str, request_id: &str) -> bool {
+    if request_id.is_empty() {
+        return false;
+    }
     let in_id = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
     let mut places = message.match_indices(request_id);
     places.any(|(at, _)| {
@@ -124,8 +127,9 @@ mod tests {
         complaints.read(&format!("{PREFIX}root ::= ^"));
         let complaint = complaints.about("r-1").unwrap();
         assert_eq!((&*complaint.words, complaint.refuses), ("RuntimeError: EBNF error at line 1", true));
-        assert_eq!(complaints.about("r"), None);
-        assert_eq!(complaints.about("r-12"), None);
+        for other in ["r", "r-12", "1", ""] {
+            assert_eq!(complaints.about(other), None, "{other}");
+        }
     }
 
     #[test]
@@ -147,7 +151,9 @@ mod tests {
     #[test]
     fn message_without_traceback_is_the_reason_itself() {
         let message = "Unexpected: grammar rejected tokens [5] for request r. Terminating request.";
-        let complaint = complaints(&[message]).about("r").unwrap();
+        let complaints = complaints(&[message]);
+        assert_eq!(complaints.about(""), None);
+        let complaint = complaints.about("r").unwrap();
         assert_eq!((&*complaint.words, complaint.refuses), (message, false));
     }
 

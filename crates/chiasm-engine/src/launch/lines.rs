@@ -79,6 +79,11 @@ impl LastLines {
         Heard { doing, is_expected }
     }
 
+    /// Keeps a line of a host that reads its engine's log itself.
+    pub fn add(&self, line: &str) {
+        self.push(line.to_owned());
+    }
+
     pub(super) fn get(&self) -> Vec<String> {
         self.kept().lines.iter().cloned().collect()
     }
