@@ -82,6 +82,44 @@ async fn a_response_is_the_same_whole_streamed_and_as_a_chat() {
     server.logged("endpoint=\"responses\"");
 }
 
+/// The text of tokens with log probabilities.
+fn joined(tokens: &Value) -> String {
+    let tokens = tokens.as_array().expect("tokens");
+    tokens.iter().map(|token| token["token"].as_str().expect("text")).collect()
+}
+
+#[tokio::test]
+async fn log_probabilities_are_those_of_the_text() {
+    let answer = "<think>Let me see.</think>\n\nFine. <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let flags = ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--sim-answer", answer];
+    let server = serve(&flags).await;
+    let tools = json!([{"type": "function", "name": "f"}]);
+    let asked = json!({"top_logprobs": 2, "include": ["message.output_text.logprobs"], "tools": tools,
+        "max_output_tokens": 200});
+    let whole = server.post(PATH, &ask(asked.clone())).await.ok();
+    let kinds: Vec<_> = whole["output"].as_array().expect("items").iter().map(|item| &item["type"]).collect();
+    assert_eq!(kinds, ["reasoning", "message", "function_call"]);
+    let part = &whole["output"][1]["content"][0];
+    assert_eq!((joined(&part["logprobs"]).trim(), &part["text"]), ("Fine.", &json!("Fine.")));
+    assert!(part["logprobs"].as_array().expect("tokens").iter().all(|token| {
+        token["top_logprobs"].as_array().is_some_and(|top| top.len() == 2) && token["logprob"].is_f64()
+    }));
+    assert_eq!(whole["top_logprobs"], 2);
+
+    let mut streamed = ask(asked);
+    streamed["stream"] = json!(true);
+    let events = events(&server.post(PATH, &streamed).await);
+    let of = |kind: &str| events.iter().filter(move |event| event["type"] == kind);
+    let deltas: Vec<Value> = of("response.output_text.delta")
+        .flat_map(|event| event["logprobs"].as_array().expect("tokens").clone())
+        .collect();
+    assert_eq!(json!(deltas), part["logprobs"]);
+    let done = of("response.output_text.done").next().expect("an event");
+    assert_eq!(done["logprobs"], part["logprobs"]);
+    let last = &events.last().expect("events")["response"];
+    assert_eq!(last["output"][1]["content"][0]["logprobs"], part["logprobs"]);
+}
+
 #[tokio::test]
 async fn images_and_calls_of_before_are_in_the_prompt() {
     let server = serve(&[]).await;

@@ -169,6 +169,7 @@ mod tests {
             reasoning_tokens: 0,
             tokens: Vec::new(),
             logprobs: None,
+            text_logprobs: Vec::new(),
             prompt_logprobs: None,
             finish,
         };

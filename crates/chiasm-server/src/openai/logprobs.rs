@@ -5,6 +5,7 @@ use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
 use super::prompt_logprobs::{MAX_CONTEXT, PromptLogprobsBody, text_of};
@@ -32,6 +33,12 @@ struct ChatToken<'a> {
     bytes: Vec<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Candidates<'a>>,
+}
+
+/// Returns the JSON of a token with its alternatives, as chats and responses have it.
+pub(crate) fn token_json(tokenizer: &Tokenizer, logprob: &TokenLogprob) -> serde_json::Result<Box<RawValue>> {
+    let TokenLogprob { token, logprob, top: candidates } = logprob;
+    to_raw_value(&ChatToken::new(tokenizer, *token, *logprob, Some(Candidates { tokenizer, candidates })))
 }
 
 struct Candidates<'a> {

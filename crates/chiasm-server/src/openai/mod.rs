@@ -25,7 +25,7 @@ mod value;
 
 pub(crate) use body::{AnswerHead, unix_seconds};
 pub(crate) use intake::Intake;
-pub(crate) use logprobs::{Lists, Told};
+pub(crate) use logprobs::{Lists, Told, token_json};
 pub(crate) use nvext::Nvext;
 pub(crate) use request::RequestBody;
 pub(crate) use sampling::Common;

@@ -14,7 +14,7 @@ use crate::pipeline::{Chat, GenerateRequest, Prompt, Repetition, Sampling, Think
 /// Most continuations of one prompt.
 const MAX_N: u32 = 128;
 /// Most alternatives per token: vLLM's default `--max-logprobs`.
-pub(super) const MAX_LOGPROBS: u32 = 20;
+pub(crate) const MAX_LOGPROBS: u32 = 20;
 /// Most stop strings, and most bytes in one.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
@@ -81,6 +81,7 @@ impl Common {
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?,
             logprobs: None,
+            logprobs_of_text: false,
             prompt_logprobs: fields.take_in("prompt_logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?,
             skip_reading_prefix_cache: fields.take("skip_reading_prefix_cache")?.unwrap_or(false),
             logit_bias: take_biases(fields)?,

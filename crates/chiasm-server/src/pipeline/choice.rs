@@ -13,6 +13,7 @@ use super::answer_events::{AnswerEvent, AnswerEvents};
 use super::error::RequestError;
 use super::reading::{Reader, Reading};
 use super::request::Sampling;
+use super::text_logprobs::{TextLogprob, TextTokens};
 use crate::model::ServedModel;
 
 /// What one output of a backend adds to a continuation.
@@ -28,6 +29,8 @@ pub(crate) struct ChoiceDelta {
     pub tokens: Vec<TokenId>,
     /// Log probabilities of the new tokens, when asked for.
     pub logprobs: Option<Vec<TokenLogprob>>,
+    /// The tokens of the new text, when their log probabilities are asked for.
+    pub text_logprobs: Vec<TextLogprob>,
     /// Those of the prompt's tokens from the second one on, when asked for.
     pub prompt_logprobs: Option<PromptLogprobs>,
     /// Set with the last delta.
@@ -47,6 +50,8 @@ pub(crate) struct FinishedChoice {
     pub tokens: Vec<TokenId>,
     /// Their log probabilities, when asked for.
     pub logprobs: Option<Vec<TokenLogprob>>,
+    /// The tokens of its text, when their log probabilities are asked for.
+    pub text_logprobs: Vec<TextLogprob>,
     /// Those of the prompt's tokens from the second one on, when asked for.
     pub prompt_logprobs: Option<PromptLogprobs>,
     /// Why it ended.
@@ -65,6 +70,8 @@ pub(super) struct Choice {
     min_tokens: usize,
     include_stop: bool,
     wants_logprobs: bool,
+    /// The tokens of the text, if log probabilities are wanted of them alone.
+    text_tokens: Option<TextTokens>,
     wants_prompt_logprobs: bool,
     seen_tokens: usize,
     /// A call of a backend that reads calls itself has not ended yet.
@@ -94,7 +101,9 @@ impl Choice {
             stops,
             min_tokens: sampling.min_tokens as usize,
             include_stop: sampling.include_stop,
-            wants_logprobs: sampling.logprobs.is_some(),
+            wants_logprobs: sampling.logprobs.is_some() && !sampling.logprobs_of_text,
+            text_tokens: (sampling.logprobs.is_some() && sampling.logprobs_of_text)
+                .then(|| TextTokens::new(model.tokenizer.clone())),
             wants_prompt_logprobs: sampling.prompt_logprobs.is_some(),
             seen_tokens: 0,
             has_open_call: false,
@@ -145,6 +154,7 @@ impl Choice {
         let silent_tail = usize::from(!self.include_stop && matches!(finish, Some(Finish::Eos | Finish::StopToken(_))));
         let spoken = tokens.len().saturating_sub(silent_tail);
         let mut taken = 0;
+        let mut seen = Seen::default();
         for &token in &tokens {
             taken += 1;
             self.seen_tokens += 1;
@@ -152,8 +162,15 @@ impl Choice {
             if taken > spoken || self.is_left_out(token) {
                 continue;
             }
+            if let Some(text_tokens) = &mut self.text_tokens
+                && let Some(logprob) = logprobs.as_ref().and_then(|logprobs| logprobs.get(taken - 1))
+            {
+                text_tokens.push(logprob.clone());
+            }
             let text = self.detokenizer.push(token);
-            if self.add_text(text, &mut delta, &mut finish) {
+            let has_ended = self.add_text(text, &mut delta, &mut finish);
+            self.follow(&mut seen, &mut delta);
+            if has_ended {
                 break;
             }
         }
@@ -175,6 +192,7 @@ impl Choice {
         if let Some(reader) = self.reader.as_mut().filter(|_| delta.finish.is_some()) {
             reader.finish(&mut delta);
         }
+        self.follow(&mut seen, &mut delta);
         delta
     }
 
@@ -196,6 +214,18 @@ impl Choice {
             events.push(AnswerEvent::EndCall(end));
         }
         events
+    }
+
+    /// Finds the tokens of what the delta has gained, if they are wanted.
+    fn follow(&mut self, seen: &mut Seen, delta: &mut ChoiceDelta) {
+        let Some(text_tokens) = &mut self.text_tokens else { return };
+        let now = Seen::from_delta(delta);
+        if now.text > seen.text {
+            text_tokens.take(&delta.events.text()[seen.text..], &mut delta.text_logprobs);
+        } else if now.other > seen.other || self.reader.as_ref().is_some_and(Reader::is_reasoning) {
+            text_tokens.clear();
+        }
+        *seen = now;
     }
 
     fn is_left_out(&self, token: TokenId) -> bool {
@@ -235,6 +265,28 @@ impl Choice {
     }
 }
 
+/// How much of a delta has been looked at, in bytes.
+#[derive(Default)]
+struct Seen {
+    text: usize,
+    other: usize,
+}
+
+impl Seen {
+    fn from_delta(delta: &ChoiceDelta) -> Self {
+        let mut seen = Self::default();
+        for event in delta.events.iter() {
+            match event {
+                AnswerEvent::Text(text) => seen.text += text.len(),
+                AnswerEvent::Reasoning(text) => seen.other += text.len(),
+                AnswerEvent::Call(call) => seen.other += 1 + call.arguments.len(),
+                AnswerEvent::EndCall(_) => seen.other += 1,
+            }
+        }
+        seen
+    }
+}
+
 impl ChoiceDelta {
     /// Whether there is nothing for a client in it.
     pub(crate) fn says_nothing(&self) -> bool {
@@ -253,6 +305,7 @@ impl ChoiceDelta {
         self.events.append(next.events);
         self.reasoning_tokens += next.reasoning_tokens;
         self.tokens.extend(next.tokens);
+        self.text_logprobs.extend(next.text_logprobs);
         match (&mut self.logprobs, next.logprobs) {
             (Some(logprobs), Some(more)) => logprobs.extend(more),
             (none, more) => *none = more,
@@ -266,8 +319,8 @@ impl ChoiceDelta {
     }
 
     pub(super) fn into_finished(self) -> Result<FinishedChoice, RequestError> {
-        let Self { events, reasoning_tokens, tokens, logprobs, prompt_logprobs, finish, .. } = self;
+        let Self { events, reasoning_tokens, tokens, logprobs, text_logprobs, prompt_logprobs, finish, .. } = self;
         let finish = finish.ok_or_else(|| RequestError::internal("the engine ended without a reason"))?;
-        Ok(FinishedChoice { events, reasoning_tokens, tokens, logprobs, prompt_logprobs, finish })
+        Ok(FinishedChoice { events, reasoning_tokens, tokens, logprobs, text_logprobs, prompt_logprobs, finish })
     }
 }

@@ -23,6 +23,7 @@
 //! | `retries` | which requests may move to another worker |
 //! | `choice` | one continuation, from tokens to text |
 //! | `answer_events` | reasoning, text and calls of a continuation, in their order |
+//! | `text_logprobs` | the tokens of that text, and their log probabilities |
 //! | `reading` | what that text says: reasoning, calls, and how a model is made to call |
 //! | `tokenize` | the tokens of a prompt, and the text of tokens, for whoever wants to see them |
 //! | `error` | why a request can't be answered |
@@ -47,6 +48,7 @@ mod reading;
 mod request;
 mod retries;
 mod sampling;
+mod text_logprobs;
 mod tokenize;
 mod turns;
 
@@ -68,4 +70,5 @@ pub(crate) use request::{
 };
 pub(crate) use retries::Retries;
 pub(crate) use sampling::check_prompt_logprobs_of_all;
+pub(crate) use text_logprobs::TextLogprob;
 pub(crate) use tokenize::{Tokenizable, detokenize, tokenize};

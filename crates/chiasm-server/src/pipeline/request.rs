@@ -230,6 +230,8 @@ pub(crate) struct Sampling {
     pub skip_special_tokens: Option<bool>,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
+    /// Of the new tokens, only those of the text are told, and not those of reasoning, calls and markers.
+    pub logprobs_of_text: bool,
     /// Log probabilities of each prompt token and so many alternatives. The whole prompt is computed for them.
     pub prompt_logprobs: Option<u32>,
     /// The whole prompt is computed, whatever of it an engine holds.
@@ -286,6 +288,7 @@ impl Default for Sampling {
             ignore_eos: false,
             skip_special_tokens: None,
             logprobs: None,
+            logprobs_of_text: false,
             prompt_logprobs: None,
             skip_reading_prefix_cache: false,
             logit_bias: Vec::new(),

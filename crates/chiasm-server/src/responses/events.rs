@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use serde::Serialize;
 
+use super::logprobs::TokenJson;
 use super::output::{Item, Kind, Part};
 use super::response::Response;
 use crate::sse;
@@ -62,9 +63,9 @@ pub(super) struct Event<'a> {
     pub(super) arguments: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) input: Option<&'a str>,
-    /// Always empty, and there where clients look for it.
+    /// Tokens of text. There where clients look for them, also without any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) logprobs: Option<[(); 0]>,
+    pub(super) logprobs: Option<&'a [TokenJson]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) part: Option<Part<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,7 +88,7 @@ impl<'a> Event<'a> {
     /// An event of what is in an item.
     pub(super) fn within(kind: &'static str, item: &'a Item) -> Self {
         let content_index = (!matches!(item.kind, Kind::Call { .. })).then_some(0);
-        let logprobs = kind.starts_with("response.output_text.").then_some([]);
+        let logprobs = kind.starts_with("response.output_text.").then_some(&[][..]);
         Self { item_id: Some(&item.id), content_index, logprobs, ..Self::at(kind, item) }
     }
 }

@@ -10,6 +10,7 @@
 //! | `response` | the response object |
 //! | `output` | what the model says to output items |
 //! | `events` | what a stream tells of them |
+//! | `logprobs` | the log probabilities of the text |
 
 mod content;
 mod custom_input;
@@ -17,6 +18,7 @@ mod events;
 #[cfg(test)]
 pub(crate) mod in_tests;
 mod input;
+mod logprobs;
 mod output;
 mod request;
 mod response;
@@ -24,16 +26,16 @@ mod tools;
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
+use self::logprobs::LogprobWriter;
 use self::output::Answer;
 pub(crate) use self::request::ResponsesRequest;
 use self::response::Head;
 use crate::admission::Admitted;
-use crate::answer::{check_model, model_name, planned, usage};
+use crate::answer::{check_model, model_name, planned, usage, written};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
@@ -57,6 +59,7 @@ pub(crate) async fn create(
     let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
     let name = model_name(frontend, adapter.as_ref());
     let head = Head::new(&caller.id, name, &frontend.model.generation, &prepared.sampling, echo, charge)?;
+    let wants_logprobs = prepared.sampling.logprobs.is_some();
 
     let Some(options) = common.stream else {
         let (mut choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
@@ -65,8 +68,14 @@ pub(crate) async fn create(
         admission.record.attempted(attempted);
         admission.record.used(usage);
         let choice = choices.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
-        let answer = Answer::whole(caller.id.as_str(), names, choice);
-        let mut response = Json(answer.response(&head, usage)).into_response();
+        let candidates = choice.text_logprobs.iter().map(|token| 1 + token.logprob.top.len()).sum();
+        let logprobs = wants_logprobs.then(|| LogprobWriter::whole(frontend.model.tokenizer.clone()));
+        let id = caller.id.clone();
+        let mut response = written(frontend, &caller, candidates, move || {
+            let answer = Answer::whole(id.as_str(), names, logprobs, choice);
+            serde_json::to_vec(&answer.response(&head, usage))
+        })
+        .await?;
         routing_headers(response.headers_mut(), &attempted);
         return Ok(response);
     };
@@ -74,7 +83,8 @@ pub(crate) async fn create(
     let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
-    let (mut answer, begun) = Answer::streamed(caller.id.as_str(), names, &head);
+    let writer = || LogprobWriter::streamed(frontend.model.tokenizer.clone(), frontend.door.budget().empty_charge());
+    let (mut answer, begun) = Answer::streamed(caller.id.as_str(), names, wants_logprobs.then(writer), &head);
     let events = meter::events(
         begun.concat(),
         generation.into_deltas(),

@@ -1,5 +1,8 @@
 //! What a model says, as items of a response's output, and the events that tell of them while they grow.
 
+use std::iter::Peekable;
+use std::slice::Iter;
+
 use bytes::Bytes;
 use chiasm_backend::{Finish, ToolCallDelta};
 use chiasm_parse::CallEnd;
@@ -7,11 +10,12 @@ use serde::{Serialize, Serializer};
 
 use super::custom_input::InputReader;
 use super::events::{Event, Events};
+use super::logprobs::{LogprobWriter, TokenJson};
 use super::response::{Head, IncompleteReason, Response};
 use super::tools::{Called, Names};
 use crate::error::ApiError;
 use crate::openai::Usage;
-use crate::pipeline::{AnswerEvent, ChoiceDelta, FinishedChoice};
+use crate::pipeline::{AnswerEvent, ChoiceDelta, FinishedChoice, TextLogprob};
 
 /// How far an item or a response is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -35,6 +39,8 @@ pub(super) struct Item {
     status: Status,
     /// What was thought or said, a call's arguments, or what a custom tool is given.
     pub(super) text: String,
+    /// The tokens of a message's text, where their log probabilities are wanted.
+    logprobs: Vec<TokenJson>,
 }
 
 /// What an item is.
@@ -61,20 +67,27 @@ pub(super) struct Answer {
     /// Why the answer is incomplete, if OpenAI has a word for it.
     incomplete_reason: Option<IncompleteReason>,
     events: Events,
+    /// Writes the log probabilities of the text, where they are wanted.
+    logprobs: Option<LogprobWriter>,
 }
 
 impl Answer {
     /// A whole answer, of which no events tell.
-    pub(super) fn whole(request: &str, names: Names, choice: FinishedChoice) -> Self {
-        let mut answer = Self::new(request, names, Events::unwanted());
-        let FinishedChoice { events, finish, .. } = choice;
-        answer.add(&ChoiceDelta { events, finish: Some(finish), ..ChoiceDelta::default() });
+    pub(super) fn whole(request: &str, names: Names, logprobs: Option<LogprobWriter>, choice: FinishedChoice) -> Self {
+        let mut answer = Self { logprobs, ..Self::new(request, names, Events::unwanted()) };
+        let FinishedChoice { events, text_logprobs, finish, .. } = choice;
+        answer.add(&ChoiceDelta { events, text_logprobs, finish: Some(finish), ..ChoiceDelta::default() });
         answer
     }
 
     /// An answer of which events tell, and the first two of them.
-    pub(super) fn streamed(request: &str, names: Names, head: &Head) -> (Self, [Bytes; 2]) {
-        let mut answer = Self::new(request, names, Events::wanted());
+    pub(super) fn streamed(
+        request: &str,
+        names: Names,
+        logprobs: Option<LogprobWriter>,
+        head: &Head,
+    ) -> (Self, [Bytes; 2]) {
+        let mut answer = Self { logprobs, ..Self::new(request, names, Events::wanted()) };
         let begun = ["response.created", "response.in_progress"].map(|kind| {
             let response = head.response(&[], Status::InProgress);
             answer.events.tell(Event { response: Some(response), ..Event::of(kind) });
@@ -91,6 +104,7 @@ impl Answer {
             status: Status::InProgress,
             incomplete_reason: None,
             events,
+            logprobs: None,
         }
     }
 
@@ -101,10 +115,11 @@ impl Answer {
 
     /// Adds the events of a delta. An item ends where another one begins.
     pub(super) fn add(&mut self, delta: &ChoiceDelta) {
+        let mut tokens = delta.text_logprobs.iter().peekable();
         for event in delta.events.iter() {
             match event {
                 AnswerEvent::Reasoning(text) => self.say(Kind::Reasoning, text),
-                AnswerEvent::Text(text) => self.say(Kind::Message, text),
+                AnswerEvent::Text(text) => self.say_text(text, &mut tokens),
                 AnswerEvent::Call(piece) => self.call(piece),
                 AnswerEvent::EndCall(CallEnd::Closed) => self.close(Status::Completed),
                 AnswerEvent::EndCall(CallEnd::Unfinished) => self.close(Status::Incomplete),
@@ -140,13 +155,33 @@ impl Answer {
     }
 
     fn say(&mut self, kind: Kind, text: &str) {
-        if text.is_empty() {
-            return;
+        if !text.is_empty() {
+            self.enter(kind);
+            self.grow(text);
         }
+    }
+
+    /// Adds text, and those of the tokens that begin in it.
+    fn say_text(&mut self, text: &str, tokens: &mut Peekable<Iter<'_, TextLogprob>>) {
+        let Some(writer) = self.logprobs.as_mut().filter(|_| !text.is_empty()) else {
+            return self.say(Kind::Message, text);
+        };
+        let written = writer.write(text, tokens);
+        self.enter(Kind::Message);
+        let Some(item) = self.items.last_mut() else { return };
+        item.text.push_str(text);
+        let logprobs = Some(&written[..]);
+        self.events.tell(Event { delta: Some(text), logprobs, ..Event::within(item.kind.grows(), item) });
+        if let Some(writer) = &mut self.logprobs {
+            writer.keep(&mut item.logprobs, written);
+        }
+    }
+
+    /// Opens an item of this kind, unless the last one is of it and goes on.
+    fn enter(&mut self, kind: Kind) {
         if self.items.last().is_none_or(|item| item.kind != kind || item.status != Status::InProgress) {
             self.open(kind);
         }
-        self.grow(text);
     }
 
     fn call(&mut self, piece: &ToolCallDelta) {
@@ -176,7 +211,7 @@ impl Answer {
         self.close(Status::Completed);
         let index = self.items.len();
         let id = format!("{}_{}_{index}", kind.prefix(), self.request);
-        let item = Item { id, index, kind, status: Status::InProgress, text: String::new() };
+        let item = Item { id, index, kind, status: Status::InProgress, text: String::new(), logprobs: Vec::new() };
         self.events.tell(Event { item: Some(&item), ..Event::at("response.output_item.added", &item) });
         if let Some(part) = item.part() {
             self.events.tell(Event { part: Some(part), ..Event::within("response.content_part.added", &item) });
@@ -203,7 +238,8 @@ impl Answer {
         let done = Event::within(item.kind.is_done(), item);
         match (&item.kind, item.part()) {
             (_, Some(part)) => {
-                self.events.tell(Event { text: Some(&item.text), ..done });
+                let logprobs = done.logprobs.and(Some(&item.logprobs[..]));
+                self.events.tell(Event { text: Some(&item.text), logprobs, ..done });
                 self.events.tell(Event { part: Some(part), ..Event::within("response.content_part.done", item) });
             }
             (Kind::Call { input: Some(_), .. }, None) => {
@@ -254,10 +290,10 @@ impl Item {
 
     /// The only part of its content. A call has none.
     fn part(&self) -> Option<Part<'_>> {
-        let text = &self.text;
+        let Self { text, logprobs, .. } = self;
         match self.kind {
             Kind::Reasoning => Some(Part::ReasoningText { text }),
-            Kind::Message => Some(Part::OutputText { text, annotations: [], logprobs: [] }),
+            Kind::Message => Some(Part::OutputText { text, annotations: [], logprobs }),
             Kind::Call { .. } => None,
         }
     }
@@ -268,7 +304,7 @@ impl Item {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Part<'a> {
     ReasoningText { text: &'a str },
-    OutputText { text: &'a str, annotations: [(); 0], logprobs: [(); 0] },
+    OutputText { text: &'a str, annotations: [(); 0], logprobs: &'a [TokenJson] },
 }
 
 #[derive(Serialize)]

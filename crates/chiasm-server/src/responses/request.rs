@@ -15,6 +15,7 @@ use crate::openai::fields::Fields;
 use crate::openai::intake::{Intake, PLANNED_BYTES};
 use crate::openai::media_parts::take_media_kwargs;
 use crate::openai::request::{self, RequestBody};
+use crate::openai::sampling::MAX_LOGPROBS;
 use crate::openai::structured::json_schema;
 use crate::pipeline::{Chat, GenerateRequest, Structured};
 
@@ -37,8 +38,8 @@ const OF_OTHERS: [&str; 16] = [
     "return_token_ids",
     "nvext",
 ];
-/// What `include` may ask for: parts of items that there are none of, and what a client has sent itself.
-const INCLUDABLE: [&str; 7] = [
+/// What `include` may ask for: log probabilities, parts of items that there are none of, and what a client has sent itself.
+const INCLUDABLE: [&str; 8] = [
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -46,7 +47,9 @@ const INCLUDABLE: [&str; 7] = [
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
+    TEXT_LOGPROBS,
 ];
+const TEXT_LOGPROBS: &str = "message.output_text.logprobs";
 const FORMAT: &str = "text.format";
 const SCHEMA: &str = "text.format.schema";
 /// OpenAI's bounds.
@@ -72,8 +75,10 @@ impl RequestBody for ResponsesRequest {
         OF_OTHERS.iter().try_for_each(|field| fields.refuse_unless(field, |_| false))?;
         take_stream_options(&mut fields)?;
         take_what_is_echoed(&mut fields)?;
-        check_include(&mut fields)?;
+        let logprobs = take_logprobs(&mut fields)?;
         let mut common = Common::take(&mut fields)?;
+        common.sampling.logprobs = logprobs;
+        common.sampling.logprobs_of_text = logprobs.is_some();
         common.sampling.max_tokens = fields.take_in("max_output_tokens", 1.., "at least 1")?;
         let format = take_format(&mut fields)?;
         if format.is_some() && common.sampling.structured.is_some() {
@@ -141,7 +146,6 @@ fn take_what_is_echoed(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse_unless("truncation", |value| value == "disabled" || value == "auto")?;
     // What Codex notes of who asks.
     fields.take::<Map<String, Value>>("client_metadata")?;
-    fields.refuse_unless("top_logprobs", |value| value == 0)?;
     let metadata: Map<String, Value> = fields.take("metadata")?.unwrap_or_default();
     let is_fine = |(name, value): (&String, &Value)| {
         let length = value.as_str().map(|value| value.chars().count());
@@ -164,12 +168,16 @@ fn take_stream_options(fields: &mut Fields) -> Result<(), ApiError> {
     options.finish()
 }
 
-fn check_include(fields: &mut Fields) -> Result<(), ApiError> {
+/// Takes `include` and `top_logprobs`. Returns the number of alternatives to each token of the text, if its log probabilities
+/// are wanted: either field asks for them.
+fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let include: Vec<String> = fields.take("include")?.unwrap_or_default();
-    match include.iter().position(|asked| !INCLUDABLE.contains(&asked.as_str())) {
-        Some(i) => Err(ApiError::unsupported(format!("include[{i}]"))),
-        None => Ok(()),
+    if let Some(i) = include.iter().position(|asked| !INCLUDABLE.contains(&asked.as_str())) {
+        return Err(ApiError::unsupported(format!("include[{i}]")));
     }
+    let top = fields.take_in("top_logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?.unwrap_or(0);
+    let are_wanted = top > 0 || include.iter().any(|asked| asked == TEXT_LOGPROBS);
+    Ok(are_wanted.then_some(top))
 }
 
 /// How much the model is to think. It is told what it thinks, so there are no summaries.

@@ -120,7 +120,7 @@ fn streamed(head: &Head, finish: Finish, last: AnswerEvent) -> Vec<Value> {
 }
 
 fn told(head: &Head, names: Names, deltas: Vec<ChoiceDelta>) -> Vec<Value> {
-    let (mut answer, begun) = Answer::streamed("r", names, head);
+    let (mut answer, begun) = Answer::streamed("r", names, None, head);
     let mut all = begun.to_vec();
     for delta in deltas {
         answer.add(&delta);
@@ -142,10 +142,11 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
         reasoning_tokens: 2,
         tokens: Vec::new(),
         logprobs: None,
+        text_logprobs: Vec::new(),
         prompt_logprobs: None,
         finish: Finish::ToolCalls,
     };
-    let answer = Answer::whole("r", Names::default(), choice);
+    let answer = Answer::whole("r", Names::default(), None, choice);
     let response = serde_json::to_value(answer.response(&head, usage())).unwrap();
     assert_eq!(response["output"], output("completed"));
     for (field, value) in [
@@ -277,7 +278,7 @@ async fn delta_over_a_border_keeps_its_order() {
 #[tokio::test]
 async fn an_error_ends_the_open_item_and_the_response() {
     let head = head().await;
-    let (mut answer, _) = Answer::streamed("r", Names::default(), &head);
+    let (mut answer, _) = Answer::streamed("r", Names::default(), None, &head);
     answer.add(&said([text("half")]));
     answer.take_events();
     answer.fail(&head, &ApiError::internal("the engine died"));
@@ -294,7 +295,7 @@ async fn an_error_ends_the_open_item_and_the_response() {
 #[tokio::test]
 async fn an_answer_that_says_nothing_has_no_items() {
     let head = head().await;
-    let (mut answer, _) = Answer::streamed("r", Names::default(), &head);
+    let (mut answer, _) = Answer::streamed("r", Names::default(), None, &head);
     answer.add(&end(Finish::Eos));
     assert_eq!(answer.take_events(), None);
     answer.end(&head, usage());

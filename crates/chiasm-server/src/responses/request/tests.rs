@@ -43,6 +43,30 @@ fn fields_become_what_the_pipeline_is_asked() {
 }
 
 #[test]
+fn penalties_are_those_of_the_sampling() {
+    let sampling = |extra: Value| parse(&extra).unwrap().generate.sampling;
+    let given = sampling(json!({"presence_penalty": 0.5, "frequency_penalty": -2}));
+    assert_eq!((given.presence_penalty, given.frequency_penalty), (Some(0.5), Some(-2.0)));
+    let silent = sampling(json!({}));
+    assert_eq!((silent.presence_penalty, silent.frequency_penalty), (None, None));
+}
+
+#[test]
+fn either_field_asks_for_log_probabilities_of_the_text() {
+    let include = json!(["message.output_text.logprobs"]);
+    for (extra, top) in [
+        (json!({}), None),
+        (json!({"top_logprobs": 0, "include": ["reasoning.encrypted_content"]}), None),
+        (json!({"include": include}), Some(0)),
+        (json!({"top_logprobs": 3}), Some(3)),
+        (json!({"top_logprobs": 20, "include": include}), Some(20)),
+    ] {
+        let sampling = parse(&extra).unwrap().generate.sampling;
+        assert_eq!((sampling.logprobs, sampling.logprobs_of_text), (top, top.is_some()), "{extra}");
+    }
+}
+
+#[test]
 fn an_open_answer_is_continued() {
     let item = json!({"type": "message", "role": "assistant", "status": "incomplete", "content": "a"});
     let chat = chat(parse(&json!({"input": [item]})).unwrap());
@@ -83,8 +107,11 @@ fn what_is_not_done_is_refused_by_its_name() {
         (json!({"conversation": {"id": "conv_1"}}), "conversation"),
         (json!({"background": true}), "background"),
         (json!({"prompt": {"id": "pmpt_1"}}), "prompt"),
-        (json!({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}), "include[1]"),
-        (json!({"top_logprobs": 2}), "top_logprobs"),
+        (json!({"include": ["message.output_text.logprobs", "message.output_text.bytes"]}), "include[1]"),
+        (json!({"top_logprobs": 21}), "top_logprobs"),
+        (json!({"top_logprobs": -1}), "top_logprobs"),
+        (json!({"presence_penalty": 3}), "presence_penalty"),
+        (json!({"frequency_penalty": "high"}), "frequency_penalty"),
         (json!({"truncation": "left"}), "truncation"),
         (json!({"client_metadata": "a"}), "client_metadata"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
