@@ -20,7 +20,7 @@ impl Responses {
 
     /// What a stream of these deltas says.
     pub(crate) fn streamed(&self, deltas: &[ChoiceDelta]) -> Said {
-        let (mut answer, begun) = Answer::streamed("r", Names::default(), &self.head);
+        let (mut answer, begun) = Answer::streamed("r", Names::default(), None, &self.head);
         let mut stream = begun.concat();
         for delta in deltas {
             answer.add(delta);
@@ -33,7 +33,7 @@ impl Responses {
     }
 
     pub(crate) fn whole(&self, choice: &FinishedChoice) -> Said {
-        let answer = Answer::whole("r", Names::default(), choice.clone());
+        let answer = Answer::whole("r", Names::default(), None, choice.clone());
         let response = answer.response(&self.head, Usage::default());
         event_grammar::whole_response(&serde_json::to_value(response).unwrap())
     }

@@ -194,6 +194,7 @@ for name, url, more in [
     ("call", calls, {"tools": tools}),
     ("named call", calls, {"tools": tools, "tool_choice": {"type": "function", "name": "weather"}}),
     ("reasoning", thinks, {"reasoning": {"effort": "low", "summary": "auto"}}),
+    ("logprobs", thinks, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
 ]:
     body = {"input": "hi", **more}
     whole, parts = check_both(f"responses, {name}", url, "/responses", body, Response, ResponseStreamEvent)
@@ -201,6 +202,10 @@ for name, url, more in [
     for event in parts:
         if event["type"] not in OPENAI_ONLY:
             check_open(f"{name}, streamed: {event['type']}", open_events[event["type"]], event)
+    texts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
+    for text in texts if name == "logprobs" else []:
+        assert "".join(token["token"] for token in text["logprobs"]) == text["text"], text
+        assert all(len(token["top_logprobs"]) == 2 for token in text["logprobs"]), text
 # Tools that Open Responses does not know.
 for name, tools in [
     ("custom tool", [custom]),
