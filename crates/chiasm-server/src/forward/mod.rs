@@ -372,7 +372,6 @@ impl Passing<'_> {
                 self.tried.not_taken_by(self.frontend, worker);
                 Ok(())
             }
-            JobError::Dead(death) => self.tried.lost_with(self.frontend, worker, death),
             error => match WorkerFault::from_error(&error, Instant::now()) {
                 Some(fault @ WorkerFault::Failed { .. }) => {
                     self.tried.faults.push(fault.clone());

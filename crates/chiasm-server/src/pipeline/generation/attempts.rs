@@ -199,7 +199,7 @@ impl Attempts {
             Cause::ServerFailed { message, .. } => message.clone(),
             other => other.to_string(),
         };
-        tracing::warn!(%worker, death, "a worker was lost before the client was sent a token, trying another");
+        tracing::warn!(%worker, %death, "a worker was lost before the client was sent a token, trying another");
         frontend.metrics.retried(Retry::Lost);
         self.exclude.insert(self.lost, worker);
         self.lost += 1;
