@@ -67,7 +67,7 @@ pub trait Life: Send {
     /// Ends it in an orderly way, with everything that it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
 
-    /// Whether it runs on when this process has let go of it, with what is in its caches.
+    /// Returns whether it runs on, with its caches, when this process has let go of it.
     fn outlives(&self) -> bool {
         false
     }

@@ -12,7 +12,7 @@ pub const DEFAULT_MAX_BYTES: usize = 256 << 20;
 
 static PROCESS: LazyLock<Arc<Unread>> = LazyLock::new(|| Arc::new(Unread::new(DEFAULT_MAX_BYTES)));
 
-/// What answers leave unread, and how much they may. Beyond that the answer that is furthest behind is cut.
+/// The bytes that answers leave unread, and their bound. Beyond it the answer that is furthest behind is cut.
 #[derive(Debug)]
 pub struct Unread {
     max_bytes: AtomicUsize,

@@ -323,7 +323,7 @@ struct Sender {
     prompt: Arc<Vec<TokenId>>,
     lora: Option<Arc<LoraRequest>>,
     extra_args: Option<ExtraArgs>,
-    /// What of the answer waits to be read.
+    /// The part of the answer that waits to be read.
     unread: UnreadJob,
 }
 

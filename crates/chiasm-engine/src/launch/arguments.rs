@@ -91,7 +91,7 @@ fn owned(arg: &str) -> Option<&'static str> {
     of_ours.or_else(|| ServerFlag::of(arg).filter(|flag| flag.is_refused).map(|flag| flag.instead))
 }
 
-/// Where a flag of `vllm serve` belongs.
+/// The place where a flag of `vllm serve` belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagPlace {
     /// Behind `--`: engines obey it.

@@ -1,4 +1,4 @@
-//! What an engine logs about single requests that it fails.
+//! Lines that an engine logs about single requests that it fails.
 
 use std::collections::VecDeque;
 
@@ -26,12 +26,12 @@ struct Message {
     refuses: bool,
 }
 
-/// What an engine logged about a request.
+/// The lines that an engine logged about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Complaint {
     /// The message or the exception.
     pub(crate) words: String,
-    /// Whether the engine says that the request's constraint is at fault.
+    /// `true` if the engine says that the request's constraint is at fault.
     pub(crate) refuses: bool,
 }
 
