@@ -163,7 +163,7 @@ pub enum HubError {
     },
 }
 
-/// What to do where the cache's folder is of no use.
+/// Advice for a cache folder that is of no use.
 fn folder_advice(error: &io::Error) -> &'static str {
     use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
     match error.kind() {

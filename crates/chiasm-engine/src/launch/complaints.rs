@@ -41,7 +41,7 @@ pub(super) struct Complaints(VecDeque<Record>);
 
 #[derive(Debug)]
 struct Record {
-    /// What comes before the message in each of its lines: process, level, time and place.
+    /// The prefix of each of its lines: process, level, time and place.
     prefix: String,
     /// The first line's message.
     head: String,
@@ -85,7 +85,7 @@ impl Complaints {
     }
 }
 
-/// Whether a message has this id, and not one that it is a part of.
+/// Returns `true` if a message has this id, and not one that it is a part of.
 fn names(message: &str, request_id: &str) -> bool {
     if request_id.is_empty() {
         return false;

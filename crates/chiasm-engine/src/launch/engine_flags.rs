@@ -1,9 +1,9 @@
 //! Flags of `vllm serve` that its engine reads: they pass behind `--` as they are.
 //!
-//! Whether a flag belongs here follows from who reads it in vLLM's Python: an engine (`v1/engine/core.py` and below, workers, models), and
+//! A flag belongs here by who reads it in vLLM's Python: an engine (`v1/engine/core.py` and below, workers, models), and
 //! not just its API server or renderer. `--default-mm-loras` and `--config` are here for their names, and are seen to elsewhere.
 
-/// Those of vLLM 0.31 to 0.33 (`engine/arg_utils.py`), in their positive spelling.
+/// The flags of vLLM 0.31 to 0.33 (`engine/arg_utils.py`), in their positive spelling.
 const ENGINE_FLAGS: [&str; 206] = [
     "--additional-config",
     "--all2all-backend",

@@ -22,10 +22,10 @@ const MAX_LINE: u64 = 16 * 1024;
 /// How often a file is looked at for more: part of the time in which an engine's last words are told.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long after a failure the engine's log line about it may take. A file is read every [`LOOK`].
+/// The time within which the engine's log line about a failure comes. A file is read every [`LOOK`].
 const COMPLAINT_PATIENCE: Duration = Duration::from_millis(300);
 
-/// How often the log is searched meanwhile.
+/// The interval between two searches of the log.
 const COMPLAINT_POLL: Duration = Duration::from_millis(10);
 
 /// A file that has grown beyond it is emptied once it has been read, in bytes.
