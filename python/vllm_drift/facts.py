@@ -19,7 +19,7 @@ from relied_on import GROUPS
 from source import FOR_PEOPLE, Found, Function, Package, definitions, digest, plain, short, signature
 
 MISSING = "missing"
-# Where the flags of vllm serve alone are added.
+# The files that add the flags of ``vllm serve``, and of no other command.
 SERVE_PARSERS = ("engine/arg_utils.py", "entrypoints/**/cli_args.py", "entrypoints/cli_args.py")
 
 Fact = tuple[str, str]

@@ -55,7 +55,7 @@ class Flags:
 
 @dataclass(frozen=True)
 class EveryFlag:
-    """The names of all flags of ``vllm serve``: those added by name, and the fields of the classes that its server's flags are made of."""
+    """The names of all flags of ``vllm serve``: added by name, or made of the fields of a class."""
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ GROUPS = (
     ),
     Group(
         "flags",
-        "all flags of vllm serve: each is obeyed by engines, mapped to a flag of Chiasm's, refused or named (a test holds the lists together)",
+        "all flags of vllm serve: each is read by engines, refused, or named in the log with what to do instead (`every_vllm_flag_has_a_place`)",
         (
             "crates/chiasm-engine/src/launch/arguments.rs",
             "crates/chiasm-engine/src/launch/engine_flags.rs",

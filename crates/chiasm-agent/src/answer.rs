@@ -143,7 +143,7 @@ pub(crate) fn failure_to_message(error: &JobError) -> proto::JobFailure {
         JobError::Refused { field, message } => {
             proto::JobFailure { field: field.clone(), ..failure(Kind::Refused, message.clone()) }
         }
-        // Agents' clients of earlier versions read the kind only.
+        // Frontends of earlier versions read only the kind.
         JobError::ConstraintFailed { field, message } => {
             proto::JobFailure { field: field.clone(), ..failure(Kind::Failed, message.clone()) }
         }

@@ -67,7 +67,7 @@ pub trait Life: Send {
     /// Ends it in an orderly way, with everything that it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
 
-    /// Returns whether it runs on, with its caches, when this process has let go of it.
+    /// Returns `true` if it runs on, with its caches, after this process has let go of it.
     fn outlives(&self) -> bool {
         false
     }

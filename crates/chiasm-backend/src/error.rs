@@ -38,7 +38,7 @@ pub enum JobError {
         message: String,
     },
     /// A server failed before the head of its answer: with a 5xx, or by ending the connection (502).
-    /// It may have begun. A job that nothing of was passed on can be given to another one.
+    /// It may have begun. While nothing of its answer was passed on, the job can be given to another one.
     #[error("the server failed ({status}): {message}")]
     ServerFailed {
         /// The HTTP status.
@@ -54,12 +54,12 @@ pub enum JobError {
         /// The server's words.
         message: String,
     },
-    /// A server takes nothing for now. It did not begin.
+    /// A server takes no requests for now. It did not begin.
     #[error("the server takes no requests now ({status}): {message}")]
     Overloaded {
         /// The HTTP status: 429 or 503.
         status: u16,
-        /// The time after which the server wants to be asked again.
+        /// The time after which the server may be tried again.
         retry_after: Duration,
         /// The server's words.
         message: String,

@@ -41,7 +41,7 @@ pub struct Script {
     pub refused: bool,
     /// The job says nothing after its outputs, for ever.
     pub hangs: bool,
-    /// Outputs of a stopped continuation come all the same, as those that a connection had read before.
+    /// Outputs of a stopped continuation still come, like those that a connection had read before the stop.
     pub overtakes_stop: bool,
     /// How media items travelled is told with the first output and not before, and that this was how long it took.
     pub told_late: Option<Duration>,

@@ -49,17 +49,17 @@ struct State<T> {
     arrivals: VecDeque<T>,
     /// What they hold.
     bytes: usize,
-    /// As many of these as are counted for the whole process.
+    /// The part of these that is counted for the whole process.
     counted: usize,
     most_bytes: usize,
     /// Waits for the next arrival.
     reader: Option<Waker>,
     is_closed: bool,
-    /// All that waited is gone, as too much waited in the process. It takes nothing more.
+    /// Everything that waited was dropped, as too much waited in the process. Nothing more is taken.
     is_cut: bool,
 }
 
-/// Creates an inbox of a job, in which arrivals of so many bytes may wait.
+/// Creates an inbox of a job, in which arrivals of `most_bytes` may wait.
 pub fn inbox<T: Held + Send + 'static>(most_bytes: usize, job: &UnreadJob) -> (Sender<T>, Receiver<T>) {
     let state = State {
         arrivals: VecDeque::new(),
@@ -87,7 +87,7 @@ impl<T: Held> Inbox<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of all that waits.
+    /// Drops everything that waits.
     fn clear(&self, mut state: MutexGuard<'_, State<T>>) {
         let arrivals = std::mem::take(&mut state.arrivals);
         let counted = std::mem::take(&mut state.counted);
@@ -115,14 +115,15 @@ impl<T: Held> Drop for Inbox<T> {
 }
 
 impl<T> State<T> {
-    /// Takes bytes that have to be counted for the whole process from now on.
+    /// Returns the bytes to count for the whole process from now on, in whole granules.
     fn count_more(&mut self) -> usize {
         let more = self.bytes.saturating_sub(self.counted) / GRANULE_BYTES * GRANULE_BYTES;
         self.counted += more;
         more
     }
 
-    /// Takes bytes that need not be counted any more. Some stay, so that they are not counted again at once.
+    /// Returns the bytes to count no more. A granule stays counted while anything waits, so that it is not
+    /// counted again at once.
     fn count_less(&mut self) -> usize {
         let less = self.counted.saturating_sub(self.bytes) / GRANULE_BYTES;
         let less = less.saturating_sub(usize::from(self.bytes > 0)) * GRANULE_BYTES;
@@ -137,8 +138,8 @@ impl<T: Held> Sender<T> {
         self.add(self.0.state(), arrival);
     }
 
-    /// Adds an arrival if no more wait than may, and the answer was not cut. One that is larger than all may be is taken when it is the
-    /// only one.
+    /// Adds an arrival, unless the inbox is full or was cut. The arrival that goes over the limit is taken, so
+    /// that a large one can come at all.
     #[must_use]
     pub fn offer(&self, arrival: T) -> bool {
         let state = self.0.state();
@@ -157,7 +158,7 @@ impl<T: Held> Sender<T> {
         state.arrivals.push_back(arrival);
         let reader = state.reader.take();
         let counted = state.count_more();
-        // Before it can be read, and so be counted no more.
+        // Counted under the lock: a reader that takes the arrival discounts it.
         let is_too_much = counted > 0 && self.0.job.count(counted);
         drop(state);
         reader.into_iter().for_each(Waker::wake);
@@ -201,7 +202,8 @@ impl<T: Held> Receiver<T> {
 }
 
 impl<T: Held> Receiver<T> {
-    /// Returns whether what waited was let go of, as too much waited in the process. Nothing more comes then.
+    /// Returns `true` if everything that waited was dropped, as too much waited in the process. Nothing more
+    /// comes then.
     pub fn is_cut(&self) -> bool {
         self.0.state().is_cut
     }

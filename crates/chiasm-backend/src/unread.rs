@@ -1,10 +1,11 @@
-//! A bound on what all answers of a process together leave unread.
+//! A bound on the unread bytes of all answers of a process together.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Bytes that an inbox counts at once. One whose reader keeps up counts none, and shares nothing with others.
+/// The unit in which an inbox counts bytes. An inbox whose reader keeps up counts none, and so touches no
+/// counter that others share.
 pub(crate) const GRANULE_BYTES: usize = 16 << 10;
 
 /// The bytes that all answers may leave unread by default.
@@ -19,8 +20,10 @@ pub struct Unread {
     bytes: AtomicUsize,
     released: AtomicU64,
     cut: AtomicU64,
-    /// The jobs whose answers have counted any.
+    /// The jobs that have counted bytes.
     behind: Mutex<Vec<Weak<Job>>>,
+    /// Held while answers are cut: until the bytes of one are discounted, a second thread would cut another.
+    cutting: Mutex<()>,
 }
 
 impl Unread {
@@ -38,6 +41,7 @@ impl Unread {
             released: AtomicU64::new(0),
             cut: AtomicU64::new(0),
             behind,
+            cutting: Mutex::default(),
         }
     }
 
@@ -51,7 +55,7 @@ impl Unread {
         self.bytes.load(Relaxed)
     }
 
-    /// Returns the bytes that have waited and do so no more, read or not.
+    /// Returns the total of the bytes that wait no more, whether they were read or dropped.
     pub fn released(&self) -> u64 {
         self.released.load(Relaxed)
     }
@@ -74,6 +78,7 @@ impl Unread {
 
     /// Cuts the answers that are furthest behind until the others are within the bound.
     fn keep_within(&self) {
+        let _cutting = lock(&self.cutting);
         while self.bytes() > self.max_bytes.load(Relaxed) {
             let furthest = {
                 let mut behind = lock(&self.behind);
@@ -120,7 +125,7 @@ impl UnreadJob {
         lock(&self.0.inboxes).push(inbox);
     }
 
-    /// Counts bytes that wait from now on. Returns whether too many wait.
+    /// Counts bytes that wait from now on. Returns `true` if too many wait.
     pub(crate) fn count(&self, bytes: usize) -> bool {
         let Job { unread, bytes: of_job, has_counted, .. } = &*self.0;
         of_job.fetch_add(bytes, Relaxed);
@@ -140,7 +145,7 @@ impl UnreadJob {
         self.0.unread.keep_within();
     }
 
-    /// Counts bytes no more.
+    /// Discounts bytes that wait no more.
     pub(crate) fn discount(&self, bytes: usize) {
         self.0.bytes.fetch_sub(bytes, Relaxed);
         self.0.unread.bytes.fetch_sub(bytes, Relaxed);

@@ -1,4 +1,4 @@
-//! What can be wrong with a source or a registration before any server is asked.
+//! Errors of a source or a registration, found before any server is asked.
 
 use std::path::PathBuf;
 
@@ -25,9 +25,9 @@ pub enum DiscoveryError {
     /// A URL of etcd that can't be used.
     #[error("'{url}' can't be used: {problem}; expected etcd://host:port,host:port/prefix")]
     EtcdUrl {
-        /// What was given.
+        /// The given text.
         url: String,
-        /// What is wrong.
+        /// The problem.
         problem: &'static str,
     },
     /// A URL of Kubernetes that can't be used.
@@ -35,9 +35,9 @@ pub enum DiscoveryError {
         "'{url}' can't be used: {problem}; expected kubernetes://namespace/service or kubernetes://namespace/service:port"
     )]
     KubernetesUrl {
-        /// What was given.
+        /// The given text.
         url: String,
-        /// What is wrong.
+        /// The problem.
         problem: &'static str,
     },
     /// Kubernetes is asked for outside of a pod.
@@ -48,7 +48,7 @@ pub enum DiscoveryError {
     Cluster {
         /// The variable.
         variable: &'static str,
-        /// What it says.
+        /// The contents.
         value: String,
     },
     /// A file of certificates or of a key that can't be used.

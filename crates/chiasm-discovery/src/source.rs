@@ -1,4 +1,4 @@
-//! What a flag says of where agents are to be found, and following it.
+//! Sources of agents' addresses, parsed from a flag and followed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::kubernetes::KubernetesUpstream;
 use crate::named::{Following, Named};
 use crate::{Access, DiscoveryError, Etcd, MOST_ADDRESSES, Service, address, upstream};
 
-/// Where the addresses of agents come from, parsed from what a flag says:
+/// A source of agents' addresses, parsed from a flag:
 ///
 /// - `host:port,host:port…` names them;
 /// - `etcd://host:port,host:port…/prefix` names a prefix in etcd, and `etcds://` one that is reached with TLS;
@@ -20,7 +20,7 @@ use crate::{Access, DiscoveryError, Etcd, MOST_ADDRESSES, Service, address, upst
 pub enum Source {
     /// These addresses, always.
     Static(BTreeSet<String>),
-    /// Those that the keys below a prefix say.
+    /// The addresses in the keys below a prefix.
     Etcd(Etcd),
     /// The endpoints of a service.
     Kubernetes(Service),

@@ -27,7 +27,7 @@ use crate::wire::{AskError, Wire};
 
 /// A worker that nobody could connect to for so long is gone.
 const GONE: Duration = Duration::from_secs(4);
-/// What is answered by somebody else where a worker was, and by one that is going down.
+/// The answer of another process at a worker's address, and of a worker that is going down.
 const NOT_THERE: &str = "unknown endpoint";
 /// Between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -39,7 +39,7 @@ pub(crate) struct DynamoBackend {
     images: Images,
     /// Takes whoever is to be told of the KV cache, once.
     kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
-    /// What watches the worker. It ends with this.
+    /// The tasks that watch the worker. They end with the backend.
     _tasks: JoinSet<()>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) enum Images {
     Tensors(ReadyTensors),
 }
 
-/// What a backend, its jobs and what watches the worker share.
+/// The state that a backend, its jobs and its tasks share.
 pub(crate) struct Shared {
     /// `COMPONENT/ENDPOINT/INSTANCE`.
     pub(crate) name: String,
@@ -203,17 +203,17 @@ impl DynamoBackend {
         };
         let bodies = request::of(&job, model, takes_images, packed.as_ref())?;
         let counted = InFlight::new(shared.clone());
-        // A worker knows a request by this id alone, and a client's may be that of another request too: of another client's,
-        // or of another prompt in one list.
+        // A worker tells requests apart by their ids alone. A client's id may be shared: with
+        // another client's request, or with the other prompts of one list.
         let mark: u64 = rand::random();
         let ask = |(choice, body): (usize, Vec<u8>)| {
             let id = format!("{}-{mark:016x}-{choice}", job.id);
             async move { shared.wire.ask(&place.path, &id, &body).await }
         };
-        // All are waited for: what one of them was taken for, the worker may have begun with.
+        // All answers are awaited: the worker may have begun with any request that it took.
         let asked = join_all(bodies.into_iter().enumerate().map(ask)).await;
         let may_have_begun = asked.iter().any(|asked| asked.as_ref().err().is_none_or(|error| !error.is_unbegun()));
-        // What was taken ends as it is dropped.
+        // Requests that were taken are aborted when their answers are dropped.
         let answers = asked.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| {
             let death = Death::new(format!("{}: {error}", shared.name));
             if matches!(&error, AskError::Refused(words) if words.contains(NOT_THERE)) {

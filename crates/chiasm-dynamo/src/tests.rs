@@ -133,7 +133,7 @@ async fn a_request_says_all_that_a_job_does_and_its_answer_comes_home() {
 }
 
 #[tokio::test]
-async fn requests_of_one_id_have_ids_of_their_own_at_a_worker() {
+async fn requests_with_one_id_get_ids_of_their_own() {
     let mut worker = FakeWorker::start("").await;
     let backend = worker.connect().await;
     let mut ids = Vec::new();
@@ -385,7 +385,8 @@ async fn a_worker_that_takes_nothing_for_now_is_still_there() {
     assert!(backend.ended().now_or_never().is_none());
 }
 
-/// Gives a worker two requests, the second one over the connection of the first.
+/// Sends a worker two requests, the second over the connection of the first. Returns the outcome of
+/// the second, and the number of requests that came.
 async fn second_of(served: &'static [usize]) -> (Result<(), JobError>, usize) {
     let mut worker = FakeWorker::closing(served).await;
     let backend = worker.connect().await;

@@ -15,16 +15,16 @@ use crate::answer::Answer;
 use crate::call_home::{CallHome, Expected};
 use crate::frame::{self, TwoPart};
 
-/// How long a worker's machine may take to accept a connection.
+/// The deadline for a connection to a worker.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(3);
-/// How long a worker may take to acknowledge a request: it does so before it looks at it.
+/// The deadline for a worker's acknowledgement, which it sends before it looks at the request.
 const TAKEN_WITHIN: Duration = Duration::from_secs(10);
 /// Connections that are kept for later.
 const MOST_IDLE: usize = 32;
 /// Bytes of the words with which a worker refuses.
 const MOST_WORDS: usize = 4096;
 
-/// Why a request is not on its way.
+/// An error of a request that was not acknowledged.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
     /// Nobody listens there.
@@ -57,12 +57,12 @@ impl AskError {
     }
 }
 
-/// Where an endpoint of a worker is.
+/// The place of a worker's endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     /// `host:port`.
     pub(crate) address: String,
-    /// What the worker knows the endpoint by.
+    /// The worker's name for the endpoint.
     pub(crate) path: String,
 }
 
@@ -72,11 +72,11 @@ pub(crate) struct Wire {
     address: String,
     home: CallHome,
     idle: Mutex<Vec<TcpStream>>,
-    /// What the worker has begun to answer.
+    /// The unfinished long messages of its answers.
     begun: Begun,
 }
 
-/// What comes before a request's body (`RequestControlMessage` of Dynamo).
+/// The header before a request's body (`RequestControlMessage` of Dynamo).
 #[derive(Serialize)]
 struct Control<'a> {
     id: &'a str,
@@ -110,7 +110,7 @@ impl Wire {
         Self { address: address.to_owned(), home, idle: Mutex::default(), begun: Begun::default() }
     }
 
-    /// Connects, for whoever wants to know whether the worker is there.
+    /// Opens a connection, also to check that the worker is there.
     pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
         let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect(&self.address));
         let stream = connecting.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
@@ -118,7 +118,8 @@ impl Wire {
         Ok(stream)
     }
 
-    /// Gives the endpoint at `path` a request. Returns when it is acknowledged, long before anything comes of it.
+    /// Sends a request to the endpoint at `path`. Returns when it is acknowledged, long before its
+    /// answer begins.
     ///
     /// A kept connection may have been closed before the request arrived. If it ends without an
     /// acknowledgement, the request is sent once more, on a fresh connection. The worker may also have
@@ -170,7 +171,7 @@ fn control(id: &str, expected: &Expected) -> Vec<u8> {
     serde_json::to_vec(&control).unwrap_or_default()
 }
 
-/// Sends a request; the worker's words if it does not take it.
+/// Sends a request. Returns the worker's words if it refuses the request.
 async fn exchange(stream: &mut TcpStream, request: &[u8]) -> io::Result<Option<String>> {
     stream.write_all(request).await?;
     let length = stream.read_u32().await? as usize;

@@ -536,7 +536,7 @@ async fn an_engine_s_own_words_about_an_error_decide_what_becomes_of_the_job() {
     assert!(matches!(ended("internal_error", false).await, JobError::Failed));
 }
 
-/// Ends a job with a constraint in an error, after its engine has logged some lines about it.
+/// Fails a job with a constraint, after its engine has logged these lines. Returns the job's error.
 async fn failed_constraint(stand: &mut Stand, error: Option<RequestError>, log: &[&str]) -> JobError {
     let mut job = job(1, no_media());
     let constraint = Constraint::Regex("(".into());

@@ -54,12 +54,12 @@ impl SubscriberConfig {
     }
 }
 
-/// The place in an engine's stream of KV events up to which everything was taken.
+/// A position in an engine's stream of KV events: everything up to it has been received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamPosition {
     /// The number of the last batch.
     pub seq: u64,
-    /// The digest of its payload. Payloads carry a time, so the batch of that number of another start of the engine has another one.
+    /// The digest of its payload. Payloads carry a time, so a batch of the same number differs after a restart of the engine.
     pub digest: [u8; blake3::OUT_LEN],
 }
 
@@ -108,8 +108,8 @@ impl Subscriber {
         Self::resuming(config, receiver, counters, None)
     }
 
-    /// Starts the task as [`Subscriber::counting`] does, with a receiver that has everything up to this place already. If the engine
-    /// was restarted since, or does not replay what came after that place, the receiver is reset.
+    /// Starts the task as [`Subscriber::counting`] does, for a receiver that already has everything up to `from`. The receiver is
+    /// reset if the engine has been restarted since, or can't replay what followed.
     pub fn resuming(
         config: SubscriberConfig,
         receiver: impl KvEventReceiver,
@@ -129,7 +129,7 @@ impl Subscriber {
         Self { task, stop: Some(stop) }
     }
 
-    /// Stops between two batches. Returns the place up to which the receiver has everything; `None` if it has nothing.
+    /// Stops between two batches. Returns the position up to which the receiver has everything; `None` if it has nothing.
     pub async fn stop(mut self) -> Option<StreamPosition> {
         drop(self.stop.take());
         (&mut self.task).await.ok().flatten()

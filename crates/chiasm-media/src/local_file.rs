@@ -43,11 +43,11 @@ impl LocalFiles {
         if climbs || !(path.starts_with(&self.given) || path.starts_with(&self.canonical)) {
             return Err(MediaError::LocalPathForbidden);
         }
-        // Links with an absolute target may stay below the directory, which `openat2` can't tell.
+        // `openat2` refuses every link with an absolute target, also one to a file below the directory.
         let path = path.canonicalize().map_err(|error| fault_of(&error))?;
         let below = path.strip_prefix(&self.canonical);
         let below = below.map_err(|_| MediaError::LocalPathForbidden)?;
-        // Opening a device may have effects. The check on the open file is the one that counts.
+        // Opening a device may have effects. The check that counts is that of the open file, below.
         if !path.is_file() {
             return Err(MediaError::LocalFileNotFound);
         }
@@ -67,13 +67,13 @@ impl LocalFiles {
     }
 }
 
-/// Opens a file below `root` for reading. Nothing that happens to the path meanwhile leads elsewhere,
-/// and a pipe does not block.
+/// Opens a file below `root` for reading. A path that changes meanwhile leads to no file outside
+/// `root`, and opening a pipe does not block.
 #[cfg(target_os = "linux")]
 fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     use rustix::fs::{ResolveFlags, openat2};
 
-    /// The kernel gives up on a path with `..` in a link while anything is renamed.
+    /// While anything is renamed, the kernel fails with `EAGAIN` for a path that has a link with `..`.
     const MAX_TRIES: usize = 8;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mut opened = Err(Errno::AGAIN);
@@ -84,7 +84,7 @@ fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
         }
     }
     match opened {
-        // Kernels before 5.6, and filters of system calls that do not know it.
+        // Kernels before 5.6, and seccomp filters that do not know `openat2`.
         Err(Errno::NOSYS | Errno::PERM) => open_by_steps(root, below),
         opened => opened,
     }
@@ -98,8 +98,8 @@ fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// Opens a file as [`open_below`] does, without `openat2`: one folder after the other, and no link is
-/// followed at all. The path of a file that was just resolved has none.
+/// Opens a file as [`open_below`] does, but without `openat2`: folder by folder, following no links. A
+/// path that was just resolved has none.
 fn open_by_steps(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     let mut folder: Option<OwnedFd> = None;
     let mut steps = below.components().peekable();
@@ -114,7 +114,7 @@ fn open_by_steps(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     Err(Errno::ISDIR)
 }
 
-/// Opens a folder that is no link, only to open what is in it.
+/// Opens a folder, and no link to one, to open files in it.
 fn open_folder(at: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     #[cfg(target_os = "linux")]
@@ -209,7 +209,7 @@ mod tests {
     }
 
     type Open = fn(&OwnedFd, &Path) -> Result<OwnedFd, Errno>;
-    /// With `openat2`, and without it.
+    /// Opening with `openat2`, and without it.
     const WAYS: [Open; 2] = [open_below, open_by_steps];
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
             assert_eq!(std::io::read_to_string(File::from(inside)).unwrap(), "1234");
             for path in ["file", "relative", "folder/secret", "magic/etc/passwd", "../secret"] {
                 let error = open(&root, Path::new(path)).unwrap_err();
-                // A link where a folder should be is none, step by step.
+                // `open_by_steps` finds a link where a folder should be: `ENOTDIR`.
                 assert!(matches!(error, Errno::XDEV | Errno::LOOP | Errno::NOTDIR), "{path}: {error}");
             }
         }

@@ -85,7 +85,7 @@ impl EncodedMedia {
         url
     }
 
-    /// Returns the media type. Of what has no header that is read here, readers look at the kind alone.
+    /// Returns the media type. Without a header its subtype is `unknown`: readers look at its type alone.
     fn media_type(&self) -> &'static str {
         match (&self.header, &self.modality) {
             (MediaHeader::Image(header), _) => header.format.media_type(),

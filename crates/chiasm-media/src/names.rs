@@ -21,14 +21,14 @@ impl UrlKey {
     }
 }
 
-/// The content that a URL led to, and the time for which that holds.
+/// The content of a URL, and how long that stays valid.
 type UrlContent = (ContentHash, Freshness);
 
-/// A failure of a URL, and the moment from which it is not believed any more.
+/// A failure of a URL, and its expiry.
 type UrlFailure = (MediaError, Instant);
 
-/// The contents and the failures of URLs. A failure leaves the content alone: it may be one of the network, or of one
-/// modality, as of a picture that was asked for as a video.
+/// The contents and the failures of URLs. A failure does not remove the content: the network may have failed, or one modality,
+/// as when a picture is asked for as a video.
 pub(crate) struct Urls {
     /// `None` remembers nothing.
     caches: Option<UrlCaches>,
@@ -54,7 +54,7 @@ impl Weighter<UrlKey, UrlContent> for Weight {
 }
 
 impl Urls {
-    /// Remembers at most `count` URLs, and as many failures. Failures are believed for `failures_last`.
+    /// Remembers at most `count` URLs, and as many failures. Failures expire after `failures_last`.
     pub(crate) fn new(count: usize, failures_last: Duration) -> Self {
         let options =
             OptionsBuilder::new().weight_capacity(count as u64).estimated_items_capacity(count.min(1 << 16)).build();
@@ -65,18 +65,18 @@ impl Urls {
         Self { caches: options.ok().filter(|_| count > 0).map(caches), failures_last }
     }
 
-    /// Returns what the URL led to.
+    /// Returns the last known content of the URL.
     pub(crate) fn content(&self, key: &UrlKey) -> Option<UrlContent> {
         self.caches.as_ref()?.contents.get(key)
     }
 
-    /// Returns why the URL failed for a modality, while that is believed.
+    /// Returns the failure of the URL for a modality, unless it has expired.
     pub(crate) fn failure(&self, key: &(UrlKey, Modality), now: Instant) -> Option<MediaError> {
         let (error, until) = self.caches.as_ref()?.failures.get(key)?;
         (now < until).then_some(error)
     }
 
-    /// Remembers what the URL leads to, if that may be stored.
+    /// Remembers the content of the URL, if it may be stored.
     pub(crate) fn learn(&self, key: UrlKey, content: ContentHash, freshness: Freshness) {
         let Some(caches) = &self.caches else { return };
         if freshness.may_be_stored() {

@@ -1,4 +1,4 @@
-//! What a model's text means: reasoning, text for the user and tool calls, told of as it comes.
+//! Parses a model's answer while it streams: reasoning, text for the user and tool calls.
 //!
 //! A [`Format`] says how a model writes these things; there is one for each of vLLM's tool parsers and reasoning parsers that are
 //! known here, under vLLM's names. A [`Parser`] reads one answer. It is given text in pieces, however they are cut, and tells a
@@ -65,7 +65,7 @@ pub enum CallEnd {
 /// An answer as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// What the model thinks.
+    /// The reasoning.
     pub reasoning: String,
     /// The text for the user.
     pub text: String,

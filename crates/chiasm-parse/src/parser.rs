@@ -14,19 +14,19 @@ pub struct Parser {
     tools: Arc<Tools>,
     state: State,
     pending: Pending,
-    /// What the answer's text begins with, as long as that was not told.
+    /// The beginning of the answer's text, until it was passed on.
     begin: &'static str,
     /// White space that belongs to what is told of if more of it follows.
     spaces: String,
-    /// What reasoning says of itself, as long as it may be that.
+    /// The text so far that may still become the label of reasoning.
     label: String,
     /// There was text that is more than white space.
     has_text: bool,
     /// There was a call.
     has_called: bool,
-    /// The current call is left out: it has no name, or is one too many.
+    /// The current call is dropped: it has no name, or only one call is allowed and there was one.
     is_dropped: bool,
-    /// Calls behind the first are left out.
+    /// All calls after the first are dropped.
     has_single_call: bool,
     /// Reasoning has been looked for: it does not begin in text any more.
     ignores_reasoning: bool,
@@ -58,13 +58,13 @@ impl Parser {
         }
     }
 
-    /// Leaves calls behind the first out, as no grammar holds every format to one.
+    /// Drops all calls after the first. Some formats have no grammar that allows only one call.
     #[must_use]
     pub fn with_single_call(self) -> Self {
         Self { has_single_call: true, ..self }
     }
 
-    /// Whether what comes next is reasoning, as far as is known.
+    /// Returns `true` if the next text is reasoning, as far as is known.
     pub fn is_reasoning(&self) -> bool {
         matches!(self.state, State::Reasoning)
     }
@@ -100,7 +100,7 @@ impl Parser {
         }
     }
 
-    /// Whether nothing begins or ends in a text.
+    /// Returns `true` if nothing begins or ends in a text.
     fn is_plain(&self, text: &str) -> bool {
         match self.state {
             State::Reasoning => self.format.in_reasoning.are_far_from(text),
@@ -200,7 +200,7 @@ impl Parser {
         }
     }
 
-    /// What follows a step within calls. False if more text has to come.
+    /// Continues after a step within calls. Returns `false` if more text has to come.
     fn leave_calls(&mut self, step: Step, is_last: bool, sink: &mut dyn Sink) -> bool {
         match step {
             Step::More => return false,

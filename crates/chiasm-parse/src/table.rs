@@ -16,7 +16,7 @@ use tags::{
     LLAMA_TAG, LONGCAT_TAG, MINIMAX_M2_TAG, MISTRAL_TAG, QWEN3_CODER_TAG, SEED_OSS_TAG,
 };
 
-/// How calls are written, by the names of tool parsers.
+/// The syntax of calls, by the names of tool parsers.
 pub(crate) static CALLS: &[(&[&str], Calls)] = &[
     (
         &["hermes", "qwen3_json"],
@@ -184,7 +184,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
     ),
 ];
 
-/// How calls are written where a schema asks for a list of them (`get_json_schema_from_tools`, `vllm/tool_parsers/utils.py`).
+/// The syntax of calls if a schema asks for a list of them (`get_json_schema_from_tools`,
+/// `vllm/tool_parsers/utils.py`).
 pub(crate) static LISTED: Calls = Calls {
     openings: &[(
         "[",

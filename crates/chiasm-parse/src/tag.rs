@@ -14,31 +14,33 @@ pub struct Function<'a> {
     pub arguments: &'a Value,
 }
 
-/// How calls of one format are held.
+/// The structural tag of one format.
 #[derive(Debug)]
 pub(crate) struct TagForm {
-    /// What all calls stand in; both may be empty.
+    /// The text around all calls; both parts may be empty.
     pub(crate) block: (&'static str, &'static str),
-    /// What a call begins with, before and behind its name.
+    /// The beginning of a call, before and after its name.
     pub(crate) begin: (&'static str, &'static str),
     /// Another beginning and end that it may have.
     pub(crate) other: Option<(&'static str, &'static str)>,
-    /// What stands between a number, which ends the name, and the arguments; empty without a number.
+    /// The text between a number, which ends the name, and the arguments; empty without a number.
     pub(crate) number: &'static str,
-    /// How arguments are written, by xgrammar's name.
+    /// The syntax of arguments, by xgrammar's name.
     pub(crate) style: &'static str,
-    /// What a call ends with.
+    /// The end of a call.
     pub(crate) end: &'static str,
-    /// What stands between calls.
+    /// The separator of calls.
     pub(crate) separator: &'static str,
-    /// What calls are known by within text: the block's or a call's beginning, or a part of it.
+    /// The trigger of calls within text: the beginning of the block or of a call, or a part of it.
     pub(crate) trigger: &'static str,
-    /// A token of the models that write calls so, where others of the format do not; may be empty.
+    /// A token that tells the models that write calls this way from others of the format; may be
+    /// empty.
     pub(crate) token: &'static str,
 }
 
 impl Format {
-    /// Returns the token that a model must have to be held to a structural tag, if there is one.
+    /// Returns the token that a model must have for a [structural tag](Self::structural_tag), if
+    /// one is needed.
     pub fn tag_token(&self) -> Option<&'static str> {
         let form = self.calls?.tag?;
         Some(form.token).filter(|token| !token.is_empty())

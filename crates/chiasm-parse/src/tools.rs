@@ -7,9 +7,16 @@ use serde_json::Value;
 /// The maximum number of schemas within each other that are looked at.
 const MAX_DEPTH: usize = 64;
 
-/// The maximum number of schemas of a request's functions that are looked at, each as often as it is
-/// referred to. A parameter whose schema is not looked at is text.
-const MAX_SCHEMAS: usize = 1 << 16;
+/// The maximum number of schema visits for all functions of a request. A schema is visited each
+/// time that something refers to it. A parameter whose schema is never visited is text.
+const MAX_SCHEMA_VISITS: usize = 1 << 16;
+
+/// The maximum number of values of `enum`, and of names in `type`, that one visit reads.
+const MAX_VALUES: usize = 256;
+
+/// The maximum size of a reference, and of a type's name. Longer ones are ignored: each visit would
+/// read them.
+const MAX_NAME_BYTES: usize = 256;
 
 /// The keys of a schema that hold alternatives, or parts, of it.
 const ALTERNATIVES: [&str; 3] = ["anyOf", "oneOf", "allOf"];
@@ -24,7 +31,7 @@ impl Tools {
     /// Reads the functions' parameters, which are JSON schemas of objects. Formats that write every value as text need them to tell a
     /// number from a text of digits.
     pub fn new<'a>(functions: impl IntoIterator<Item = (&'a str, &'a Value)>) -> Self {
-        let mut budget = MAX_SCHEMAS;
+        let mut budget = MAX_SCHEMA_VISITS;
         let functions = functions.into_iter().map(|(name, parameters)| {
             let mut schemas = Schemas { root: parameters, budget, seen: HashSet::new() };
             let mut properties = Vec::new();
@@ -41,7 +48,7 @@ impl Tools {
         Self { functions: functions.collect() }
     }
 
-    /// What a parameter may be, if that is known.
+    /// Returns the possible types of a parameter, if they are known.
     pub(crate) fn types(&self, function: &str, parameter: &str) -> Option<Types> {
         self.functions.get(function)?.get(parameter).copied()
     }
@@ -51,9 +58,9 @@ impl Tools {
 struct Schemas<'a> {
     /// The schema that references begin at.
     root: &'a Value,
-    /// The number of schemas that may still be looked at.
+    /// The number of schema visits that are left.
     budget: usize,
-    /// The references that were followed. Following each once ends recursion.
+    /// The references that were followed. Each is followed once, so recursion ends.
     seen: HashSet<&'a str>,
 }
 
@@ -84,30 +91,30 @@ impl<'a> Schemas<'a> {
         let mut types = 0;
         match schema.get("type") {
             Some(Value::String(name)) => types |= by_name(name),
-            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).for_each(|name| types |= by_name(name)),
+            Some(Value::Array(names)) => {
+                let names = names.iter().take(MAX_VALUES).filter_map(Value::as_str);
+                names.for_each(|name| types |= by_name(name));
+            }
             _ => {}
         }
         let values = schema.get("enum").and_then(Value::as_array);
-        values.into_iter().flatten().for_each(|value| types |= of_value(value));
-        if let Some(reference) = reference(schema) {
-            if !self.seen.insert(reference) {
-                // Its types are among the others already.
-                return types;
-            }
-            if let Some(target) = self.target(reference) {
-                types |= self.types(target, depth - 1);
-            }
+        values.into_iter().flatten().take(MAX_VALUES).for_each(|value| types |= of_value(value));
+        let reference = reference(schema);
+        // The target's types are among the others already.
+        let is_seen = reference.is_some_and(|reference| !self.seen.insert(reference));
+        if let Some(target) = reference.filter(|_| !is_seen).and_then(|reference| self.target(reference)) {
+            types |= self.types(target, depth - 1);
         }
         for alternative in alternatives(schema) {
             types |= self.types(alternative, depth - 1);
         }
-        if types == 0 { by_keywords(schema) } else { types }
+        if types == 0 && !is_seen { by_keywords(schema) } else { types }
     }
 
-    /// Returns `true` if a schema at this depth may be looked at, and counts it.
+    /// Returns `true` if a schema at this depth may be looked at. Counts it either way.
     fn may_look(&mut self, depth: usize) -> bool {
         let may_look = depth > 0 && self.budget > 0;
-        self.budget -= usize::from(may_look);
+        self.budget = self.budget.saturating_sub(1);
         may_look
     }
 
@@ -118,14 +125,15 @@ impl<'a> Schemas<'a> {
 }
 
 fn reference(schema: &Value) -> Option<&str> {
-    schema.get("$ref").and_then(Value::as_str)
+    schema.get("$ref").and_then(Value::as_str).filter(|reference| reference.len() <= MAX_NAME_BYTES)
 }
 
 fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
     ALTERNATIVES.into_iter().flat_map(|key| schema.get(key).and_then(Value::as_array).into_iter().flatten())
 }
 
-/// Returns the type of a schema that names none: text, unless it speaks of an object's or a list's parts.
+/// Returns the type of a schema that names none: an object or a list if it describes the parts of
+/// one, else text.
 fn by_keywords(schema: &Value) -> u8 {
     let has = |key: &str| schema.get(key).is_some();
     if has("properties") {
@@ -164,7 +172,7 @@ impl Types {
 
     /// Returns `true` if every value that begins with `text` is text, so that it can be passed on
     /// before its end is known.
-    pub(crate) fn are_text_behind(self, text: &str) -> bool {
+    pub(crate) fn are_text_after(self, text: &str) -> bool {
         let has = |kind: u8| self.0 & kind != 0;
         let begins = |word: &str, text: &str| {
             word.as_bytes().get(..text.len()).is_some_and(|word| word.eq_ignore_ascii_case(text.as_bytes()))
@@ -216,7 +224,7 @@ pub(crate) fn json_may_begin_with(text: &str) -> bool {
     }
 }
 
-/// Returns `true` for a byte that numbers of Python's may have.
+/// Returns `true` for a byte that may occur in a number of Python's.
 fn is_of_number(byte: u8) -> bool {
     byte.is_ascii_digit() || b"+-._eE".contains(&byte)
 }
@@ -259,6 +267,9 @@ fn number(text: &str) -> Option<String> {
 
 /// A type by its name in a schema, or by one of those that models' users write instead.
 fn by_name(name: &str) -> u8 {
+    if name.len() > MAX_NAME_BYTES {
+        return OTHER;
+    }
     match name.trim().to_ascii_lowercase().as_str() {
         "null" => NULL,
         "integer" | "int" | "int32" | "int64" | "uint" | "uint32" | "uint64" | "long" | "short" | "unsigned" => INTEGER,

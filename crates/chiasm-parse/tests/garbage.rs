@@ -147,13 +147,14 @@ fn arguments_that_nest_too_deep_are_told_up_to_there_however_they_are_cut() {
     assert_eq!(read(&format, text.split_inclusive(' ')), whole);
 }
 
-/// Returns the CPU time of this thread so far. Unlike time on a clock it does not grow while others have the core.
+/// Returns the CPU time of this thread. Unlike wall-clock time, it does not grow while other
+/// threads run.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
 
-/// Returns the CPU time for an answer that is a piece many times over, a few characters at a time as tokens come.
+/// Returns the CPU time for an answer that repeats a piece, read four characters at a time.
 fn time(format: &Format, begin: &str, piece: &str, times: usize) -> Duration {
     let text = format!("{begin}{}", piece.repeat(times));
     let characters: Vec<char> = text.chars().collect();

@@ -128,7 +128,8 @@ fn known_differences() -> BTreeSet<(String, String)> {
         .collect()
 }
 
-/// An answer that ends anywhere has the closed calls that it would have had if it had gone on.
+/// An answer that is cut anywhere closes no call that the whole answer does not close with the same
+/// arguments.
 #[test]
 fn cut_answer_closes_only_whole_calls() {
     let Goldens { tools, goldens } = serde_json::from_str(&goldens("parse.json")).unwrap();

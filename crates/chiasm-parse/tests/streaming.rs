@@ -1,4 +1,4 @@
-//! Calls on their way: a name and long text come while the answer grows, in every format.
+//! Streaming of calls: every format passes on names and long texts while the answer grows.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 /// The maximum number of bytes of a text that a parser may hold back.
 const MAX_LAG: usize = 160;
 
-/// The size of a piece of an answer, as an engine's step brings it.
-const PIECE_BYTES: usize = 12;
+/// The characters of a piece of an answer, about as many as a step of an engine adds.
+const PIECE_CHARS: usize = 12;
 
-/// What stands before and behind the text of a call `f(path="/a", text=…)`.
+/// Returns the parts of a call `f(path="/a", text=…)` before and behind its text.
 fn call(parser: &str) -> (&'static str, &'static str) {
     match parser {
         "hermes" | "qwen3_json" => {
@@ -71,7 +71,7 @@ fn call(parser: &str) -> (&'static str, &'static str) {
     }
 }
 
-/// Schemas of a text, some of which allow other values, too.
+/// Schemas of a text. Some allow other values, too.
 fn texts() -> [Value; 7] {
     [
         json!({"type": "string"}),
@@ -95,7 +95,7 @@ fn tools(text: &Value) -> Arc<Tools> {
 
 fn pieces(text: &str) -> impl Iterator<Item = String> {
     let characters: Vec<char> = text.chars().collect();
-    let pieces: Vec<String> = characters.chunks(PIECE_BYTES).map(|piece| piece.iter().collect()).collect();
+    let pieces: Vec<String> = characters.chunks(PIECE_CHARS).map(|piece| piece.iter().collect()).collect();
     pieces.into_iter()
 }
 
@@ -130,7 +130,7 @@ fn long_text_comes_as_it_grows() {
     }
 }
 
-/// Texts within lists and objects, where the format has its own way to write these.
+/// Formats that write lists and objects in their own way stream the texts in them, too.
 #[test]
 fn nested_text_comes_as_it_grows() {
     let text = "Some words, 12 of them; ".repeat(40);
@@ -152,7 +152,7 @@ fn nested_text_comes_as_it_grows() {
     }
 }
 
-/// A call that the answer breaks off in has arguments that are no JSON, and is told apart.
+/// The arguments of a call in which the answer ends are no JSON.
 #[test]
 fn answer_that_ends_in_arguments_leaves_call_unfinished() {
     for name in tool_parsers() {
@@ -170,9 +170,9 @@ fn answer_that_ends_in_arguments_leaves_call_unfinished() {
     }
 }
 
-/// A nullable text that says `null`, or something that begins like it, is read as a whole says.
+/// Text that only begins like `null` is text, wherever the answer is cut.
 #[test]
-fn nullable_text_is_null_only_as_a_whole() {
+fn nullable_text_is_null_only_if_all_of_it_is() {
     let format = Format::new(Some("qwen3_coder"), None).unwrap();
     let (before, behind) = call("qwen3_coder");
     for (text, value) in [
@@ -230,7 +230,7 @@ fn referenced_objects_arrive_as_objects() {
             for (key, is_object) in
                 keys.iter().map(|key| (*key, true)).chain([("elsewhere", false), ("missing", false)])
             {
-                let (before, behind) = (before.replace("text", key).replace("\"true\"", "\"false\""), behind);
+                let before = before.replace("text", key).replace("\"true\"", "\"false\"");
                 let format = Format::new(Some(name), None).unwrap();
                 let tools = Tools::new([("f", parameters)]);
                 let mut read = Collected::default();
@@ -247,7 +247,7 @@ fn referenced_objects_arrive_as_objects() {
     }
 }
 
-/// Schemas that refer to each other many times are looked at a bounded number of times.
+/// Schemas that refer to each other many times are visited a bounded number of times.
 #[test]
 fn schemas_that_multiply_are_bounded() {
     let mut definitions = serde_json::Map::new();
@@ -266,6 +266,29 @@ fn schemas_that_multiply_are_bounded() {
     assert_eq!(read.calls[0].arguments, "{\"p1999\": \"1\"}");
 }
 
+/// Each visit of a schema reads a bounded part of it.
+#[test]
+fn long_parts_of_schemas_are_not_read() {
+    let mut values: Vec<Value> = (0..300).map(|i| json!(format!("v{i}"))).collect();
+    values.push(json!(1));
+    let definition = "n".repeat(300);
+    let reference = format!("#/$defs/{definition}");
+    let parameters = json!({
+        "properties": {"long": {"enum": values}, "short": {"enum": ["v", 1]}, "far": {"$ref": reference}},
+        "$defs": {definition: {"type": "integer"}},
+    });
+    let format = Format::new(Some("qwen3_coder"), None).unwrap();
+    for (key, value) in [("long", json!("1")), ("short", json!(1)), ("far", json!("1"))] {
+        let mut read = Collected::default();
+        let mut parser = Parser::new(&format, Tools::new([("f", &parameters)]).into(), format.start(None));
+        let call = format!("<tool_call>\n<function=f>\n<parameter={key}>\n1\n</parameter>\n</function>\n</tool_call>");
+        parser.push(&call, &mut read);
+        parser.finish(&mut read);
+        let arguments: Value = serde_json::from_str(&read.calls[0].arguments).unwrap();
+        assert_eq!(arguments[key], value, "{key}");
+    }
+}
+
 /// An answer with two calls has the first alone, where one call is allowed, however it is cut.
 #[test]
 fn single_call_leaves_later_calls_out() {
@@ -280,20 +303,20 @@ fn single_call_leaves_later_calls_out() {
         } else {
             format!("{first}\n{first}")
         };
-        let read = |is_single: bool, piece_bytes: usize| {
+        let read = |is_single: bool, piece_chars: usize| {
             let mut answer = Collected::default();
             let mut parser = Parser::new(&format, tools(&texts()[0]), format.start(None));
             if is_single {
                 parser = parser.with_single_call();
             }
             let characters: Vec<char> = text.chars().collect();
-            characters.chunks(piece_bytes).for_each(|piece| parser.push(&String::from_iter(piece), &mut answer));
+            characters.chunks(piece_chars).for_each(|piece| parser.push(&String::from_iter(piece), &mut answer));
             parser.finish(&mut answer);
             answer
         };
         assert_eq!(read(false, 1).calls.len(), 2, "{name}");
-        for piece_bytes in [1, 7, text.len()] {
-            let calls = read(true, piece_bytes).calls;
+        for piece_chars in [1, 7, text.len()] {
+            let calls = read(true, piece_chars).calls;
             assert_eq!((calls.len(), calls[0].end), (1, Some(CallEnd::Closed)), "{name}");
             let arguments: Value = serde_json::from_str(&calls[0].arguments).unwrap();
             assert_eq!(arguments, json!({"path": "/a", "text": "x"}), "{name}");

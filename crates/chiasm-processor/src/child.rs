@@ -24,7 +24,7 @@ pub(crate) struct Child {
     connection: Connection,
     process: OwnedFd,
     spares: Arc<Spares>,
-    /// It ends its children when it ends.
+    /// The server that it was forked off. Its children end with it.
     server: Arc<Server>,
 }
 
@@ -40,12 +40,12 @@ impl Child {
         Ok(Self { connection, process, spares: Arc::default(), server })
     }
 
-    /// Whether it was forked off this server.
+    /// Returns `true` if it was forked off this server.
     pub(crate) fn is_of(&self, server: &Arc<Server>) -> bool {
         Arc::ptr_eq(&self.server, server)
     }
 
-    /// Whether its server is of no use any more and is replaced.
+    /// Returns `true` if its server is lost and is being replaced.
     pub(crate) fn has_lost_server(&self) -> bool {
         self.server.is_lost()
     }
@@ -83,7 +83,7 @@ impl Child {
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
                 Err(ProcessorError::Nonsense(error.to_string()))
             }
-            // Then the call has no part in it.
+            // The server's end is the reason then, and not the call.
             Ok(Err(_)) if self.server.is_ending().await => Err(ProcessorError::Gone("it ended meanwhile".to_owned())),
             Ok(Err(_)) => Err(ProcessorError::Died),
         }

@@ -67,19 +67,19 @@ impl Connection {
         serde_json::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Returns the same connection once more, to wait for its end while this one is written to.
+    /// Duplicates the connection, so that one task can wait for its end while others write to it.
     pub(crate) fn duplicate(&self) -> io::Result<Self> {
         let stream = StdUnixStream::from(self.stream.as_fd().try_clone_to_owned()?);
         Ok(Self { stream: UnixStream::from_std(stream)? })
     }
 
-    /// Waits until the other end has ended, or says something without being asked.
+    /// Waits until the other end closes the connection, or sends something unasked.
     pub(crate) async fn is_over(&self) {
         while self.stream.readable().await.is_ok() && self.is_quiet() {}
     }
 
-    /// Asks the system, and not the runtime, which may learn of it later, whether the other end has
-    /// ended or says something without being asked.
+    /// Returns `true` if the other end has closed the connection, or sent something unasked. Asks the
+    /// system, as the runtime may learn of this later.
     pub(crate) fn is_over_now(&self) -> bool {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
         matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))

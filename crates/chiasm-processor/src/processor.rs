@@ -56,7 +56,7 @@ pub struct ProcessorOptions {
     pub timeout: Duration,
     /// How long the fork server may take to be ready.
     pub startup_timeout: Duration,
-    /// How long after a start the fork server may be started again. Doubles while starts fail.
+    /// The minimum time between two starts of the fork server. Doubles while starts fail.
     pub restart_pause: Duration,
     /// Bytes of an item's file and its tensors together, at most.
     pub item_bytes: u64,
@@ -224,7 +224,7 @@ impl Children {
         self.turns.acquire().await.map_err(|_| ProcessorError::Busy)
     }
 
-    /// A child of this server that waits for work. Those of earlier servers end.
+    /// Takes an idle child of this server. Children of earlier servers end.
     fn idle(&self, server: &Arc<Server>) -> Option<Child> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|child| child.is_of(server));

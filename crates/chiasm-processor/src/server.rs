@@ -25,21 +25,22 @@ const FORK_PATIENCE: Duration = Duration::from_secs(30);
 /// machine.
 const MAX_UNANSWERED: u32 = 2;
 
-/// How long after its children the end of a server may be noticed. Children that die by themselves
-/// are told from these so much later.
+/// The time in which the end of a server may be noticed after that of its children. The end of one
+/// child alone is reported that much later.
 const END_PATIENCE: Duration = Duration::from_millis(50);
 
 /// How long what a process printed last may take to be read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// A running fork server. Its children hold it: dropping the last of them kills it, and it kills what
-/// is left of them.
+/// A running fork server, shared with its children. Dropping the last reference kills the process, and
+/// what is left of its own children with it.
 pub(crate) struct Server {
     connection: Mutex<Connection>,
-    /// The same connection: nothing is said there any more until the process ends.
+    /// The same connection, to notice the end of the process: nothing else comes from there any more.
     end: Connection,
-    /// Forks in a row that came to nothing in time.
+    /// The number of forks in a row that were not answered in time.
     unanswered: AtomicU32,
+    /// Notified at [`MAX_UNANSWERED`] forks.
     hangs: Notify,
     /// Killed on drop.
     _process: Process,
@@ -111,6 +112,13 @@ impl Server {
 
     /// Forks another child. A fork that fails costs this call only.
     pub(crate) async fn fork(self: &Arc<Self>) -> Result<Child, ProcessorError> {
+        let server = self.clone();
+        // In a task: a fork that is not answered counts also if its caller gives up before.
+        let forking = tokio::spawn(async move { server.forked_in_time().await });
+        forking.await.unwrap_or_else(|error| Err(ProcessorError::Gone(error.to_string())))
+    }
+
+    async fn forked_in_time(self: &Arc<Self>) -> Result<Child, ProcessorError> {
         match timeout(FORK_PATIENCE, self.forked()).await {
             Ok(outcome) => {
                 if outcome.is_ok() {
@@ -138,17 +146,18 @@ impl Server {
         Child::greeted(self.clone(), ours).await
     }
 
-    /// Whether the process has ended, or forks no children any more.
+    /// Returns `true` if the process has ended, or forks no children any more.
     pub(crate) fn is_lost(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed) >= MAX_UNANSWERED || self.end.is_over_now()
     }
 
-    /// Whether the process ends now or has ended: its children die a moment before it does.
+    /// Returns `true` if the process has ended, or ends within [`END_PATIENCE`]: its children die a
+    /// moment before it does.
     pub(crate) async fn is_ending(&self) -> bool {
         timeout(END_PATIENCE, self.end.is_over()).await.is_ok()
     }
 
-    /// Waits until it is of no use any more; returns the reason. Items that its children make go on.
+    /// Waits until the server is lost, and returns the reason. Its children finish their items.
     pub(crate) async fn lost(&self) -> &'static str {
         tokio::select! {
             () = self.end.is_over() => "it has ended",

@@ -1,4 +1,4 @@
-//! The task that keeps a fork server running. No request starts one or is cancelled with a start.
+//! The task that keeps a fork server running. Requests start none, and a cancelled request cancels no start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{ProcessorError, ProcessorOptions};
 /// The longest pause between two starts that fail.
 const MAX_PAUSE: Duration = Duration::from_secs(120);
 
-/// The fork server of a processor, whichever runs now. Dropping this ends the server.
+/// The handle of the task, with the fork server that runs now. Dropping it ends the server.
 pub(crate) struct Supervisor {
     state: watch::Receiver<State>,
 }
@@ -27,7 +27,7 @@ enum State {
 
 impl Supervisor {
     /// Starts a fork server and waits until it is ready. It is replaced in the background when it
-    /// ends or takes no orders any more.
+    /// ends or forks no children any more.
     pub(crate) async fn start(options: &ProcessorOptions) -> Result<(Self, Greeting), ProcessorError> {
         let started = Instant::now();
         let (server, greeting) = Server::start(options).await?;
@@ -44,7 +44,7 @@ impl Supervisor {
         let mut state = self.state.clone();
         loop {
             match &*state.borrow_and_update() {
-                // The supervisor may not have noticed yet.
+                // The task has not noticed yet.
                 State::Running(server) if server.is_lost() => {}
                 State::Running(server) => return Ok(server.clone()),
                 State::Paused(error) => return Err(error.clone()),
@@ -100,6 +100,9 @@ impl Restarts {
                     return server;
                 }
                 Ok(_) => gone("it is another one than at the start; start chiasm serve again"),
+                // The first start has succeeded, so the reason may pass: clients may try again.
+                Err(ProcessorError::NotServed(reason)) => ProcessorError::Gone(reason),
+                Err(error @ ProcessorError::NoPython { .. }) => ProcessorError::Gone(error.to_string()),
                 Err(error) => error,
             };
             tracing::warn!(error = %reason, "vLLM's processor could not be started again");

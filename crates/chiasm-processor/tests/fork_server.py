@@ -3,7 +3,7 @@
 `babble` or `refuse`.
 
 The flag after the model says what becomes of the server itself: `serve`, `fail`, `vanish`, `second-fork-fails`, or
-`log=FOLDER`, which notes each start there and holds all but the first until FOLDER/go exists.
+`log=FOLDER`, which notes each start there and holds all but the first until FOLDER/go exists, or fails once FOLDER/fail does.
 """
 
 import itertools
@@ -92,11 +92,11 @@ def main():
     _, _, fate = sys.argv[sys.argv.index("--") + 1 :]
     if fate == "vanish":
         sys.exit("the last words")
-    if fate == "fail":
-        send(connection, {"failed": "NotSupported: takes no media"})
-        sys.exit(1)
     if fate.startswith("log="):
         note_start(fate.removeprefix("log="))
+    if fate == "fail" or os.path.exists(os.path.join(fate.removeprefix("log="), "fail")):
+        send(connection, {"failed": "NotSupported: takes no media"})
+        sys.exit(1)
     strange = [name for name in os.environ if name.startswith("CARGO")]
     greeting = {"vllm": f"0 {strange}", "limits": {"image": None, "video": 2}, "max_tokens": {"image": 9}}
     greeting |= {"placeholders": {}, "video_processor": None, "own_prompts": [], "renderer": "hf", "writes_conversations": False, "missing": []}

@@ -210,6 +210,34 @@ async fn server_that_ends_is_replaced_without_a_request() {
     assert_eq!(starts(), 2);
 }
 
+/// Items are worth another try then, which a processor that was never there is not.
+#[tokio::test]
+async fn failed_restart_leaves_the_processor_unavailable() {
+    let folder = tempfile::tempdir().unwrap();
+    let fate = format!("log={}", folder.path().display());
+    let pause = Duration::from_millis(100);
+    let patient = Duration::from_secs(60);
+    let options = ProcessorOptions { restart_pause: pause, timeout: patient, ..options(&fate) };
+    let processor = Processor::start(options).await.unwrap();
+    let made = item(&processor, "make").await.unwrap();
+    for name in ["fail", "go"] {
+        std::fs::write(folder.path().join(name), "").unwrap();
+    }
+    let server = server_of(maker(&made));
+    send(Signal::KILL, server);
+    ends(server).await;
+    let begun = Instant::now();
+    loop {
+        let error = item(&processor, "make").await.unwrap_err();
+        assert!(matches!(error, ProcessorError::Gone(_)), "{error}");
+        if error.to_string().contains("takes no media") {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{error}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 #[tokio::test]
 async fn server_that_forks_no_more_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
@@ -231,6 +259,28 @@ async fn server_that_forks_no_more_is_replaced() {
     std::fs::write(go, "").unwrap();
     // Its item goes on, and then nothing needs it any more.
     ends(maker(&first.await.unwrap().unwrap())).await;
+    ends(server).await;
+}
+
+#[tokio::test]
+async fn hung_server_is_replaced_although_callers_give_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let patient = Duration::from_secs(3600);
+    let options = ProcessorOptions { timeout: patient, ..options("serve") };
+    let processor = Processor::start(options).await.unwrap();
+    let (first, server) = begin(&processor, &folder.path().join("never")).await;
+    send(Signal::STOP, server);
+    tokio::time::pause();
+    for _ in 0..2 {
+        let impatient = tokio::time::timeout(Duration::from_secs(1), item(&processor, "make"));
+        assert!(impatient.await.is_err());
+    }
+    // Both forks are given up within this.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    tokio::time::resume();
+    let again = item(&processor, "make").await.unwrap();
+    assert_ne!(server_of(maker(&again)), server);
+    first.abort();
     ends(server).await;
 }
 

@@ -102,7 +102,7 @@ struct Inner {
     names: Names,
     format: ContentFormat,
     system_first_alone: bool,
-    user_behind_result: bool,
+    user_after_result: bool,
     limits: RenderLimits,
     clock: Clock,
 }
@@ -117,7 +117,7 @@ impl std::fmt::Debug for ChatTemplate {
 /// `get_placeholder_str` of the model class).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkerText<'a> {
-    /// What kind of item.
+    /// The modality of the items.
     pub modality: &'a Modality,
     /// One text for all items, or where they are numbered one for each item of the conversation, or none if nothing is written.
     pub texts: &'a [&'a str],
@@ -133,12 +133,12 @@ impl<'a> MarkerText<'a> {
     }
 }
 
-/// How a conversation is rendered.
+/// The options for rendering a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RenderOptions {
-    /// Whether to end the prompt with the head of the assistant's next message.
+    /// Ends the prompt with the head of the assistant's next message.
     pub add_generation_prompt: bool,
-    /// Whether to leave the last message open, for the model to go on with it. Excludes `add_generation_prompt`.
+    /// Leaves the last message open for the model to continue. Excludes `add_generation_prompt`.
     pub continue_final_message: bool,
     /// The request's `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
     pub kwargs: Map<String, Value>,
@@ -225,24 +225,25 @@ impl ChatTemplate {
         self.inner.format
     }
 
-    /// Whether a system message has to be the first, as vLLM judges it: in conversations with functions or without.
+    /// Returns `true` if a system message has to be the first, in conversations with functions or
+    /// without. vLLM decides it the same way.
     pub fn takes_system_first_alone(&self) -> bool {
         [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().any(|inner| inner.system_first_alone)
     }
 
-    /// Whether a message of the user may follow a tool's result, in conversations with functions or without. Templates whose turns
-    /// alternate want the assistant's answer between the two.
-    pub fn takes_user_behind_result(&self) -> bool {
-        [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().all(|inner| inner.user_behind_result)
+    /// Returns `true` if a user message may follow a tool's result, in conversations with functions
+    /// and without. Templates whose turns alternate expect an assistant message between the two.
+    pub fn allows_user_after_result(&self) -> bool {
+        [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().all(|inner| inner.user_after_result)
     }
 
-    /// Whether the template knows a role of this name: it writes `'name'` or `"name"`.
+    /// Returns `true` if the template knows a role of this name: it writes `'name'` or `"name"`.
     pub fn knows_role(&self, name: &str) -> bool {
         self.all_names().any(|names| names.quotes(name))
     }
 
-    /// Whether the template reads a field of this name of the parts of a message: it writes `x.name`, `'name'` or `"name"`, and is given
-    /// parts.
+    /// Returns `true` if the template reads a field of this name of a message's parts: it writes
+    /// `x.name`, `'name'` or `"name"`, and is given parts.
     pub fn reads_of_parts(&self, name: &str) -> bool {
         self.inner.format == ContentFormat::Parts && self.all_names().any(|names| names.reads(name))
     }
@@ -313,13 +314,13 @@ impl ChatTemplate {
             names,
             format,
             system_first_alone,
-            user_behind_result: true,
+            user_after_result: true,
             limits,
             clock,
         };
         let mut template = Self { inner: Arc::new(inner), for_tools: None };
-        let takes_user = result_place::takes_user_behind(&template);
-        Arc::make_mut(&mut template.inner).user_behind_result = takes_user;
+        let user_after_result = result_place::allows_user_after(&template);
+        Arc::make_mut(&mut template.inner).user_after_result = user_after_result;
         Ok(template)
     }
 

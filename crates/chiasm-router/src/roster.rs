@@ -58,7 +58,7 @@ pub(crate) struct Worker {
     pub(crate) waiting_of_others: u64,
     /// It does not answer.
     pub(crate) suspect: bool,
-    /// Which requests it may get.
+    /// The requests that it may get.
     pub(crate) admission: Admission,
     /// Whether no event is missing that could be had. Means nothing for a worker without events.
     pub(crate) caught_up: bool,
@@ -191,8 +191,8 @@ impl Roster {
         replaced
     }
 
-    /// Closes a worker that was to get one request, which it now has.
-    pub(crate) fn given_one(&mut self, seat: Seat) {
+    /// Records that a worker was picked: one that may get a single request gets no more after it.
+    pub(crate) fn use_admission(&mut self, seat: Seat) {
         let is_last = |worker: &&mut Worker| worker.admission == Admission::One;
         if let Some(worker) = self.at_mut(seat).filter(is_last) {
             worker.admission = Admission::None;

@@ -254,7 +254,7 @@ impl Router {
         }
     }
 
-    /// Decides which requests a worker may get from now on.
+    /// Sets the requests that a worker may get from now on.
     pub fn set_admission(&self, id: WorkerId, admission: Admission) {
         if let Some(worker) = self.shared.roster().get_mut(id) {
             worker.admission = admission;

@@ -95,7 +95,7 @@ pub(crate) fn choose(
         roster.sessions.went_to(session, seat);
     }
     roster.last = Some(id);
-    roster.given_one(seat);
+    roster.use_admission(seat);
     scratch.busy = busy;
     scratch.assignment(config, roster, plans, chosen, decision)
 }

@@ -60,7 +60,7 @@ impl Knowledge {
     }
 }
 
-/// Which requests a worker may get.
+/// The requests that a worker may get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
     /// All.

@@ -1,4 +1,4 @@
-//! Who may ask: whoever has one of the keys, if there are any.
+//! The keys of clients, and the check that a request has one of them.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use crate::error::ApiError;
 use crate::page;
 
-/// What tells machines how this process is, and nobody what it holds.
+/// The paths that need no key: they tell the state of this process and none of its data.
 const OPEN: [&str; 3] = ["/health", "/ready", "/ping"];
 const METRICS: &str = "/metrics";
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -17,7 +17,8 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// The keys of clients. Without any, everybody may ask.
 #[derive(Clone, Debug, Default)]
 pub struct ApiKeys {
-    /// Digests: comparing these tells by its time nothing of the keys, and no key can be read out of this process's memory later.
+    /// The keys' digests. Digests are compared, so timing reveals nothing about the keys, and no
+    /// key stays in this process's memory.
     digests: Vec<blake3::Hash>,
     /// Metrics need a key, too.
     protects_metrics: bool,
@@ -46,17 +47,17 @@ impl ApiKeys {
         Some(refused)
     }
 
-    /// Whether a request with these headers has a key, or needs none.
+    /// Returns `true` if a request with these headers has a key, or needs none.
     pub(crate) fn admits(&self, headers: &HeaderMap) -> bool {
         self.digests.is_empty() || key(headers).is_some_and(|key| self.is_key(key))
     }
 
-    /// Whether there are any keys.
+    /// Returns `true` if there are any keys.
     pub fn are_asked_for(&self) -> bool {
         !self.digests.is_empty()
     }
 
-    /// Whether this is one of the keys.
+    /// Returns `true` if this is one of the keys.
     fn is_key(&self, key: &[u8]) -> bool {
         self.has_digest(&blake3::hash(key))
     }
@@ -66,14 +67,14 @@ impl ApiKeys {
         Some(blake3::hash(key)).filter(|digest| self.has_digest(digest))
     }
 
-    /// Returns whether one of the keys has this digest.
+    /// Returns `true` if one of the keys has this digest.
     pub(crate) fn has_digest(&self, digest: &blake3::Hash) -> bool {
-        // All are compared, as which one it is shall not be told either.
+        // All are compared, so timing does not reveal which key it is either.
         self.digests.iter().fold(false, |found, known| found | (digest == known))
     }
 }
 
-/// The keys that count now. They may be replaced while requests are answered.
+/// The current keys, which may be replaced while requests are answered.
 #[derive(Debug, Default)]
 pub struct CurrentKeys(RwLock<Arc<ApiKeys>>);
 
@@ -82,12 +83,12 @@ impl CurrentKeys {
         Self(RwLock::new(Arc::new(keys)))
     }
 
-    /// Returns the keys as they are now.
+    /// Returns the current keys.
     pub(crate) fn current(&self) -> Arc<ApiKeys> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the keys: requests from now on need one of the new ones.
+    /// Replaces the keys. Later requests need one of the new ones.
     pub fn replace(&self, keys: ApiKeys) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
     }
@@ -111,7 +112,8 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
 }
 
-/// What a client says of itself: `Authorization`, or else the header that Anthropic's clients have instead.
+/// Returns a client's credentials: `Authorization`, or else the header that Anthropic's clients
+/// have instead.
 pub(crate) fn credentials(headers: &HeaderMap) -> Option<&HeaderValue> {
     headers.get(header::AUTHORIZATION).or_else(|| headers.get(X_API_KEY))
 }

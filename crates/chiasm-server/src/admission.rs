@@ -1,4 +1,4 @@
-//! What a request holds while it is answered, and who asks.
+//! The place that a request holds while it is answered, and its caller.
 
 use std::sync::Arc;
 

@@ -358,7 +358,7 @@ pub(crate) fn model_name<'a>(frontend: &'a Frontend, adapter: Option<&'a Arc<Ser
     adapter.map_or(&frontend.model.name, |adapter| &adapter.name)
 }
 
-/// What the prompt became for the worker that answered, if the client wants to see it.
+/// Returns the prompt as the worker that answered got it, if the client wants to see it.
 fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &Attempted, wanted: bool) -> Option<&'a Planned> {
     prepared.plan(attempted.class).filter(|_| wanted)
 }

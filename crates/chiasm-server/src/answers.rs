@@ -30,14 +30,14 @@ impl FromStr for ParserChoice {
     }
 }
 
-/// How a model's answers are read.
+/// The formats of a model's answers, and its special tokens.
 #[derive(Clone, Debug)]
 pub struct AnswerFormat {
-    /// With calls as the model writes them.
+    /// The format of answers with calls as the model writes them.
     pub(crate) whole: Format,
-    /// Where calls are text.
+    /// The format of answers whose calls are plain text.
     pub(crate) without_calls: Format,
-    /// Where the whole answer is a JSON list of calls.
+    /// The format of answers that are a JSON list of calls.
     pub(crate) listed: Format,
     /// vLLM's name of the parser of calls.
     pub(crate) tool_parser: Option<String>,
@@ -50,7 +50,7 @@ pub struct AnswerFormat {
 }
 
 impl AnswerFormat {
-    /// How the answers of a model with this tokenizer and this template are read.
+    /// Finds the formats of a model with this tokenizer and this template.
     ///
     /// # Errors
     /// [`UnknownParser`] for a name that is none of a known parser.
@@ -97,18 +97,18 @@ impl AnswerFormat {
         self.whole.engine_markers().is_some()
     }
 
-    /// Whether there are special tokens in the text that is parsed.
+    /// Returns `true` if the text that is parsed has special tokens.
     pub(crate) fn shows_any(&self) -> bool {
         !self.shown.is_empty()
     }
 
-    /// Whether a special token is in the text that is parsed.
+    /// Returns `true` if a special token is part of the text that is parsed.
     pub(crate) fn shows(&self, token: TokenId) -> bool {
         self.shown.contains(&token)
     }
 
-    /// What a prompt's end says of reasoning: whether it has opened or closed it. `None` if it says nothing: another special token
-    /// is nearer, which begins the answer or ends a message.
+    /// Returns whether a prompt ends within reasoning. `None` if neither token of reasoning is the
+    /// prompt's last special token.
     pub(crate) fn is_open(&self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Option<bool> {
         let says = |&&token: &&TokenId| [self.open, self.close].contains(&Some(token)) || tokenizer.is_special(token);
         let last = prompt.iter().rev().find(says)?;

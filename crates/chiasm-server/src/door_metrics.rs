@@ -1,4 +1,5 @@
-//! What the metrics say of the media door, and of memory: for later requests, and for answers that wait to be read.
+//! Metrics of the media door, and of memory: for later requests, and for answers that wait to be
+//! read.
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,7 @@ struct HowLabel {
     how: &'static str,
 }
 
-/// How media items came in, and the memory that they and the tokens of long texts take.
+/// Counts of media items by source, and the memory that they and the tokens of long texts take.
 #[derive(Default)]
 pub(crate) struct DoorMetrics {
     opened: Family<HowLabel, Counter>,

@@ -17,7 +17,7 @@ use crate::pipeline::{Attempts, Cause, RequestError};
 pub(crate) struct ApiError {
     /// HTTP status.
     pub status: StatusCode,
-    /// What went wrong and what to do, for people.
+    /// The fault and its remedy, for people.
     pub message: String,
     /// The request field at fault, such as `messages[2].content[1].image_url`.
     pub param: Option<String>,
@@ -25,7 +25,8 @@ pub(crate) struct ApiError {
     pub code: &'static str,
     /// The value of `Retry-After`; `None` for a second where the status has one.
     pub retry_after: Option<Duration>,
-    /// What the request has been through, if it is not to be told this: a server that is given messages may still answer it.
+    /// The request's attempts, if a server that is given messages may still answer it. The client
+    /// is not told this error then.
     pub left_to_servers: Option<Box<Attempts>>,
 }
 
@@ -183,7 +184,7 @@ impl ApiError {
     }
 }
 
-/// What a refused request is told, for whoever logs the response that carries it.
+/// The error of a refused request, an extension of its response for the log.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) code: &'static str,

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state that all requests share.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
@@ -69,7 +69,7 @@ pub struct Limits {
     pub first_token_timeout: Option<Duration>,
     /// Time from a request's arrival to its last token; `None` for any.
     pub request_timeout: Option<Duration>,
-    /// How long a prompt is refused that was in several engines when they died.
+    /// The time for which a prompt is refused that was in several engines when they died.
     pub quarantine: Duration,
 }
 
@@ -121,7 +121,7 @@ impl Default for ItemLimits {
     }
 }
 
-/// What clients see of routing.
+/// The options for the parts of routing that clients see.
 #[derive(Clone, Debug)]
 pub struct RoutingOptions {
     /// Requests that bear the same value in this header go to the same worker.
@@ -154,7 +154,7 @@ impl Default for ReasoningFields {
     }
 }
 
-/// What the log of the process has counted: lines that were not written, by cause, and panics.
+/// Counts of the process's log: lines that were not written, by cause, and panics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogCounts {
     /// Too many were waiting.
@@ -175,17 +175,17 @@ pub struct Frontend {
     pub door: MediaDoor,
     /// Plans images and makes their tensors.
     pub images: Arc<Images>,
-    /// What vLLM's own processors make; `None` for nothing.
+    /// vLLM's own processors; `None` if there are none.
     pub helpers: Option<Helpers>,
     /// The workers.
     pub fleet: Arc<Fleet>,
     /// Bounds.
     pub limits: Limits,
-    /// What clients see of routing.
+    /// The parts of routing that clients see.
     pub routing: RoutingOptions,
-    /// Who may ask.
+    /// The keys of clients.
     pub keys: CurrentKeys,
-    /// Where clients find reasoning.
+    /// The fields in which clients find reasoning.
     pub reasoning_fields: ReasoningFields,
     /// Every chunk of every stream has its usage so far, and each stream ends with that of all of it.
     pub always_tells_usage: bool,
@@ -193,13 +193,13 @@ pub struct Frontend {
     pub cors: Option<Cors>,
     /// The prefix that paths may have; `None` for none.
     pub root_path: Option<RootPath>,
-    /// Whether clients may load and unload LoRA adapters.
+    /// Clients may load and unload LoRA adapters.
     pub adapters_may_change: bool,
-    /// What the live page knows; `None` if there is none.
+    /// The live page; `None` if there is none.
     pub(crate) page: Option<Page>,
     /// Records traces, if any are.
     pub(crate) traces: Option<Traces>,
-    /// Whether requests are passed on as they come: all workers take them so.
+    /// Requests are passed on as they come: all workers take them so.
     pub(crate) forwards: bool,
     /// Counters.
     pub metrics: Arc<Metrics>,
@@ -332,7 +332,7 @@ impl Frontend {
         }
     }
 
-    /// Whether there is a live page.
+    /// Returns `true` if there is a live page.
     pub fn has_page(&self) -> bool {
         self.page.is_some()
     }
@@ -344,26 +344,27 @@ impl Frontend {
         Self { helpers: Some(helpers), ..self }
     }
 
-    /// Whether items of this modality are taken at all.
+    /// Returns `true` if items of this modality are taken at all.
     pub(crate) fn takes(&self, modality: &Modality) -> bool {
         self.helpers.is_some() || (*modality == Modality::Image && self.model.vision.is_some())
     }
 
-    /// Whether vLLM's own processor has to make an item.
+    /// Returns `true` if vLLM's own processor has to make an item.
     pub(crate) fn needs_help(&self, item: &EncodedMedia) -> bool {
         let is_native = self.model.vision.is_some() && matches!(item.header, MediaHeader::Image(_));
         self.helpers.is_some() && !is_native
     }
 
-    /// What makes those of a conversation's items that can't be made here, or writes it as a whole; `None` if that is not needed.
+    /// Returns vLLM's processors if a conversation needs them: for items that can't be made here,
+    /// or to write all of it.
     pub(crate) async fn helped_with(&self, items: &[EncodedMedia]) -> Result<Option<&Helpers>, RequestError> {
         let Some(helpers) = &self.helpers else { return Ok(None) };
         let is_needed = items.iter().any(|item| self.needs_help(item)) || helpers.writes_conversations().await?;
         Ok(is_needed.then_some(helpers))
     }
 
-    /// Whether what writes the model's conversations takes a system message at their head alone. Where that is vLLM's code, vLLM
-    /// takes it that it does.
+    /// Returns `true` if the model's conversations may have a system message at their head only.
+    /// vLLM's own code is taken to demand that.
     pub(crate) async fn takes_system_first_alone(&self) -> Result<bool, RequestError> {
         if let Some(helpers) = &self.helpers
             && helpers.writes_conversations().await?
@@ -388,7 +389,7 @@ impl Frontend {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Who asks.
+    /// Returns the caller of a request.
     pub(crate) fn caller(&self, identity: Identity, cpu: CpuBudget, headers: &HeaderMap, entries: Entries) -> Caller {
         let Identity { id, trace, arrived, .. } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));

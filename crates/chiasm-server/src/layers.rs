@@ -1,4 +1,5 @@
-//! What surrounds every answer: the request's identity, and for completions its record and its count.
+//! The layers around every answer: the request's identity, and for completions its record and its
+//! count.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 pub(crate) struct Identity {
     pub(crate) id: RequestId,
     pub(crate) trace: Option<TraceContext>,
-    /// When the request's head had been read.
+    /// The time at which the request's head had been read.
     pub(crate) arrived: Instant,
     /// The connection that the request came by.
     pub(crate) connection: Arc<Connection>,

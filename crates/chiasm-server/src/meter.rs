@@ -98,7 +98,8 @@ pub(crate) struct Events<S, W, E> {
 }
 
 thread_local! {
-    /// Where events are written before they are copied to memory of their size, so that no stream keeps buffers of its own.
+    /// The buffer in which events are written before they are copied to memory of their size. No
+    /// stream keeps buffers of its own.
     static WRITTEN: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 

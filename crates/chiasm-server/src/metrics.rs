@@ -93,7 +93,7 @@ pub struct Metrics {
     roles: RoleMetrics,
     pub(crate) connections: ConnectionMetrics,
     slots: Gauge,
-    /// How long work waits for the CPU pool.
+    /// The waiting times for the CPU pool.
     pub(crate) cpu: CpuMetrics,
 }
 
@@ -363,7 +363,7 @@ impl Metrics {
         self.stages.get_or_create(&StageLabel { stage: stage.name() }).observe(took.as_secs_f64());
     }
 
-    /// How long requests waited in engines.
+    /// Returns the waiting times of requests in engines.
     fn queue_time(&self) -> Histogram {
         self.stages.get_or_create(&StageLabel { stage: Stage::Queue.name() }).clone()
     }
@@ -399,7 +399,7 @@ impl Metrics {
         self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).inc();
     }
 
-    /// What an engine found in its cache has become known behind the first token.
+    /// Counts the cached tokens of a prompt that became known after the first token.
     pub(crate) fn found_later(&self, attempted: &Attempted) {
         self.found_mut().add_later(attempted);
     }
@@ -423,7 +423,7 @@ impl Metrics {
         self.distrusted.remove(&label);
     }
 
-    /// Whether any series is one of this worker.
+    /// Returns `true` if any series is one of this worker.
     #[cfg(test)]
     pub(crate) fn tells_of(&self, worker: WorkerId) -> bool {
         let mut text = String::new();
@@ -431,7 +431,7 @@ impl Metrics {
         text.contains(&format!("worker=\"{worker}\""))
     }
 
-    /// How often requests ended up like this.
+    /// Returns how often requests were retried for this reason.
     #[cfg(test)]
     pub(crate) fn retries(&self, retry: Retry) -> u64 {
         self.retries.get_or_create(&CauseLabel { cause: retry.name() }).get()
@@ -443,7 +443,7 @@ impl Metrics {
         self.finished_choices.get_or_create(&finished(finish)).get()
     }
 
-    /// How many engines of a worker died.
+    /// Returns how many engines of a worker died.
     #[cfg(test)]
     pub(crate) fn engine_deaths(&self, worker: WorkerId) -> u64 {
         self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).get()
@@ -475,14 +475,14 @@ impl Metrics {
         self.objectives.get().unwrap_or(&self.no_objectives)
     }
 
-    /// What engines found in their caches, of the workers that there are.
+    /// Returns the cached tokens of the present workers.
     pub(crate) fn found(&self, workers: &[WorkerSnapshot]) -> Found {
         let mut found = self.found_mut();
         found.keep(workers);
         found.clone()
     }
 
-    /// What all engines that there ever were found in their caches.
+    /// Returns the cached tokens of all engines that there ever were.
     pub(crate) fn found_in_all(&self) -> PromptTokens {
         self.found_mut().total
     }

@@ -19,8 +19,9 @@ use crate::traces::{Over, Traced};
 /// The status of a request whose client left before it had an answer, as other servers log it.
 const CLIENT_LEFT: u16 = 499;
 
-/// What becomes known of a request while it is answered. Clones are the same record; the line is written when the last of
-/// them is dropped, which for a streamed answer is the end of its stream.
+/// The facts about a request that become known while it is answered. Clones are the same record;
+/// the line is written when the last of them is dropped, which for a streamed answer is the end of
+/// its stream.
 #[derive(Clone)]
 pub(crate) struct Record(Arc<Line>);
 
@@ -31,7 +32,7 @@ struct Line {
     /// The request's identity and trace, if that is recorded.
     traced: Option<(RequestId, Traced)>,
     frontend: Arc<Frontend>,
-    /// Where the live page shows it.
+    /// The request's entries on the live page.
     entries: Entries,
     known: Mutex<Known>,
 }
@@ -39,15 +40,16 @@ struct Line {
 #[derive(Default)]
 struct Known {
     status: Option<u16>,
-    /// How the stream ended, for a streamed answer.
+    /// The end of the stream, for a streamed answer.
     stream: Option<StreamEnd>,
     attempted: Option<Attempted>,
     adapter: Option<Arc<ServedAdapter>>,
-    usage: Usage,
+    /// The tokens of all prompts and answers; `None` as long as nobody has counted them.
+    usage: Option<Usage>,
     error: Option<String>,
     /// A word for why it failed.
     cause: Option<&'static str>,
-    /// Those of its prompts that the live page shows.
+    /// The prompts that the live page shows.
     shown: Vec<ShownPrompt>,
 }
 
@@ -84,15 +86,16 @@ impl Record {
     /// A streamed answer broke off, after its status had been sent.
     pub(crate) fn broke(&self, error: String) {
         let mut known = self.known();
-        (known.stream, known.error) = (Some(StreamEnd::Failed), Some(error));
+        known.stream = Some(StreamEnd::Failed);
+        known.error = Some(error);
     }
 
-    /// Where the live page shows the request.
+    /// Returns the request's entries on the live page.
     pub(crate) fn entries(&self) -> Entries {
         self.0.entries.clone()
     }
 
-    /// Where a prompt went. Of several prompts the first tells.
+    /// Notes where a prompt went. The log has the first of several prompts.
     pub(crate) fn attempted(&self, attempted: Attempted) {
         let mut known = self.known();
         known.attempted.get_or_insert(attempted);
@@ -118,16 +121,27 @@ impl Record {
         self.known().stream = Some(StreamEnd::Finished);
     }
 
-    /// Tokens of all prompts so far.
+    /// Notes the time from the arrival of a request that was passed on to its first token.
+    pub(crate) fn first_token(&self, after: Duration) {
+        let mut known = self.known();
+        if let Some(attempted) = &mut known.attempted {
+            attempted.first_token.get_or_insert(after);
+        }
+        if let [only] = known.shown.as_mut_slice() {
+            only.first_token.get_or_insert(after);
+        }
+    }
+
+    /// Notes the tokens of all prompts so far.
     pub(crate) fn used(&self, usage: Usage) {
         let mut known = self.known();
-        known.usage = usage;
+        known.usage = Some(usage);
         if let [only] = known.shown.as_mut_slice() {
             only.usage.get_or_insert(usage);
         }
     }
 
-    /// Tokens so far of the prompt whose entry on the live page has this number.
+    /// Notes the tokens so far of the prompt whose entry on the live page has this number.
     pub(crate) fn used_by(&self, explained: Option<u64>, usage: Usage) {
         let Some(number) = explained else { return };
         if let Some(shown) = self.known().shown.iter_mut().find(|shown| shown.number == number) {
@@ -164,7 +178,7 @@ impl Drop for Line {
                 status: known.status.unwrap_or(CLIENT_LEFT),
                 failure: cause.map(|cause| (cause, known.error.as_deref())),
                 attempted: known.attempted.as_ref(),
-                usage: known.usage,
+                usage: known.usage.unwrap_or_default(),
                 took: self.started.elapsed(),
             };
             traces.end(traced, &over);
@@ -178,15 +192,17 @@ impl Drop for Line {
             }
             None => "not routed".to_owned(),
         };
+        // Servers that are given messages count tokens only for clients that ask for the count.
+        let foreseen = attempted.map(|it| it.prompt_tokens).filter(|&tokens| tokens > 0);
         tracing::info!(
             parent: &self.span,
             endpoint = self.endpoint,
             status = status.unwrap_or(CLIENT_LEFT),
             streamed = stream.is_some(),
             stream_end = stream.map(StreamEnd::name),
-            prompt_tokens = usage.prompt_tokens,
-            cached_tokens = usage.cached_tokens,
-            completion_tokens = usage.completion_tokens,
+            prompt_tokens = usage.map(|usage| usage.prompt_tokens).or(foreseen),
+            cached_tokens = usage.map(|usage| usage.cached_tokens),
+            completion_tokens = usage.map(|usage| usage.completion_tokens),
             media_cached = attempted.map(|it| it.delivered.cached).filter(|&items| items > 0),
             media_shm = attempted.map(|it| it.delivered.shared_memory).filter(|&items| items > 0),
             media_inline = attempted.map(|it| it.delivered.inline).filter(|&items| items > 0),
@@ -219,14 +235,14 @@ impl Known {
 }
 
 impl Line {
-    /// Tells the live page how the request ended, each of its prompts.
+    /// Shows the end of the request on the live page, for each of its prompts.
     fn show(&self, page: &Page, known: &Known, cause: Option<&'static str>) {
         if let Some(cause) = cause {
             page.failed(cause);
         }
         let total = self.started.elapsed().as_secs_f64();
         for number in self.entries.take() {
-            // A request that was refused after it had been routed has none.
+            // Not found for a request that was refused after it had been routed.
             let shown = known.shown.iter().find(|shown| shown.number == number);
             let usage = shown.and_then(|shown| shown.usage);
             let outcome = Outcome {

@@ -1,23 +1,23 @@
-//! Which event of a stream is the first that says something of the answer. Servers send a head, a role or an empty message long before
-//! their first token.
+//! Finds the first event of a stream that has content. Servers send a head, a role or an empty
+//! message long before their first token.
 
 use serde_json::Value;
 
 use crate::stream_end::StreamApi;
 
-/// What an event says while nothing of the answer has come.
+/// The meaning of an event before any content has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Beginning {
-    /// Nothing of the answer.
+    /// The event has no content.
     Prelude,
-    /// The server has failed, in its words. The client is not at fault.
+    /// The server reports its own failure, with this message. The client is not at fault.
     Failure(String),
-    /// Something of the answer, or what the server refuses about the request.
+    /// The event has content, or refuses the request.
     Content,
 }
 
 impl StreamApi {
-    /// Returns what an event says.
+    /// Classifies an event by its name and its first line of data.
     pub(crate) fn begins(self, name: &[u8], data: &[u8]) -> Beginning {
         if data.is_empty() {
             return Beginning::Prelude;
@@ -44,7 +44,8 @@ impl StreamApi {
     }
 }
 
-/// Whether a chunk has neither text nor an end: a role, or what some servers tell of a prompt.
+/// Returns `true` if a chunk has neither text nor a finish reason: it has a role, or data about the
+/// prompt.
 fn is_empty_chunk(chunk: &Value) -> bool {
     let is_nothing = |value: &Value| match value {
         Value::Null => true,
@@ -61,9 +62,10 @@ fn is_empty_chunk(chunk: &Value) -> bool {
     chunk["choices"].as_array().is_some_and(|choices| choices.iter().all(says_nothing))
 }
 
-/// What an error says that is the server's own fault, by the codes and types of the three APIs and of vLLM.
+/// Returns the message of an error that is the server's own fault, by the codes and types of the
+/// three APIs and of vLLM.
 fn failure(name: &[u8], data: &Value) -> Option<String> {
-    const SERVERS: [&str; 9] = [
+    const SERVER_FAULTS: [&str; 9] = [
         "server_error",
         "internal_error",
         "internal_server_error",
@@ -79,12 +81,12 @@ fn failure(name: &[u8], data: &Value) -> Option<String> {
         b"response.failed" => data.pointer("/response/error")?,
         _ => data.get("error")?,
     };
-    let is_the_servers = ["code", "type"].iter().any(|field| match &error[field] {
+    let is_server_fault = ["code", "type"].iter().any(|field| match &error[field] {
         Value::Number(code) => code.as_u64().is_some_and(|code| code >= 500),
-        Value::String(word) => SERVERS.contains(&word.as_str()),
+        Value::String(word) => SERVER_FAULTS.contains(&word.as_str()),
         _ => false,
     });
-    is_the_servers.then(|| error["message"].as_str().unwrap_or_default().chars().take(200).collect())
+    is_server_fault.then(|| error["message"].as_str().unwrap_or_default().chars().take(200).collect())
 }
 
 #[cfg(test)]
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_of_a_server_is_told_from_a_refusal() {
+    fn failure_of_a_server_is_no_refusal() {
         let failed = Beginning::Failure("gone".to_owned());
         let vllm = |code: u16| json!({"error": {"message": "gone", "type": "x", "param": null, "code": code}});
         assert_eq!(begins(StreamApi::Completions, "", &vllm(500)), failed);

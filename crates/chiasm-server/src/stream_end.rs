@@ -1,4 +1,5 @@
-//! The end of every stream, in the words of its API: of answers that are written here and of those that are passed on.
+//! The end of every stream in each API, both for answers that are written here and for those that
+//! are passed on.
 //!
 //! | API | a whole stream ends with | a stream that breaks ends with |
 //! |---|---|---|
@@ -6,7 +7,8 @@
 //! | Responses | `response.completed` or `response.incomplete` | `response.failed`; `error` where the response is a server's |
 //! | Messages | `message_stop` | `error` |
 //!
-//! A stream has one of these ends and nothing behind it. Whatever breaks it, clients get whole events only.
+//! A stream has one of these ends, and nothing follows it. Clients only get whole events, even if
+//! the stream breaks.
 
 use serde_json::json;
 
@@ -15,7 +17,7 @@ use crate::error::ApiError;
 use crate::routes::RESPONSES;
 use crate::sse;
 
-/// An API, by the events of its streams.
+/// An API with streams of its own form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamApi {
     /// OpenAI's completions, of chats or of texts.
@@ -27,7 +29,7 @@ pub(crate) enum StreamApi {
 }
 
 impl StreamApi {
-    /// Returns the API of requests that are sent to this path.
+    /// Returns the API of requests to `path`.
     pub(crate) fn at(path: &str) -> Self {
         match path {
             RESPONSES => Self::Responses,
@@ -36,7 +38,8 @@ impl StreamApi {
         }
     }
 
-    /// Appends what ends a stream that can't go on. `sequence_number` is that of the next event, where events have numbers.
+    /// Appends the events that end a broken stream. `sequence_number` is that of the next event, in
+    /// APIs that number events.
     pub(crate) fn write_failure(self, events: &mut Vec<u8>, error: &ApiError, sequence_number: u64) {
         match self {
             Self::Completions => {
@@ -54,7 +57,7 @@ impl StreamApi {
         }
     }
 
-    /// Returns whether an event ends its stream. A server's own error does so, too.
+    /// Returns `true` if an event ends its stream. A server's own error does so, too.
     pub(crate) fn is_end(self, name: &[u8], data: &[u8]) -> bool {
         match self {
             Self::Completions => data == b"[DONE]" || data.starts_with(b"{\"error\"") || name == b"error",
@@ -85,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_speaks_the_words_of_its_api() {
+    fn failure_has_the_form_of_its_api() {
         let chat = failure(StreamApi::Completions);
         assert!(chat.starts_with("data: {\"error\":") && chat.contains("\"code\":\"timeout\""), "{chat}");
         assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_speaks_of_an_end_is_none() {
+    fn text_about_an_end_is_no_end() {
         assert!(!StreamApi::Completions.is_end(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#));
         assert!(!StreamApi::Messages.is_end(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#));
         assert!(!StreamApi::Responses.is_end(b"response.created", b"{}"));

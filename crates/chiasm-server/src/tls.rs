@@ -12,8 +12,8 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::time::MissedTickBehavior;
 
-/// How often the files are read to see whether they have changed. Their contents are compared, as whoever renews certificates
-/// may exchange a symbolic link, or keep the files' times.
+/// The interval at which the files are read to see whether they have changed. Their contents are
+/// compared, as whoever renews certificates may exchange a symbolic link, or keep the files' times.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Most bytes of one of the files. A chain has some kB.
 const MOST: u64 = 1 << 20;
@@ -39,7 +39,7 @@ pub enum CertificateError {
     Chain {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: pem::Error,
     },
     /// The key's file has none that is not encrypted.
@@ -47,7 +47,7 @@ pub enum CertificateError {
     Key {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: pem::Error,
     },
     /// They are not of each other, or of a kind that is not known.
@@ -57,7 +57,7 @@ pub enum CertificateError {
         certificate: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// What is wrong with them.
+        /// The error.
         source: rustls::Error,
     },
     /// No thread could read the files.
@@ -130,7 +130,7 @@ impl Certificate {
         Ok(true)
     }
 
-    /// What a new connection is encrypted with.
+    /// Returns the configuration for a new connection.
     pub(crate) fn current(&self) -> Arc<ServerConfig> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).tls.clone()
     }
@@ -142,7 +142,7 @@ struct Files {
     key: PathBuf,
 }
 
-/// What both files have.
+/// The contents of both files.
 struct Pems {
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -169,7 +169,8 @@ impl Pems {
         let key = PrivateKeyDer::from_pem_slice(&self.key);
         let key = key.map_err(|source| CertificateError::Key { path: files.key.clone(), source })?;
         let tls = config(chain, key).map_err(|source| {
-            let (certificate, key) = (files.certificate.clone(), files.key.clone());
+            let certificate = files.certificate.clone();
+            let key = files.key.clone();
             CertificateError::Pair { certificate, key, source }
         })?;
         Ok(Current { digest: self.digest(), tls: Arc::new(tls) })

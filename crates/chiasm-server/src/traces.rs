@@ -172,7 +172,7 @@ fn describe(span: &mut Span, attempted: &Attempted, over: &Over<'_>) {
         span.count("gen_ai.request.max_tokens", max_tokens);
     }
     span.count("gen_ai.request.choice.count", choices);
-    span.count("gen_ai.usage.input_tokens", attempted.prompt_tokens);
+    span.count("gen_ai.usage.input_tokens", attempted.prompt_tokens.max(over.usage.prompt_tokens));
     span.count("gen_ai.usage.output_tokens", over.usage.completion_tokens);
     span.count("gen_ai.usage.cache_read.input_tokens", over.usage.cached_tokens);
     if let Some(created) = over.usage.created_tokens {

@@ -73,7 +73,7 @@ fn of_router(worker: &WorkerSnapshot) -> Value {
     })
 }
 
-/// What a worker's machine has to do with media items.
+/// Returns the media work that waits on a worker's machine.
 fn of_media(load: MediaLoad) -> Value {
     json!({"threads": load.threads, "pending_seconds": load.all().as_secs_f64()})
 }

@@ -57,7 +57,7 @@ pub(crate) struct Intake {
     pub(crate) work: mpsc::UnboundedSender<Work>,
     /// `None` without a KV connector.
     pub(crate) left_prompts: Option<LeftPrompts>,
-    /// Whether outputs have room for the reason of an error, as since vLLM 0.33.
+    /// Outputs have a field for the reason of an error, as since vLLM 0.33.
     pub(crate) explains_errors: bool,
     /// When requests come; `None` when nobody measures.
     pub(crate) request_log: Option<Arc<MomentLog>>,

@@ -13,7 +13,7 @@ const REQUESTS: u64 = 32;
 /// Tokens that one id of a trace stands for.
 const TRACE_BLOCK: u64 = 512;
 
-/// What is asked of a fleet: requests that arrive `gap_ms` after each other.
+/// Requests that arrive `gap_ms` after each other.
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     prompt_tokens: u64,
@@ -58,7 +58,8 @@ fn seconds(prefill: usize, decode: usize, trace: &NamedTempFile, policy: Policy,
     scenario.run(policy, Arrivals::Traced(1.0)).unwrap().virtual_seconds
 }
 
-/// Compares the router's choice of way with taking one way for all.
+/// Checks that the router's choice for each prompt takes hardly longer than the better of splitting all
+/// prompts and splitting none.
 fn check(prompt_tokens: u64, gap_ms: u64) {
     for (prefill, decode) in [(1, 1), (3, 1), (1, 3), (2, 2)] {
         for (answer_tokens, is_shared) in [(1, false), (1, true), (256, false), (256, true)] {
@@ -87,6 +88,6 @@ fn burst_of_short_prompts_spreads_over_all_workers() {
 }
 
 #[test]
-fn prompts_one_after_the_other_take_the_better_way() {
+fn spaced_prompts_take_the_better_way() {
     check(8192, 100);
 }

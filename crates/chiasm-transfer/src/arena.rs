@@ -87,8 +87,8 @@ struct State {
 #[derive(Debug)]
 struct Growth {
     range: Range<u64>,
-    /// The end of what the slot needs of the range; the rest is reserved ahead.
-    needed: u64,
+    /// The end of the part that the slot needs; the rest is reserved ahead.
+    needed_end: u64,
 }
 
 /// Who needs a slot's bytes.
@@ -212,31 +212,31 @@ impl Shared {
             }
             match state.growth(length, alignment) {
                 Some(growth) => state = self.grow(state, growth)?,
-                // The reservations in flight may leave room for this slot, too.
+                // Memory that is being reserved for others may have room for this slot, too.
                 None if state.growing > 0 => {
                     state = self.grown.wait(state).unwrap_or_else(PoisonError::into_inner);
                     continue;
                 }
                 None => return Err(NoSlot::Full),
             }
-            // Otherwise another slot has taken the free memory beside the growth meanwhile.
+            // Fails if another slot has meanwhile taken the free memory beside the growth.
             if let Some(range) = state.take(length, alignment) {
                 return Ok(range);
             }
         }
     }
 
-    /// Reserves a growth and adds it to the free memory. This takes milliseconds, so the state is
-    /// unlocked meanwhile.
+    /// Reserves a growth and adds it to the free memory. The state is unlocked meanwhile, as a
+    /// reservation takes milliseconds.
     fn grow<'a>(&'a self, mut state: MutexGuard<'a, State>, growth: Growth) -> Result<MutexGuard<'a, State>, NoSlot> {
-        let Growth { mut range, needed } = growth;
+        let Growth { mut range, needed_end } = growth;
         state.growing += 1;
         drop(state);
         let mut reserved = self.reserve(range.clone());
-        if reserved.is_err() && needed < range.end {
+        if reserved.is_err() && needed_end < range.end {
             // A file system with less than a step left may still have room for what is needed.
-            self.state().ungrown.insert(needed..range.end);
-            range.end = needed;
+            self.state().ungrown.insert(needed_end..range.end);
+            range.end = needed_end;
             reserved = self.reserve(range.clone());
         }
         let mut state = self.state();
@@ -354,11 +354,14 @@ impl State {
     /// Takes the step that is reserved before a slot needs it.
     fn step(&mut self) -> Option<Range<u64>> {
         let step = GROWTH.min(self.ungrown.longest());
-        (step > 0).then(|| self.ungrown.take(step, PAGE))?
+        if step == 0 {
+            return None;
+        }
+        self.ungrown.take(step, PAGE)
     }
 
-    /// Takes what to reserve next for a slot. Free memory on both sides counts as room for the slot.
-    /// More may have to be reserved afterwards if the room spans several ungrown ranges.
+    /// Takes the memory to reserve next for a slot. Free memory on both sides counts as room for it.
+    /// A room that spans several ungrown ranges takes several growths.
     fn growth(&mut self, length: u64, alignment: u64) -> Option<Growth> {
         let growth = self.ungrown.iter().find_map(|ungrown| {
             let room = self.unused_around(&ungrown);
@@ -367,15 +370,15 @@ impl State {
             if end > room.end || end <= ungrown.start {
                 return None;
             }
-            let needed = end.next_multiple_of(PAGE).min(ungrown.end);
-            let step = (ungrown.start + GROWTH).min(ungrown.end);
-            Some(Growth { range: ungrown.start..needed.max(step), needed })
+            let needed_end = end.next_multiple_of(PAGE).min(ungrown.end);
+            let step_end = (ungrown.start + GROWTH).min(ungrown.end);
+            Some(Growth { range: ungrown.start..needed_end.max(step_end), needed_end })
         })?;
         self.ungrown.remove(&growth.range);
         Some(growth)
     }
 
-    /// Returns the longest range around `ungrown` that is neither used nor being reserved.
+    /// Returns the longest range around `ungrown` that is neither in use nor being reserved.
     fn unused_around(&self, ungrown: &Range<u64>) -> Range<u64> {
         let mut room = ungrown.clone();
         let before = |at| self.free.ending_at(at).or_else(|| self.ungrown.ending_at(at));

@@ -32,7 +32,7 @@ impl Ranges {
         Some(taken)
     }
 
-    /// Removes a range that is part of one of these.
+    /// Removes `range`, which must lie within one of the ranges.
     pub(crate) fn remove(&mut self, range: &Range<u64>) {
         let found = self.by_start.range(..=range.start).next_back();
         let from = found.map(|(&start, &end)| start..end);
@@ -87,7 +87,7 @@ impl Ranges {
         self.by_start.insert(range.start, range.end);
     }
 
-    /// Leaves what lies on both sides of a part of a range.
+    /// Removes `part` of the range `from`; the rest on both sides stays.
     fn cut(&mut self, from: Range<u64>, part: &Range<u64>) {
         self.drop_at(from.start);
         for rest in [from.start..part.start, part.end..from.end] {

@@ -27,20 +27,21 @@ use crate::server::{AskError, Server, fault};
 use crate::sglang;
 use crate::trtllm;
 
-/// How often a server is asked for its load, which is also its sign of life.
+/// The interval at which a server is asked for its load, which is also its sign of life.
 const PERIOD: Duration = Duration::from_secs(1);
-/// A server that nobody could connect to for so long is gone. One that is merely slow says nothing, and is not.
+/// The time after which a server that can't be connected to is gone. A server that is merely slow
+/// is not.
 const GONE: Duration = Duration::from_secs(4);
 
 /// One server, from when it was found to when it is gone.
 pub(crate) struct UpstreamBackend {
     shared: Arc<Shared>,
     capabilities: Capabilities,
-    /// What watches the server. It ends with this.
+    /// The tasks that watch the server. They end with the backend.
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// How a server is asked.
+/// The protocol for requests to a server.
 pub(crate) enum Mode {
     /// It is `vllm serve`, and given tokens.
     Vllm,
@@ -51,7 +52,7 @@ pub(crate) enum Mode {
     Messages { model: Option<String>, is_vllm: bool, asked: Option<Arc<trtllm::Asked>> },
 }
 
-/// Where a server's load is among what it tells of itself.
+/// The names of a server's load in its metrics.
 struct Gauges {
     running: &'static str,
     waiting: &'static str,
@@ -77,14 +78,14 @@ impl Mode {
     }
 }
 
-/// What a backend, its jobs and what watches the server share.
+/// The state that a backend, its jobs and its tasks share.
 pub(crate) struct Shared {
     pub(crate) name: String,
     observer: Arc<dyn MediaObserver>,
     pub(crate) server: Server,
     mode: Mode,
     load: Mutex<Option<LoadSink>>,
-    /// Requests that were passed on and are not over, where the server does not tell its load.
+    /// The number of passed-on requests in flight, for servers that don't tell their load.
     passed_on: AtomicU64,
     /// The time in which the server has said nothing, in milliseconds.
     silent_ms: AtomicU64,
@@ -93,17 +94,17 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Takes note of the server's end, unless one is known.
+    /// Notes the server's end, unless an earlier one is known.
     fn end(&self, death: Death) {
         set_once(&self.ended, death);
     }
 
-    /// Takes note of a prompt that has become another one than was expected.
+    /// Notes that a prompt became another one than was expected.
     pub(crate) fn distrust(&self, why: String) {
         set_once(&self.distrusted, why);
     }
 
-    /// Sends what a job asks for; the answer, of which the head has come.
+    /// Sends a job's request. Returns with the head of the answer.
     pub(crate) async fn ask(
         &self,
         path: &'static str,
@@ -116,18 +117,18 @@ impl Shared {
             return Ok(response);
         }
         let refusal = self.server.refusal(response).await;
-        // The path was there when the server was found.
+        // The path was there when the server was found, so a 404 is about the model.
         let error = refusal.error(true);
         Err(error.unwrap_or_else(|| rejected(refusal.status.as_u16(), &refusal.message, job)))
     }
 
-    /// Returns what it means for a job that a server gives it up with an HTTP status in its answer.
+    /// Returns the error of a job whose server reports an HTTP status in the middle of its answer.
     pub(crate) fn refusal(&self, status: u16, message: &str, job: &Job) -> JobError {
         let message = self.server.redact(message);
         fault(status, None, &message, true).unwrap_or_else(|| rejected(status, &message, job))
     }
 
-    /// Takes note of so many items that were sent.
+    /// Notes the number of items that were sent.
     pub(crate) fn delivered(&self, items: usize) -> Delivered {
         let delivered = Delivered { inline: items, ..Delivered::default() };
         if delivered != Delivered::default() {
@@ -162,16 +163,18 @@ impl Shared {
             let gauges = self.mode.gauges();
             match self.server.get(if gauges.is_some() { METRICS } else { MODELS }).await {
                 Ok(text) => {
-                    (heard, unreachable_since) = (Instant::now(), None);
+                    heard = Instant::now();
+                    unreachable_since = None;
                     if let Some(gauges) = gauges {
                         self.tell_load(load(&String::from_utf8_lossy(&text), &gauges));
                     }
                 }
-                // It is there, and is its operator's affair.
+                // It is there. Why it refuses is for its operator to find out.
                 Err(AskError::Refused { .. } | AskError::Unreadable { .. }) => {
-                    (heard, unreachable_since) = (Instant::now(), None);
+                    heard = Instant::now();
+                    unreachable_since = None;
                 }
-                // It is there, and slow. How long it may be silent is not for this task to decide.
+                // It is there, and slow. The fleet decides how long it may be silent.
                 Err(AskError::Late) => unreachable_since = None,
                 Err(error @ (AskError::NotConnected(_) | AskError::Lost(_))) => {
                     let since = *unreachable_since.get_or_insert_with(Instant::now);
@@ -185,9 +188,9 @@ impl Shared {
     }
 }
 
-/// A 4xx that is the request's own fault.
+/// Builds the error for a 4xx that is the request's own fault.
 fn rejected(status: u16, message: &str, job: &Job) -> JobError {
-    // A server does not tell the field in terms of the client's request: this is the one that it is most likely about.
+    // The server does not name a field of the client's request, so this is a guess.
     let field = job.sampling.structured.as_ref().map_or("body", |structured| structured.field);
     JobError::Rejected { status, field: field.to_owned(), message: format!("the server answers: {message}") }
 }
@@ -196,7 +199,7 @@ fn rejected(status: u16, message: &str, job: &Job) -> JobError {
 struct PassedOn(Arc<Shared>);
 
 impl PassedOn {
-    /// `None` for a server that tells its load.
+    /// Counts one more request; `None` for a server that tells its load.
     fn count(shared: &Arc<Shared>) -> Option<Self> {
         if shared.mode.gauges().is_some() {
             return None;
@@ -206,8 +209,8 @@ impl PassedOn {
         Some(Self(shared.clone()))
     }
 
-    /// Returns the same answer, which ends the count when it is over.
-    fn until_the_end_of(self, answer: Forwarded) -> Forwarded {
+    /// Returns the same answer. The request counts until the answer's body is dropped.
+    fn hold_for(self, answer: Forwarded) -> Forwarded {
         let body = answer.body.inspect(move |_| {
             let _counted = &self;
         });
@@ -230,7 +233,7 @@ fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
     });
 }
 
-/// A server's load, by the names that it has for it.
+/// Parses a server's load out of its metrics.
 fn load(text: &str, names: &Gauges) -> Load {
     let sum = |name| gauges::sum(text, name).unwrap_or(0.0).max(0.0) as u64;
     Load {
@@ -318,7 +321,7 @@ impl Backend for UpstreamBackend {
                 None => forwarded,
             };
             Ok(match counted {
-                Some(counted) => counted.until_the_end_of(forwarded),
+                Some(counted) => counted.hold_for(forwarded),
                 None => forwarded,
             })
         }

@@ -1,4 +1,4 @@
-//! What one event of an answer says (`GenerateTokensStreamResponse` of vLLM).
+//! One event of an answer (`GenerateTokensStreamResponse` of vLLM).
 
 use chiasm_backend::{Finish, Prefill, TokenLogprob};
 use chiasm_types::TokenId;
@@ -16,9 +16,9 @@ pub(crate) struct Chunk {
     #[serde(default, deserialize_with = "few")]
     pub(crate) choices: Vec<ChunkChoice>,
     pub(crate) usage: Option<Usage>,
-    /// What the prompt has become; in the first event, if it was asked for.
+    /// The tokens of the prompt; in the first event, if they were asked for.
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
-    /// What went wrong; it stands in place of all else.
+    /// The server's error, in place of all other fields.
     pub(crate) error: Option<ChunkError>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct ChunkError {
     pub(crate) code: Option<u16>,
 }
 
-/// Reads a status; anything else is none.
+/// Reads a status; `None` for anything that is no number.
 fn status<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
     let value = serde_json::Value::deserialize(deserializer)?;
     Ok(value.as_u64().and_then(|code| code.try_into().ok()))
@@ -110,7 +110,8 @@ struct PromptTokensDetails {
 }
 
 impl Usage {
-    /// How the engine computed the prompt, where the server tells (`--enable-prompt-tokens-details`).
+    /// Returns how the engine computed the prompt, if the server tells
+    /// (`--enable-prompt-tokens-details`).
     pub(crate) fn prefill(&self) -> Option<Prefill> {
         let details = self.prompt_tokens_details.as_ref()?;
         let cached_tokens = details.cached_tokens?;
@@ -118,7 +119,7 @@ impl Usage {
     }
 }
 
-/// How a continuation ended, by the server's account.
+/// The end of a continuation, as the server tells it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Finished(Finish),
@@ -127,7 +128,7 @@ pub(crate) enum End {
 }
 
 impl ChunkChoice {
-    /// How the continuation ended, if it did.
+    /// Returns the end of the continuation, if it has ended.
     pub(crate) fn end(&self) -> Option<End> {
         let finish = match (self.finish_reason.as_deref()?, &self.stop_reason) {
             ("stop", None) => Finish::Eos,

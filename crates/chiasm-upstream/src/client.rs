@@ -1,8 +1,9 @@
-//! The HTTP client, whose connections let others have their turn.
+//! The HTTP client, whose connections yield to other tasks.
 //!
-//! What a server sends may cost far more than to read it: the size of a chunk may have any number of zeros before it, and as long as
-//! more is there the HTTP client reads on, on the threads that serve everybody. Threads of its own would cost a request a fifth more CPU
-//! time, and one that streams two thirds, as each piece of an answer would change threads.
+//! Some bytes of a server cost far more to parse than to read: the size of a chunk may have any
+//! number of leading zeros. The HTTP client reads on as long as there is more, on the threads that
+//! serve all requests. Threads of its own would cost a request a fifth more CPU time, and a
+//! streamed one two thirds more, as each piece of an answer would change threads.
 
 use std::error::Error;
 use std::future::Future;
@@ -30,20 +31,25 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// Bytes of a server behind which others have their turn: some take a hundred times as long to understand as to read.
+/// The number of bytes after which a connection yields: some take a hundred times as long to parse
+/// as to read.
 const READ_IN_TURN: usize = 64 << 10;
-/// Most bytes of a connection that come to nothing. Of HTTP/2 some megabytes are read ahead of who reads an answer.
+/// The maximum number of bytes without a piece of an answer. HTTP/2 reads some megabytes ahead of
+/// the reader of an answer.
 const FOR_NOTHING: usize = 8 << 20;
-/// What a connection may take to be made, TLS included.
+/// The deadline for a new connection, TLS included.
 const CONNECTED: Duration = Duration::from_secs(3);
 /// The maximum number of idle connections to a server.
 const IDLE: usize = 1024;
 /// The time for which an idle connection is kept. Uvicorn, which serves vLLM and SGLang, closes
-/// connections after 5 s (`timeout_keep_alive`), and a request that crosses that is lost.
+/// idle connections after 5 s (`timeout_keep_alive`). A request that is sent at that moment is
+/// lost.
 const IDLE_FOR: Duration = Duration::from_secs(4);
-/// After so long without a sign of the other machine it is asked for one, so often and in such intervals; what was sent is to be heard so soon.
+/// The idle time before the first TCP keep-alive probe, and the interval between probes.
 const ALIVE: Duration = Duration::from_secs(15);
+/// The number of unanswered probes that end a connection.
 const UNANSWERED: u32 = 3;
+/// The deadline for the acknowledgement of sent bytes.
 const UNHEARD: Duration = Duration::from_secs(30);
 
 /// A client for one server. Clones share their connections.
@@ -54,7 +60,7 @@ pub(crate) struct Client {
     fresh: legacy::Client<Connector, Body>,
 }
 
-/// Why a request has no answer, in words.
+/// An error of a request that has no answer, with a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SendError {
     /// No byte of the request was sent: there was no connection.
@@ -63,7 +69,7 @@ pub(crate) enum SendError {
     Lost(String),
 }
 
-/// A client whose TLS is like this.
+/// Builds a client with this TLS configuration.
 pub(crate) fn client(tls: ClientConfig) -> Client {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
@@ -79,7 +85,7 @@ pub(crate) fn client(tls: ClientConfig) -> Client {
     let connector = Connector(https.wrap_connector(Tcp(http)));
     let mut client = legacy::Client::builder(TokioExecutor::new());
     client.timer(TokioTimer::new()).pool_timer(TokioTimer::new());
-    // It reads no more at once. The head of an answer may be as long.
+    // The buffer for one read, and the limit for the head of an answer.
     client.http1_max_buf_size(READ_IN_TURN);
     client.pool_idle_timeout(IDLE_FOR).pool_max_idle_per_host(IDLE);
     let pooled = client.build(connector.clone());
@@ -88,7 +94,7 @@ pub(crate) fn client(tls: ClientConfig) -> Client {
 }
 
 impl Client {
-    /// Sends a request and returns its answer, of which the head has come.
+    /// Sends a request. Returns with the head of the answer.
     ///
     /// A reused connection may have been closed by the server before the request arrived. If it ends
     /// without a byte of an answer, the request is sent once more, on a fresh connection. The server may
@@ -125,7 +131,7 @@ fn ended_before_an_answer(error: &legacy::Error) -> bool {
     connection.is_some_and(|reading| reading.has_answered.load(Relaxed) && reading.for_nothing.load(Relaxed) == 0)
 }
 
-/// Joins an error and its causes.
+/// Joins the messages of an error and its causes.
 pub(crate) fn words(error: &dyn Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
@@ -139,7 +145,7 @@ pub(crate) fn words(error: &dyn Error) -> String {
 type BoxError = Box<dyn Error + Send + Sync>;
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 
-/// Makes connections, in time.
+/// Opens connections within a deadline.
 #[derive(Clone)]
 pub(crate) struct Connector(HttpsConnector<Tcp>);
 
@@ -158,7 +164,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Makes those of TCP.
+/// Opens TCP connections.
 #[derive(Clone)]
 pub(crate) struct Tcp(HttpConnector);
 
@@ -180,13 +186,13 @@ impl Service<Uri> for Tcp {
     }
 }
 
-/// What was read from a connection; among the extensions of its answers and errors.
+/// The state of a connection's reading side, an extension of its answers and errors.
 #[derive(Clone, Default)]
 struct Reading(Arc<ReadingState>);
 
 #[derive(Default)]
 struct ReadingState {
-    /// The bytes since the last piece of an answer that came of them.
+    /// The bytes read since the last piece of an answer.
     for_nothing: AtomicUsize,
     /// The head of an answer has come.
     has_answered: AtomicBool,
@@ -200,10 +206,11 @@ impl Deref for Reading {
     }
 }
 
-/// A stream that pauses now and then for as long as others have their turn, and fails when nothing comes of what it reads.
+/// A stream that yields to other tasks after [`READ_IN_TURN`] bytes, and fails after
+/// [`FOR_NOTHING`] bytes without a piece of an answer.
 pub(crate) struct InTurns<S = TcpStream> {
     stream: S,
-    /// Bytes since it has last paused, or waited for more.
+    /// The bytes read since it last yielded or waited.
     read: usize,
     reading: Reading,
 }
@@ -258,13 +265,13 @@ impl Connection for InTurns {
     }
 }
 
-/// The body of an answer.
+/// The body of an answer, which resets the count of its connection.
 struct Heard {
     body: Incoming,
     reading: Reading,
 }
 
-/// An answer whose head has come.
+/// Wraps the body of an answer whose head has come.
 fn heard(answer: hyper::Response<Incoming>) -> reqwest::Response {
     let reading = answer.extensions().get::<Reading>().cloned().unwrap_or_default();
     reading.for_nothing.store(0, Relaxed);

@@ -105,18 +105,21 @@ impl Connector for UpstreamConnector {
                 }
                 Kind::SglangTokens => {
                     let found = sglang::Found::ask(server, names, &locality).await.map_err(failed)?;
-                    let (manner, model) = (found.manner(), found.model.clone());
+                    let manner = found.manner();
+                    let model = found.model.clone();
                     (found.capabilities(processor.clone(), largest_item, locality), Mode::Sglang(manner), Some(model))
                 }
                 Kind::Trtllm { block_size } => {
                     let found = FoundTrtllm::ask(server, names).await.map_err(failed)?;
                     let capabilities = found.capabilities(processor.clone(), block_size, locality);
-                    let (asked, model) = (Some(Arc::new(Asked::new(block_size))), found.plain.model);
+                    let asked = Some(Arc::new(Asked::new(block_size)));
+                    let model = found.plain.model;
                     (capabilities, Mode::Messages { model: sent(names, model.as_ref()), is_vllm: false, asked }, model)
                 }
                 Kind::Messages => {
                     let found = FoundPlain::ask(server, names).await.map_err(failed)?;
-                    let (capabilities, model) = (found.capabilities(locality), found.model);
+                    let capabilities = found.capabilities(locality);
+                    let model = found.model;
                     (
                         capabilities,
                         Mode::Messages { model: sent(names, model.as_ref()), is_vllm: false, asked: None },
@@ -156,7 +159,7 @@ fn sent(names: &Names, model: Option<&models::Found>) -> Option<String> {
     model.map(|model| model.name.clone()).or_else(|| names.told.clone())
 }
 
-/// Where a server is: a name counts by the first address that it has.
+/// Returns the place of a server. A name stands for its first address.
 async fn locality(upstream: &Upstream) -> Locality {
     let address = match upstream.base.host() {
         Some(Host::Ipv4(address)) => Some(IpAddr::V4(address)),

@@ -1,4 +1,4 @@
-//! What a server says of itself, as capabilities.
+//! A server's description of itself, as capabilities.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::gauges;
 use crate::models::{self, Models, Names};
 use crate::server::{AskError, Server};
 
-/// Where a server generates from tokens.
+/// The path at which a server generates from tokens.
 pub(crate) const GENERATE: &str = "inference/v1/generate";
 pub(crate) const METRICS: &str = "metrics";
 const VERSION: &str = "version";
 pub(crate) const MODELS: &str = "v1/models";
 const EVENT_SOURCES: &str = "kv_event_sources";
 
-/// What a server has to be asked for before it can be used.
+/// The facts about a server that are needed before it can be used.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) version: String,
@@ -39,7 +39,7 @@ struct Version {
     version: String,
 }
 
-/// What the engine of one rank publishes.
+/// The KV events of the engine of one rank.
 #[derive(Deserialize)]
 struct EventSource {
     #[serde(default)]
@@ -126,7 +126,8 @@ impl Found {
     }
 }
 
-/// Whether it takes tokens: an empty request is refused by what is there, and unknown to what is not.
+/// Checks that a server takes tokens: then it refuses an empty request, and does not answer that
+/// the path is unknown.
 ///
 /// # Errors
 /// Words that say why it does not.
@@ -153,8 +154,8 @@ pub(crate) fn unknown(why: &str) -> KvSource {
     KvSource::Unknown { why: why.to_owned() }
 }
 
-/// Where the KV events of a server's engine are. One with several engines gives a request to whichever it likes: what any of them
-/// holds says little of where a request will go.
+/// Returns the source of a server's KV events. A server with several engines chooses among them
+/// itself, so the blocks of one engine say little about the next request.
 fn kv_source(sources: &BTreeMap<String, EventSource>, locality: &Locality) -> KvSource {
     let source = match sources.values().collect::<Vec<_>>()[..] {
         [] => return unknown("it publishes no KV events (--kv-events-config)"),

@@ -19,7 +19,7 @@ const TOGETHER: Duration = Duration::from_millis(1);
 /// Bytes that are not kept back for more.
 const ENOUGH: usize = 64 << 10;
 
-/// What comes of an answer.
+/// The pieces of an answer's body.
 ///
 /// A server writes each event by itself, and a task of the HTTP client hands each piece over by itself, however many it has read at once:
 /// what is done for each, above all writing it to the client, would be done many times in vain. So a piece of several that follow each
@@ -27,16 +27,16 @@ const ENOUGH: usize = 64 << 10;
 /// A token that comes alone waits for nothing.
 pub(crate) struct Pieces {
     body: reqwest::Body,
-    /// What has come and is to be told: the first piece as it is, and all in one where there are more.
+    /// The bytes that have come: a single piece as it is, or several pieces joined.
     first: Option<Bytes>,
     joined: BytesMut,
-    /// When the last piece, or the head, has come.
+    /// The time at which the last piece, or the head, came.
     came: Instant,
     /// The last piece has followed the one before at once.
     is_burst: bool,
     /// All others have had their turn since the last piece.
     has_waited: bool,
-    /// How the body has ended.
+    /// The end of the body.
     end: Option<Result<(), AskError>>,
 }
 
@@ -60,7 +60,8 @@ impl Pieces {
 
     fn hold(&mut self, piece: Bytes) {
         let now = Instant::now();
-        (self.is_burst, self.has_waited) = (now - self.came < TOGETHER, false);
+        self.is_burst = now - self.came < TOGETHER;
+        self.has_waited = false;
         self.came = now;
         if self.first.is_none() && self.joined.is_empty() {
             self.first = Some(piece);

@@ -28,7 +28,7 @@ const TAKEN_TO_HOLD: u64 = 1 << 14;
 /// A context that is not told is no bound.
 const ANY_LENGTH: usize = u32::MAX as usize;
 
-/// What such a server is asked for before it is used.
+/// The facts about such a server that are needed before it is used.
 pub(crate) struct FoundPlain {
     /// The model that is meant; `None` where the server lists none.
     pub(crate) model: Option<models::Found>,
@@ -84,10 +84,10 @@ impl FoundPlain {
     }
 }
 
-/// Paths that every server of OpenAI's API has: there a 404 is about the model.
+/// Paths that every server of OpenAI's API has: a 404 at one of them is about the model.
 const OF_EVERY_SERVER: [&str; 2] = ["v1/chat/completions", "v1/completions"];
 
-/// Passes a request on. `model` is the name that the model has there.
+/// Passes a request on. `model` is the server's name for the model.
 pub(crate) async fn forward(server: &Server, model: Option<&str>, request: Forward) -> Result<Forwarded, JobError> {
     let body = named(&request, model);
     let headers = request::headers(&request.id, request.trace.as_ref());
@@ -109,9 +109,10 @@ pub(crate) async fn forward(server: &Server, model: Option<&str>, request: Forwa
     Ok(Forwarded { status: status.as_u16(), content_type, body: body.boxed() })
 }
 
-/// The body with the server's own name of the model. All else is as it came, byte by byte.
+/// Returns the body with the server's own name of the model. All other bytes stay as they came.
 fn named(request: &Forward, model: Option<&str>) -> Bytes {
-    let (Some(model), body) = (model, &request.body) else { return request.body.clone() };
+    let body = &request.body;
+    let Some(model) = model else { return body.clone() };
     let model = serde_json::Value::from(model).to_string();
     let mut named = BytesMut::with_capacity(body.len() + model.len() + 10);
     match &request.model {
@@ -145,13 +146,13 @@ mod tests {
 
     #[test]
     fn the_models_name_alone_is_changed() {
-        let told = |body, model, name| String::from_utf8(named(&request(body, model), name).to_vec()).unwrap();
+        let renamed = |body, model, name| String::from_utf8(named(&request(body, model), name).to_vec()).unwrap();
         assert_eq!(
-            told(r#"{"a": 1.0, "model" : "m" , "b":[]}"#, Some("\"m\""), Some("x\"y")),
+            renamed(r#"{"a": 1.0, "model" : "m" , "b":[]}"#, Some("\"m\""), Some("x\"y")),
             r#"{"a": 1.0, "model" : "x\"y" , "b":[]}"#
         );
-        assert_eq!(told(r#" { "a": 1e2}"#, None, Some("x")), r#" {"model":"x", "a": 1e2}"#);
-        assert_eq!(told("{}", None, Some("x")), r#"{"model":"x"}"#);
-        assert_eq!(told(r#"{"model": "m"}"#, Some("\"m\""), None), r#"{"model": "m"}"#);
+        assert_eq!(renamed(r#" { "a": 1e2}"#, None, Some("x")), r#" {"model":"x", "a": 1e2}"#);
+        assert_eq!(renamed("{}", None, Some("x")), r#"{"model":"x"}"#);
+        assert_eq!(renamed(r#"{"model": "m"}"#, Some("\"m\""), None), r#"{"model": "m"}"#);
     }
 }

@@ -15,18 +15,20 @@ use crate::chunk::{Chunk, ChunkChoice, End};
 use crate::events::{Events, TooLong};
 use crate::pieces::Pieces;
 
-/// What ends the events of an answer.
+/// The data of the event that ends an answer.
 pub(crate) const DONE: &[u8] = b"[DONE]";
 
-/// A job, and what has come of it that nobody has asked for yet.
+/// A job, and its outputs that have come and were not polled yet.
 pub(crate) struct RunningUpstreamJob {
     shared: Arc<Shared>,
     job: Arc<Job>,
-    /// `None` once all has come. Dropping it ends the connection, by which the server knows that nobody wants more.
+    /// `None` once all has come. Dropping it ends the connection, which makes the server abort the
+    /// request.
     body: Option<Pieces>,
     events: Events,
     came: VecDeque<Output>,
-    /// The last output of the last continuation, until the server has told of the prompt, which it does behind all answers.
+    /// The last output of the last continuation, held back until the server's usage, which follows
+    /// all answers.
     held: Option<Output>,
     continuations: Vec<Continuation>,
     delivered: Delivered,
@@ -61,12 +63,12 @@ impl RunningUpstreamJob {
         self.continuations.iter().all(|continuation| continuation.has_ended || continuation.is_stopped)
     }
 
-    /// A server that says what no server of its kind says: what it has is not to be trusted.
+    /// Builds the error for an answer that no server of this kind gives.
     fn nonsense(&self, what: &str) -> JobError {
         JobError::Dead(Death::new(format!("the server tells nonsense: {what}")))
     }
 
-    /// Takes in what has come, up to the first thing that is to be told.
+    /// Parses the bytes that have come.
     fn take(&mut self, bytes: &[u8]) -> Result<(), JobError> {
         self.events.push(bytes).map_err(|TooLong| self.nonsense("an event is too long"))?;
         while let Some(data) = self.events.next() {
@@ -84,7 +86,7 @@ impl RunningUpstreamJob {
     fn take_chunk(&mut self, chunk: Chunk) -> Result<(), JobError> {
         let Chunk { choices, usage, prompt_token_ids, error } = chunk;
         if let Some(error) = error {
-            tracing::warn!(server = self.shared.name, message = error.message, "a server could not do a request");
+            tracing::warn!(server = self.shared.name, words = error.message, "a server could not do a request");
             return Err(match error.code {
                 Some(status @ 400..=599) => self.shared.refusal(status, &error.message, &self.job),
                 _ => JobError::Failed,
@@ -141,14 +143,14 @@ impl RunningUpstreamJob {
         Ok(())
     }
 
-    /// Gives out what was held back, with what the server told of the prompt.
+    /// Releases the held output, with the server's usage.
     fn release(&mut self, prefill: Option<Prefill>) {
         if let Some(output) = self.held.take() {
             self.came.push_back(Output { prefill, ..output });
         }
     }
 
-    /// Holds what the server made of the prompt against what was expected.
+    /// Compares the server's prompt with the expected one.
     fn compare(&self, prompt: &[u32]) {
         let Input::Marked { expanded, .. } = &self.job.input else { return };
         if expanded.iter().map(|token| token.0).eq(prompt.iter().copied()) {
@@ -195,7 +197,8 @@ impl RunningJob for RunningUpstreamJob {
         let Some(continuation) = self.continuations.get_mut(choice) else { return };
         continuation.is_stopped = true;
         self.came.retain(|output| output.choice != choice);
-        if self.is_over() && self.held.is_none() && self.came.is_empty() {
+        self.held = self.held.take().filter(|output| output.choice != choice);
+        if self.is_over() && self.held.is_none() {
             self.body = None;
         }
     }

@@ -22,16 +22,16 @@ use crate::client::{Client, SendError, client, words};
 use crate::events::Events;
 use crate::server_key::UpstreamKey;
 
-/// Most bytes of an answer that is read as a whole.
+/// The maximum number of bytes of an answer that is read as a whole.
 const MOST: usize = 16 << 20;
-/// Most bytes of what a server says of a request that it refuses.
+/// The maximum number of bytes that are read of a refusal.
 const MOST_WORDS: usize = 64 << 10;
-/// The pause before a server is asked again that answers 429 without `Retry-After`.
+/// The pause after a 429 without `Retry-After`.
 const UNTOLD_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// What a server may take to say something of itself.
+/// The deadline for an answer about the server itself.
 const ASKED: Duration = Duration::from_secs(5);
 
-/// Why there is no answer, in words.
+/// An error of a request to a server, with a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AskError {
     /// There is no connection, and nothing was sent.
@@ -40,20 +40,20 @@ pub(crate) enum AskError {
     /// The connection ended before all of the answer had come.
     #[error("its connection was lost: {0}")]
     Lost(String),
-    /// It does not answer in time.
+    /// The server does not answer in time.
     #[error("it says nothing for {} s", ASKED.as_secs())]
     Late,
-    /// It refuses.
+    /// The server refuses the request.
     #[error("it answers {status} to {path}: {message}")]
     Refused { status: StatusCode, path: &'static str, message: String },
-    /// Its answer is too long, or not of the form that is expected.
+    /// The answer is too long, or does not have the expected form.
     #[error("its answer to {path} can't be read: {reason}")]
     Unreadable { path: &'static str, reason: String },
 }
 
 impl AskError {
-    /// Returns what it means for a job that the server was to be given. The server is not named, as its
-    /// address is nothing for clients.
+    /// Converts the error to that of the job. The error does not contain the server's address,
+    /// which clients must not see.
     pub(crate) fn of_job(self) -> JobError {
         match self {
             Self::NotConnected(_) => JobError::NotTaken(Death::new(format!("the server: {self}"))),
@@ -64,13 +64,13 @@ impl AskError {
     }
 }
 
-/// One server. Clones share their connections.
+/// A client for one server. Clones share their connections.
 #[derive(Clone)]
 pub(crate) struct Server {
     client: Client,
     base: Uri,
     authorization: Option<Arc<UpstreamKey>>,
-    /// What it has begun to say.
+    /// The unfinished long events of its answers.
     begun: Begun,
 }
 
@@ -96,22 +96,23 @@ impl Server {
         })
     }
 
-    /// Returns the key that it is shown, if it is shown one.
+    /// Returns the key that is sent to the server, if there is one.
     pub(crate) fn key(&self) -> Option<Arc<UpstreamKey>> {
         self.authorization.clone()
     }
 
-    /// What it says at this path.
+    /// Requests `path` and returns the body.
     pub(crate) async fn get(&self, path: &'static str) -> Result<Bytes, AskError> {
         self.ask(self.request(Method::GET, path), path).await
     }
 
-    /// What it says when this is asked of it, without a body.
+    /// Sends a `POST` without a body and returns the body of the answer.
     pub(crate) async fn post_empty(&self, path: &'static str) -> Result<Bytes, AskError> {
         self.ask(self.request(Method::POST, path), path).await
     }
 
-    /// Sends a body of JSON, with headers of the request that it is of. The answer is read by who asks.
+    /// Sends a JSON body with the headers of the client's request. Returns with the head of the
+    /// answer.
     pub(crate) async fn post(&self, path: &str, body: Bytes, headers: HeaderMap) -> Result<Response, AskError> {
         let mut request = self.request(Method::POST, path);
         *request.body_mut() = body;
@@ -146,7 +147,7 @@ impl Server {
     /// Removes the server's own address from its words.
     pub(crate) fn redact(&self, words: &str) -> String {
         let Some(authority) = self.base.authority() else { return words.to_owned() };
-        words.replace(authority.as_str(), "the server").replace(authority.host(), "the server")
+        replace_name(&replace_name(words, authority.as_str()), authority.host())
     }
 
     /// The events of one more answer.
@@ -154,7 +155,7 @@ impl Server {
         Events::counted(&self.begun)
     }
 
-    /// Reads an answer that is no success, as far as it comes soon.
+    /// Reads an answer that is no success, within a deadline.
     pub(crate) async fn refusal(&self, response: Response) -> Refusal {
         let status = response.status();
         let retry_after = retry_after(response.headers(), SystemTime::now());
@@ -164,7 +165,7 @@ impl Server {
         Refusal { status, retry_after, message, content_type, body }
     }
 
-    /// The base, which ends with a slash, with this below it.
+    /// Joins `path` to the base, which ends with a slash.
     fn uri(&self, path: &str) -> Uri {
         let mut parts = self.base.clone().into_parts();
         let base = parts.path_and_query.as_ref().map_or("/", PathAndQuery::path);
@@ -199,8 +200,8 @@ impl Refusal {
     }
 }
 
-/// Returns the fault of a server in a status that is no success; `None` for a 4xx that is the request's own
-/// fault, and for a 404 unless it `is_about_model`.
+/// Returns the fault of a server for a status that is no success. `None` for a 4xx that is the
+/// request's own fault, and for a 404 that is not about the model.
 pub(crate) fn fault(
     status: u16,
     retry_after: Option<Duration>,
@@ -216,7 +217,7 @@ pub(crate) fn fault(
         (503, Some(retry_after)) => Some(JobError::Overloaded { status, retry_after, message }),
         (404, _) if is_about_model => Some(JobError::UnknownModel { message }),
         (400..=499, _) => None,
-        // Redirects, too: they would lead elsewhere with a key.
+        // Redirects, too: following one could send the key to another server.
         _ => Some(JobError::ServerFailed { status, message }),
     }
 }
@@ -229,6 +230,24 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     }
     let date = httpdate::parse_http_date(value).ok()?;
     Some(date.duration_since(now).unwrap_or_default())
+}
+
+/// Replaces a server's name in its words, except within longer words: a host `vllm` leaves
+/// `vllm-7b` alone.
+fn replace_name(words: &str, name: &str) -> String {
+    let is_of_word = |char: char| char.is_alphanumeric() || matches!(char, '-' | '_');
+    let mut replaced = String::with_capacity(words.len());
+    let mut copied = 0;
+    for (at, _) in words.match_indices(name) {
+        let end = at + name.len();
+        if !words[..at].ends_with(is_of_word) && !words[end..].starts_with(is_of_word) {
+            replaced.push_str(&words[copied..at]);
+            replaced.push_str("the server");
+            copied = end;
+        }
+    }
+    replaced.push_str(&words[copied..]);
+    replaced
 }
 
 /// TLS with certificates of these authorities alone.
@@ -247,13 +266,13 @@ fn checked_against(path: &Path) -> Result<ClientConfig, Box<dyn Error>> {
 async fn read(response: Response, path: &'static str) -> Result<Bytes, AskError> {
     let status = response.status();
     let body = whole(response, path).await?;
-    match status.is_success() {
-        true => Ok(body),
-        false => Err(AskError::Refused { status, path, message: message(&body) }),
+    if !status.is_success() {
+        return Err(AskError::Refused { status, path, message: message(&body) });
     }
+    Ok(body)
 }
 
-/// All of a body.
+/// Reads a whole body.
 async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskError> {
     let mut body = BytesMut::new();
     while let Some(chunk) = response.chunk().await.map_err(lost)? {
@@ -265,7 +284,8 @@ async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskE
     Ok(body.freeze())
 }
 
-/// The beginning of what a server says of a request that it refuses, as far as it comes soon: it may say anything to each of thousands.
+/// Reads the beginning of a refusal, within a deadline. Bounded, as thousands of requests may be
+/// refused at once.
 async fn beginning(mut response: Response) -> Bytes {
     let mut body = BytesMut::new();
     let read = async {
@@ -280,7 +300,8 @@ async fn beginning(mut response: Response) -> Bytes {
     body.freeze()
 }
 
-/// What an answer that is an error says: `{"error": {"message": …}}` or `{"error": …}`, or its begin as it is.
+/// Returns the message of an error body: `{"error": {"message": …}}` or `{"error": …}`, or else the
+/// beginning of the body.
 fn message(body: &[u8]) -> String {
     /// Characters of a message that are passed on.
     const SHOWN: usize = 1000;
@@ -319,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_apart_by_their_status() {
+    fn status_decides_the_kind_of_refusal() {
         let error = |status, retry_after| refusal(status, retry_after, "words").error(true);
         assert!(matches!(error(401, None), Some(JobError::KeyRefused { status: 401, .. })));
         assert!(matches!(error(403, Some(9)), Some(JobError::KeyRefused { status: 403, .. })));
@@ -370,6 +391,8 @@ mod tests {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server::new(&"http://gpu1.rack:8000/v1".parse().unwrap()).unwrap();
         assert_eq!(server.redact("see http://gpu1.rack:8000/x or gpu1.rack"), "see http://the server/x or the server");
+        let server = Server::new(&"http://vllm:8000/v1".parse().unwrap()).unwrap();
+        assert_eq!(server.redact("vllm: no model vllm-7b at vllm:8000"), "the server: no model vllm-7b at the server");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The key that a server of others is shown, out of a file that may be read again.
+//! The key that is sent to a server, read from a file that can be reloaded.
 
 use std::fs;
 use std::io;
@@ -18,12 +18,12 @@ pub enum KeyFileError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The file has more than a key.
+    /// The file is empty, or has more than a key.
     #[error("{0}: a key is a line of printable characters")]
     NoKey(PathBuf),
 }
 
-/// A key, as the header that shows it.
+/// A key, as the value of its header.
 #[derive(Debug)]
 pub struct UpstreamKey {
     path: PathBuf,
@@ -31,19 +31,19 @@ pub struct UpstreamKey {
 }
 
 impl UpstreamKey {
-    /// Reads a key out of a file.
+    /// Reads a key from a file.
     ///
     /// # Errors
-    /// [`KeyFileError`] if it has none.
+    /// [`KeyFileError`] if the file has no key.
     pub(crate) fn load(path: PathBuf) -> Result<Self, KeyFileError> {
         let header = RwLock::new(read(&path)?);
         Ok(Self { path, header })
     }
 
-    /// Reads the file again: requests from now on have what it has.
+    /// Reads the file again. Later requests have the new key.
     ///
     /// # Errors
-    /// [`KeyFileError`] if it has none. The key from before stays.
+    /// [`KeyFileError`] if the file has no key. The old key stays then.
     pub fn reload(&self) -> Result<(), KeyFileError> {
         let header = read(&self.path)?;
         *self.header.write().unwrap_or_else(PoisonError::into_inner) = header;
@@ -62,8 +62,13 @@ impl UpstreamKey {
 
 fn read(path: &Path) -> Result<HeaderValue, KeyFileError> {
     let key = fs::read_to_string(path).map_err(|source| KeyFileError::File { path: path.to_owned(), source })?;
-    let header = HeaderValue::from_str(&format!("Bearer {}", key.trim()));
-    let mut header = header.map_err(|_| KeyFileError::NoKey(path.to_owned()))?;
+    let no_key = || KeyFileError::NoKey(path.to_owned());
+    let key = key.trim();
+    // A file is empty while another program writes it anew.
+    if key.is_empty() {
+        return Err(no_key());
+    }
+    let mut header = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| no_key())?;
     header.set_sensitive(true);
     Ok(header)
 }
@@ -81,8 +86,10 @@ mod tests {
         fs::write(&path, "two").unwrap();
         key.reload().unwrap();
         assert_eq!(key.header(), "Bearer two");
-        fs::write(&path, "th\nree").unwrap();
-        assert!(matches!(key.reload(), Err(KeyFileError::NoKey(_))));
+        for text in ["th\nree", "", " \n"] {
+            fs::write(&path, text).unwrap();
+            assert!(matches!(key.reload(), Err(KeyFileError::NoKey(_))), "{text:?}");
+        }
         fs::remove_file(&path).unwrap();
         assert!(matches!(key.reload(), Err(KeyFileError::File { .. })));
         assert_eq!(key.header(), "Bearer two");

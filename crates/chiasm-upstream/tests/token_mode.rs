@@ -30,12 +30,12 @@ const KEY: &str = "secret";
 
 type Answer = Box<dyn Fn() -> Response + Send + Sync>;
 
-/// What the stand-in does with a request for tokens, and what it was asked.
+/// The stand-in's answer to requests for tokens, and the requests that came.
 struct Stand {
     answer: Answer,
     asked: Mutex<Vec<(HeaderMap, Value)>>,
     wants_key: bool,
-    /// It says nothing of itself any more.
+    /// The server does not answer requests for its metrics any more.
     is_slow: AtomicBool,
 }
 
@@ -366,6 +366,22 @@ async fn a_job_that_nobody_wants_any_more_ends_its_connection() {
 }
 
 #[tokio::test]
+async fn stopped_job_ends_without_its_usage() {
+    let server = Server::with(|| {
+        let last = tokens(0, &[6], Some("length"));
+        let both = Bytes::from(format!("data: {}\n\ndata: {last}\n\n", tokens(0, &[5], None)));
+        let events = stream::iter([Ok::<_, Infallible>(both)]).chain(stream::pending());
+        Body::from_stream(events).into_response()
+    })
+    .await;
+    let backend = server.connect("").await.unwrap();
+    let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    assert!(running.next().await.unwrap().is_ok());
+    running.stop(0);
+    assert!(timeout(SOON, running.next()).await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn a_server_that_is_gone_is_found_to_be_so() {
     let stuck = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()).into_response();
     let server = Server::with(stuck).await;
@@ -378,7 +394,7 @@ async fn a_server_that_is_gone_is_found_to_be_so() {
     assert_eq!(backend.ended().await.to_string(), "it was unplugged");
 }
 
-/// Metrics calls without an answer make a server silent. Its streams and what is known of it stay.
+/// A server that does not answer metrics calls is silent. Its streams and its backend stay.
 #[tokio::test(start_paused = true)]
 async fn server_that_is_slow_keeps_its_streams() {
     let server = Server::with(|| {

@@ -164,7 +164,7 @@ struct Socket {
     first: usize,
     /// How many peers without a name there were.
     unnamed: u32,
-    /// How many connections have lost their identity to a newer one.
+    /// The number of connections that have lost their identity to a newer one.
     takeovers: u64,
 }
 
@@ -253,10 +253,10 @@ impl Socket {
     }
 }
 
-/// Logs that a connection has lost its identity to a newer one. A peer that has connected again
-/// before its old connection was seen to end looks like a second peer.
+/// Logs that a connection has lost its identity to a newer one. A peer that reconnects before the end of
+/// its old connection is noticed looks like a second peer, too.
 ///
-/// Only counts that are powers of two are logged: two peers of one identity may go on for ever.
+/// Logs only counts that are powers of two: two peers with one identity may replace each other for ever.
 fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
     if count.is_power_of_two() {
         tracing::warn!(

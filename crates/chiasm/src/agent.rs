@@ -83,7 +83,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     served.map_err(|error| CliError::Usage(format!("the agent failed: {error}")))
 }
 
-/// Reads the certificate again at each SIGHUP. Ends with the terminal that the process was started at.
+/// Reads the certificate again at each SIGHUP. Returns when the terminal that the process was started at is gone.
 async fn reload_at(hangups: &mut Hangups, tls: Option<Arc<AgentTls>>) {
     while hangups.next().await == Hangup::Reload {
         tracing::info!("SIGHUP: certificates are read again");

@@ -1,4 +1,4 @@
-//! The allocator of this process, and what it keeps.
+//! The allocator of this process, and the return of free memory to the system.
 
 /// Requests allocate and free bodies, images and many small things on different threads. glibc's allocator has up to eight pools per
 /// core for that, from which memory rarely returns; this one takes as little time, and gives back what is free.
@@ -11,8 +11,8 @@ unsafe extern "C" {
     safe fn mi_collect(force: bool);
 }
 
-/// Gives back to the system what this thread has allocated and others have freed. The allocator finds that by itself only while the
-/// thread goes on allocating.
+/// Returns memory to the system that this thread has allocated and others have freed. By itself the allocator does that only while
+/// the thread goes on allocating.
 pub(crate) fn give_back() {
     mi_collect(true);
 }
@@ -23,7 +23,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of memory that this process has in RAM, without files.
+    /// Returns the bytes that this process has in RAM, without mapped files.
     fn resident() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

@@ -105,7 +105,7 @@ impl Cli {
     }
 }
 
-/// Says where a flag of `vllm serve` goes that stands before `--`, where it is unknown.
+/// Explains the place of a flag of `vllm serve` that stands before `--`, where it is unknown.
 fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error {
     let flag = match (error.kind(), error.get(ContextKind::InvalidArg)) {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => flag.clone(),
@@ -400,7 +400,7 @@ fn weight(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Parses a part of a whole, from 0 to 1.
+/// Parses a fraction from 0 to 1.
 fn fraction(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(part) if (0.0..=1.0).contains(&part) && !text.ends_with('%') => Ok(part),

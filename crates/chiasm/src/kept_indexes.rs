@@ -1,4 +1,4 @@
-//! Where knowledge of KV caches outlives this process.
+//! The folder in which knowledge of KV caches outlives this process.
 
 use chiasm_server::fleet::KeptIndexes;
 
@@ -6,17 +6,17 @@ use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::{key_secret, state_folder};
 
-/// The folder within the state folder.
+/// The name of the folder within the state folder.
 const NAME: &str = "kv";
 
-/// Opens the folder if some workers outlive this process. Their blocks need keys of a secret that the next process has too, which
-/// this one has already (`has_secret`) or takes over here. Without the folder all else works, with a warning.
+/// Opens the folder if some workers outlive this process. Block keys then need a secret that the next process has, too: it is set
+/// here unless it is already (`has_secret`). A folder that can't be opened is a warning, and everything else works.
 pub(crate) fn open(args: &ServeArgs, has_secret: bool) -> Option<KeptIndexes> {
     let engines = &args.engines;
     let is_server = |upstream: &UpstreamArg| matches!(upstream, UpstreamArg::Server(_));
-    let outlived =
+    let any_outlives =
         engines.keep_engines.is_some() || !engines.attach.is_empty() || engines.upstream.iter().any(is_server);
-    if !outlived {
+    if !any_outlives {
         return None;
     }
     let opened = try_open(args, has_secret);
@@ -28,7 +28,7 @@ pub(crate) fn open(args: &ServeArgs, has_secret: bool) -> Option<KeptIndexes> {
 
 fn try_open(args: &ServeArgs, has_secret: bool) -> Result<KeptIndexes, CliError> {
     let asked = args.engines.state_dir.as_deref();
-    // Makes it for this user alone.
+    // Creates the folder, for this user alone.
     state_folder::required(asked)?;
     if !has_secret {
         key_secret::share(args.agents.block_key_secret.as_deref(), asked)?;

@@ -70,13 +70,13 @@ pub fn use_ring() {
 }
 
 thread_local! {
-    /// What had been released of unread answers when this thread last gave back memory.
+    /// The amount of unread answers that had been released when this thread last gave back memory, in steps of 16 MiB.
     static GAVE_BACK_AT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Has a thread that is about to wait give back memory, if much of it was released since it did so last.
+/// Calls `give_back` on a thread that is about to wait, once for every 16 MiB of unread answers that were released.
 fn give_back_if_due(give_back: fn()) {
-    /// Unread answers that are worth the milliseconds it takes.
+    /// The amount that is worth the milliseconds which giving back takes.
     const WORTH_BYTES: u64 = 16 << 20;
     let released = Unread::of_process().released() / WORTH_BYTES;
     if GAVE_BACK_AT.replace(released) != released {
@@ -84,7 +84,8 @@ fn give_back_if_due(give_back: fn()) {
     }
 }
 
-/// Runs the command line of this process. `give_back` has a thread give memory back to the system that others have freed.
+/// Runs the command line of this process. `give_back` returns memory to the system that the calling thread has allocated and others
+/// have freed.
 pub fn main(give_back: fn()) -> ExitCode {
     let cli = Cli::of_this_process();
     use_ring();

@@ -15,12 +15,12 @@ pub(crate) fn raise() -> Option<u64> {
     }
 }
 
-/// Files besides clients' connections: engines' sockets, arenas, downloads, the log.
+/// Descriptors for everything but clients' connections: engines' sockets, arenas, downloads, the log.
 const RESERVED: u64 = 128;
 
-/// Raises the limit, and returns how many connections fit into it, at most `wanted`; with a warning if that is less.
+/// Raises the limit and returns the number of connections that fit into it, at most `wanted`. Logs a warning if that is less.
 ///
-/// A connection that finds no descriptor left would fail at a place where nobody expects it: in the middle of connecting an engine, say.
+/// With all descriptors taken by clients, other parts would fail at any place: while they connect an engine, say.
 pub(crate) fn raise_for(wanted: usize) -> usize {
     let limit = raise();
     let connections = fitting(limit, wanted);
@@ -34,7 +34,7 @@ pub(crate) fn raise_for(wanted: usize) -> usize {
     connections
 }
 
-/// The connections that fit into a limit of open files: all but [`RESERVED`], and at least half.
+/// Returns the number of connections that fit into a limit of open files: all but [`RESERVED`], but at least half.
 fn fitting(limit: Option<u64>, wanted: usize) -> usize {
     let room = limit.map(|limit| limit.saturating_sub(RESERVED).max(limit / 2).max(1));
     room.map_or(wanted, |room| wanted.min(usize::try_from(room).unwrap_or(usize::MAX)))

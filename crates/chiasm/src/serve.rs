@@ -53,7 +53,7 @@ pub(crate) async fn run(
     mut args: ServeArgs,
     log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
-    // Before anything takes long: from here on a SIGHUP is no end.
+    // Before anything takes long: from here on a SIGHUP does not end the process.
     let hangups = Hangups::listen();
     let keys = args.access.keys()?;
     let has_keys = keys.are_asked_for();
@@ -209,7 +209,7 @@ pub(crate) struct Machine {
     pub(crate) door: MediaDoor,
     pub(crate) patience: Patience,
     pub(crate) connectors: Vec<Box<dyn Connector>>,
-    /// The keys that servers of others want to see.
+    /// The keys for servers of `--upstream`.
     pub(crate) upstream_keys: Vec<Arc<UpstreamKey>>,
     pub(crate) router: RouterConfig,
     pub(crate) limits: Limits,
@@ -319,7 +319,7 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
     drain: Drain,
 ) {
-    // The time that is left to requests in flight when no more are taken, and the Ctrl-Cs that cut them off.
+    // The time that requests in flight have once no more are taken, and the Ctrl-Cs that cut them off.
     let (stopping, stopped) = tokio::sync::oneshot::channel::<(Duration, Interrupts)>();
     let graceful = {
         let frontend = frontend.clone();
@@ -335,7 +335,7 @@ pub(crate) async fn serve(
         }
     };
     let too_long = async {
-        // The other side lives for as long as the server does.
+        // Fails only if the server is gone already.
         let Ok((timeout, mut interrupts)) = stopped.await else { return std::future::pending().await };
         tokio::select! {
             () = tokio::time::sleep(timeout) => {}

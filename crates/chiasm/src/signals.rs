@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Every Ctrl-C from when it is made.
+/// A listener for Ctrl-C. Misses none from its creation on.
 pub(crate) struct Interrupts(Option<Signal>);
 
 impl Interrupts {
@@ -12,13 +12,13 @@ impl Interrupts {
         Self(signal(SignalKind::interrupt()).ok())
     }
 
-    /// Ends with the next Ctrl-C: who asks again at a terminal does not want to wait. A supervisor may send SIGTERM more than once.
+    /// Waits for the next Ctrl-C: whoever presses it again does not want to wait. SIGTERM does not count, as supervisors may repeat it.
     pub(crate) async fn next(&mut self) {
         wait(&mut self.0).await;
     }
 }
 
-/// Every SIGHUP from when it is made; none of them ends the process any more.
+/// A listener for SIGHUP. Once it is created, SIGHUP does not end the process any more.
 pub(crate) struct Hangups {
     hangups: Option<Signal>,
     had_terminal: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Hangups {
 /// The reason for a SIGHUP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hangup {
-    /// Somebody has sent it, to have files read again.
+    /// Somebody has sent it: files are to be read again.
     Reload,
     /// The terminal that the process was started at is gone.
     TerminalGone,
@@ -44,7 +44,7 @@ impl Hangups {
     }
 }
 
-/// Waits for the next of these signals, for ever where none can be heard.
+/// Waits for the next of these signals, or for ever if there is no listener.
 async fn wait(signals: &mut Option<Signal>) {
     if let Some(signals) = signals
         && signals.recv().await.is_some()
@@ -54,7 +54,7 @@ async fn wait(signals: &mut Option<Signal>) {
     std::future::pending().await
 }
 
-/// Returns whether the process stands at a terminal. One that is gone answers with an error.
+/// Returns `true` if an input or output of the process is a terminal. One that has gone is none.
 fn has_terminal() -> bool {
     io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
 }

@@ -13,7 +13,7 @@ use crate::error::CliError;
 use crate::free_memory::free_memory;
 use crate::vllm_flags::VllmFlags;
 
-/// How long after a start vLLM's processor may be started again.
+/// The minimum time between two starts of vLLM's processor.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
 /// Settings of config.json that every model with them takes more than text with.
 const OF_MEDIA_MODELS: [&str; 3] = ["audio_config", "thinker_config", "vision_config"];

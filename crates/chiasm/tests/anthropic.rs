@@ -61,7 +61,7 @@ fn refused(answer: &Answer, status: u16) -> (String, String) {
 
 /// A model that thinks between its calls, and one that ends within its second call.
 #[tokio::test]
-async fn all_apis_say_the_same_in_the_models_order() {
+async fn every_api_keeps_the_order_of_the_model() {
     let call = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>";
     let half = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Ro";
     let thought = "<think>hm</think>";

@@ -202,7 +202,7 @@ async fn when_all_engines_are_busy_a_request_is_refused_as_configured() {
     waiting.abort();
 }
 
-/// An attached engine that replays its last few batches alone, and the folder that its frontends share.
+/// An attached engine that replays only its last few batches, and the state folder that its frontends share.
 struct Attached {
     model: String,
     address: String,
@@ -241,7 +241,8 @@ const TOPICS: [&str; 8] = ["owls", "moons", "rivers", "stones", "winds", "roots"
 
 /// Asks about all topics. Returns the blocks that were predicted and those that were found.
 async fn ask_about_all(server: &Server) -> (usize, usize) {
-    let (mut all_predicted, mut all_found) = (0, 0);
+    let mut all_predicted = 0;
+    let mut all_found = 0;
     for about in TOPICS {
         let answer = server.chat(&ask(about)).await;
         answer.ok();
@@ -290,7 +291,7 @@ async fn crash_leaves_approximate_knowledge_and_says_so() {
     wait_for_knowledge(&server, "approximate").await;
     server.logged("first KV events are lost");
 
-    // What is known by halves stays so over the next restart.
+    // Approximate knowledge stays approximate over the next restart.
     ask_about_all(&server).await;
     assert!(server.terminate(SOON).await);
     let server = attached.frontend().await;

@@ -238,7 +238,7 @@ macro_rules! answer {
     };
 }
 
-/// What the frontend says of itself at this path.
+/// Asks the frontend at this path, which is not of the API.
 async fn answer_at(frontend: &Server, path: &str) -> Answer {
     Answer::of(frontend.client.get(format!("{}{path}", frontend.url)).send().await.expect("an answer")).await
 }
@@ -399,11 +399,12 @@ async fn images_get_names_of_ours_where_a_server_goes_by_names() {
     assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0);
 }
 
-/// An image that is only named, and one that comes with its name.
+/// An image part that has a name alone.
 fn only_named(uuid: &str) -> Value {
     json!({"type": "image_url", "image_url": null, "uuid": uuid})
 }
 
+/// An image part that has a name.
 fn with_name(name: &str, uuid: &str) -> Value {
     let mut part = picture(name);
     part["uuid"] = uuid.into();
@@ -426,7 +427,7 @@ fn saw(answer: &Answer) -> String {
 }
 
 #[tokio::test]
-async fn names_of_clients_are_their_own_before_any_server() {
+async fn media_names_are_private_to_each_client() {
     let behind = other().await;
     let (heard, url) = vllm_serve_before(&behind).await;
     for url in [url.replace("vllm+", ""), format!("{url},mode=chat")] {
@@ -442,7 +443,7 @@ async fn names_of_clients_are_their_own_before_any_server() {
 }
 
 #[tokio::test]
-async fn named_image_is_answered_wherever_a_mixed_fleet_sends_it() {
+async fn named_image_is_answered_by_any_worker_of_a_mixed_fleet() {
     let server = other().await;
     let model = demo_model().display().to_string();
     let mixed = ["--sim", "1", "--upstream", &server.url, "--policy", "round-robin"];

@@ -126,8 +126,8 @@ _CALLS: dict[str, tuple[int, dict[str, int]]] = {
     ),
 }
 
-# Commands of fcntl that computing takes: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC. Others have signals sent to any process
-# of the user (F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETLEASE, F_NOTIFY), or change files that the frontend has open, too (F_SETFL).
+# The allowed commands of fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC. Others can send signals to any process of the user
+# (F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETLEASE, F_NOTIFY), or change files that the frontend has open as well (F_SETFL).
 _FCNTL_COMMANDS = (0, 1, 2, 3, 1030)
 
 _ALLOW, _DENY, _KILL, _NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x80000000, 0x00050026
@@ -178,7 +178,7 @@ def _program(own_pid: int) -> list[tuple[int, int, int, int]]:
         (_EQUAL, 0, 1, own_pid),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _DENY),
-        # Descriptors, and nobody's signals.
+        # Commands for descriptors, none that send signals.
         (_EQUAL, 0, len(_FCNTL_COMMANDS) + 3, calls.pop("fcntl")),
         (_LOAD, 0, 0, _SECOND_ARGUMENT),
         *((_EQUAL, len(_FCNTL_COMMANDS) - place, 0, command) for place, command in enumerate(_FCNTL_COMMANDS)),

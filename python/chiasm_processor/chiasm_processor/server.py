@@ -72,7 +72,7 @@ def take_orders(processor: Processor, connection: socket.socket, address_space: 
             try:
                 children.add(fork(processor, connection, message.file, address_space, locked))
             except OSError as error:
-                # Too many processes, or no memory: this child has an end before its first word, and the others go on.
+                # Too many processes, or no memory. The frontend sees this child end before its first word; the others go on.
                 print(f"no fork: {error}", file=sys.stderr, flush=True)
             finally:
                 os.close(message.file)

@@ -196,7 +196,7 @@ class ForkTest(unittest.TestCase):
         ):
             server.take_orders(None, servers, 0, False)
         kill.assert_called_once_with(4711, signal.SIGKILL)
-        # No process has them any more.
+        # No process has the other ends any more.
         self.assertEqual([receive(connection) for connection, _ in childs], [None] * 3)
         for connection in (ours, servers, *(connection for connection, _ in childs)):
             connection.close()

@@ -96,8 +96,8 @@ class EmbeddingFolder:
         return [] if path is None else [path, self._retired / path.name]
 
     def remove_damaged(self, identifier: str, rows: int) -> None:
-        """Removes the file of ``identifier`` if it is not whole or has not so many embeddings, so that nobody looks at
-        it again. A good one stays: it could not be loaded for another reason, or has come meanwhile."""
+        """Removes the file of ``identifier`` if it is damaged or does not have ``rows`` embeddings. A good file stays:
+        loading failed for another reason, or the file has been replaced meanwhile."""
         path = self._file(identifier)
         if path is None:
             return
@@ -198,8 +198,8 @@ def _listed(folder: Path, prefix: str | None) -> Iterator[_Listed]:
 
 
 def _read_header(path: Path) -> Stored | None:
-    """What a file says that it is, if that fits its length. Whatever is accepted here can be loaded. Raises OSError if
-    it can't be read although it is there."""
+    """Reads the header of a file; None unless it fits the file's length, so that the file can be loaded. Raises OSError
+    for a file that is there and can't be read."""
     try:
         # Opening a pipe would wait.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -207,24 +207,26 @@ def _read_header(path: Path) -> Stored | None:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
             return None
         raise
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
-        start = file.read(_HEADER_AT_MOST)
+        start = os.read(descriptor, _HEADER_AT_MOST)
+    finally:
+        os.close(descriptor)
     header_length = int.from_bytes(start[:8], "little")
     shape = _shape(start[8 : 8 + header_length], status.st_size - 8 - header_length)
     return None if shape is None else Stored(shape, status.st_size)
 
 
 def _shape(header: bytes, data_length: int) -> tuple[int, int] | None:
-    """The shape of a file's only tensor, if the file's data has its length."""
+    """Returns the shape of the tensor in a header, if ``data_length`` fits it."""
     try:
         tensors = json.loads(header)
     except (ValueError, RecursionError):
         return None
     match tensors:
-        # No number is multiplied before it is known to be one, and a small one.
+        # Nothing is multiplied before it is known to be a small number.
         case {
             "embeddings": {
                 "dtype": str(dtype),

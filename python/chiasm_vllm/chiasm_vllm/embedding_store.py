@@ -40,19 +40,19 @@ class StepItems(ECConnectorMetadata):
     loads: dict[str, "Load"] = field(default_factory=dict)
     # Identifiers whose files are gone. A worker that still has their embeddings writes them again.
     gone: list[str] = field(default_factory=list)
-    # The step's own ``scheduled_encoder_inputs``: indices of items by request. It is the same object in the workers, as
-    # it travels there in one piece with this, and what is added here before the encoder runs is encoded.
+    # The step's own ``scheduled_encoder_inputs``: indices of items by request. In the workers it is the same object, too,
+    # as both are pickled together. So items that are added here before the encoder runs are encoded.
     encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
 
     def encode(self, identifier: str) -> None:
-        """Has an item that was to be loaded encoded in this step."""
+        """Has an item encoded in this step that could not be loaded."""
         load = self.loads[identifier]
         self.encoder_inputs.setdefault(load.request_id, []).append(load.index)
 
 
 @dataclass(frozen=True)
 class Load:
-    """How many embeddings an item must have, and where its data is: a request and the item's index there."""
+    """The number of embeddings that an item must have, and its data: the item's index in a request."""
 
     rows: int
     request_id: str
@@ -167,7 +167,7 @@ class EmbeddingStore(ECConnectorBase):
                 self._write(mm_hash, embeddings)
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
-        """What can't be loaded is left to the encoder, which runs after this."""
+        """Loads the step's items. Leaves those that can't be loaded to the encoder, which runs after this."""
         items = self._step_items()
         failed = [
             not self._load_into(encoder_cache, identifier, load.rows, _device())
@@ -186,14 +186,14 @@ class EmbeddingStore(ECConnectorBase):
             self._load_into(encoder_cache, identifier, load.rows, "cpu")
 
     def _load_into(self, encoder_cache: dict[str, torch.Tensor], identifier: str, rows: int, device: str) -> bool:
-        """Whether the item is in the cache now. If not, the reason is logged once of each kind."""
+        """Loads an item unless it is cached. Returns whether it is in the cache now; logs each kind of failure once."""
         if identifier in encoder_cache:
             return True
         try:
             embeddings = _load_first(self._folder.places(identifier), device)
             if embeddings.ndim != 2 or embeddings.shape[0] != rows or not embeddings.is_floating_point():
                 raise ValueError(f"it has {tuple(embeddings.shape)} of {embeddings.dtype} and not {rows} embeddings")
-        # Of files: OSError, SafetensorError. Of memory: MemoryError, RuntimeError.
+        # Files raise OSError and SafetensorError, a lack of memory MemoryError and RuntimeError.
         except Exception as error:
             self._folder.remove_damaged(identifier, rows)
             self._warn_once(type(error), "%s can't be loaded and is encoded where it is needed: %s.", identifier, error)
@@ -211,7 +211,7 @@ class EmbeddingStore(ECConnectorBase):
             with gpu_sync_allowed():
                 embeddings = embeddings.cpu().contiguous()
             self._folder.write(identifier, save({TENSOR: embeddings}))
-        # Of files: OSError. Of memory: MemoryError, RuntimeError.
+        # Files raise OSError, a lack of memory MemoryError and RuntimeError.
         except (OSError, MemoryError, RuntimeError) as error:
             cause = error.errno if isinstance(error, OSError) else type(error)
             self._warn_once(("write", cause), "Storing %s met an error: %s.", identifier, error)
@@ -253,7 +253,7 @@ def _device() -> str:
 
 
 def _any_rank(flags: list[bool]) -> list[bool]:
-    """Each flag, or True if it is True in any rank of this engine's first stage. All of them call this together."""
+    """Returns each flag, or True if it is True in any rank of this engine's first stage. All ranks call it together."""
     if not flags:
         return flags
     reduced = torch.tensor(flags, dtype=torch.int32)
@@ -264,7 +264,7 @@ def _any_rank(flags: list[bool]) -> list[bool]:
 
 
 def _load_first(places: list[Path], device: str) -> torch.Tensor:
-    """The embeddings in the first of ``places`` that there is. Raises whatever loading does."""
+    """Loads the first of ``places`` that exists. Raises whatever loading raises."""
     for path in places:
         try:
             with gpu_sync_allowed():

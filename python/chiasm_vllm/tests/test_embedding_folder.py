@@ -91,9 +91,11 @@ class FolderTest(unittest.TestCase):
         (self.path / "folder.safetensors").mkdir()
         self.write(folder, "good")
         (self.path / "link.safetensors").symlink_to(self.path / "good.safetensors")
+        descriptors = os.listdir("/proc/self/fd")
         for name in ("pipe", "folder", "link"):
             self.assertIsNone(folder.find(name), name)
             folder.remove_damaged(name, 1)
+        self.assertEqual(os.listdir("/proc/self/fd"), descriptors, "every file is closed")
         self.assertIsNotNone(folder.find("good"))
 
     def test_good_files_are_not_removed_as_damaged(self) -> None:

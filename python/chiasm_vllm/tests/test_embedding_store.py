@@ -58,7 +58,7 @@ class Engine:
             mock.patch.object(worker_code, "get_ec_transfer", lambda: self.worker),
             worker_code.ECConnectorModelRunnerMixin._get_ec_connector_output(output, self.encoder_cache),
         ):
-            # As the runners look at it, behind the loads.
+            # The runners read it after the loads.
             encode = output.scheduled_encoder_inputs.get(request.req_id, [])
             encoded = [request.mm_features[index].identifier for index in encode]
             for identifier in encoded:
@@ -84,7 +84,7 @@ class Engine:
 
 
 class Request:
-    """What the connector and the runners look at of a request."""
+    """The parts of a request that the connector and the runners read."""
 
     def __init__(self, items: Items) -> None:
         self.req_id = self.request_id = "r"

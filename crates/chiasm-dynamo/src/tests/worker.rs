@@ -58,8 +58,8 @@ impl FakeWorker {
         Self { address, asked, serving }
     }
 
-    /// A worker whose connections acknowledge so many requests each, and close at the next one. It
-    /// dies at the end of the last.
+    /// Starts a worker whose connections acknowledge `served` requests each, and close at the next
+    /// request. It dies at the end of the last connection.
     pub(super) async fn closing(served: &'static [usize]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -72,9 +72,10 @@ impl FakeWorker {
                 tokio::select! {
                     accepted = listener.accept() => {
                         let (mut stream, _) = accepted.unwrap();
-                        let (begins, sender) = (first_requests.clone(), sender.clone());
+                        let begins = first_requests.clone();
+                        let sender = sender.clone();
                         connections.spawn(async move {
-                            // Whoever watches the worker asks nothing.
+                            // Connections that only watch the worker send no request.
                             if read_one(&mut stream, &sender).await.is_ok() {
                                 let _ = begins.send(stream);
                             }
@@ -102,7 +103,7 @@ impl FakeWorker {
         let _ = (&mut self.serving).await;
     }
 
-    /// What a directory says of it.
+    /// Returns its entry in a directory.
     pub(super) fn named(&self, has_events: bool) -> Workers {
         let place =
             |endpoint: &str| Place { address: self.address.to_string(), path: format!("1f/ns/backend/{endpoint}") };
@@ -240,7 +241,7 @@ impl Home {
         self.header(&json!("sentinel")).await;
     }
 
-    /// What comes back until the connection ends.
+    /// Returns the bytes that come back until the connection ends.
     pub(super) async fn told(mut self) -> Vec<u8> {
         let mut told = Vec::new();
         let _ = self.stream.read_to_end(&mut told).await;

@@ -254,7 +254,7 @@ fn warn_unless_written(worker: WorkerId, written: Result<(), EngineError>) {
 
 struct EngineLife {
     engine: Box<dyn RunningEngine>,
-    /// A later frontend can take it over.
+    /// The engine outlives this process: a later frontend can take it over.
     outlives: bool,
     /// The engine's sockets are in it.
     _sockets: SocketDir,

@@ -71,7 +71,7 @@ pub trait RunningEngine: Send {
         ready(None).boxed()
     }
 
-    /// The end of its log; `None` where that is not ours to read.
+    /// Returns the end of its log; `None` if this process does not read that.
     fn log(&self) -> Option<LastLines> {
         None
     }

@@ -52,7 +52,7 @@ struct Continuation {
 }
 
 impl Continuation {
-    /// The id of the request that runs. Outputs arrive without it.
+    /// Returns the id of the running request, which outputs arrive without; empty if none runs.
     fn request_id(&self) -> String {
         match &self.state {
             State::Running(stream) => stream.request_id().to_owned(),
@@ -64,6 +64,7 @@ impl Continuation {
 enum State {
     Running(OutputStream),
     SendingAgain(BoxFuture<'static, Result<OutputStream, JobError>>),
+    /// It has failed, and the reason is looked for.
     Explaining(BoxFuture<'static, JobError>),
     Ended,
 }
@@ -125,7 +126,7 @@ impl RunningEngineJob {
                     let told = output.error.as_ref().and_then(told);
                     let request_id = continuation.request_id();
                     if let Err(error) = told.map_or_else(|| self.send_again(index, &output), Err) {
-                        let reason = self.explained(error, output.error, request_id);
+                        let reason = self.explain(error, output.error, request_id);
                         self.continuations[index].state = State::Explaining(reason);
                     }
                 }
@@ -173,13 +174,13 @@ impl RunningEngineJob {
         Ok(())
     }
 
-    /// Names the field of the constraint in a failure, and gives the engine's own words: from its
-    /// output (since vLLM 0.33), or else from the log of a launched engine. Only if these say that the
-    /// constraint is at fault, the job is refused.
-    fn explained(
+    /// Adds the field of the constraint and the engine's own words to a failure. The words come from
+    /// its output (since vLLM 0.33), or else from the log of a launched engine. The job is refused only
+    /// if they blame the constraint.
+    fn explain(
         &self,
         error: JobError,
-        said: Option<RequestError>,
+        reported: Option<RequestError>,
         request_id: String,
     ) -> BoxFuture<'static, JobError> {
         let Some(structured) = &self.sender.job.sampling.structured else {
@@ -187,7 +188,7 @@ impl RunningEngineJob {
         };
         let field = structured.field.to_owned();
         let engine = self.sender.engine.clone();
-        let failed = move |words: &str, field: String| {
+        let failed = |words: &str, field: String| {
             let message = format!("the engine failed on an answer that is held to this: {words}");
             JobError::ConstraintFailed { field, message }
         };
@@ -197,7 +198,7 @@ impl RunningEngineJob {
                     JobError::Refused { field, message: message.trim_end().to_owned() }
                 }
                 JobError::Failed => {
-                    if let Some(RequestError { code, message, .. }) = said {
+                    if let Some(RequestError { code, message, .. }) = reported {
                         return failed(&format!("{} ({code})", message.trim_end()), field);
                     }
                     let complaint = match &engine.log {
@@ -205,11 +206,11 @@ impl RunningEngineJob {
                         None => None,
                     };
                     match complaint {
-                        Some(Complaint { words, refuses: true }) => {
+                        Some(Complaint { words, blames_constraint: true }) => {
                             let message = format!("the engine can't compile this: {words}");
                             JobError::Refused { field, message }
                         }
-                        Some(Complaint { words, refuses: false }) => failed(&words, field),
+                        Some(Complaint { words, blames_constraint: false }) => failed(&words, field),
                         None => failed("it gives no reason, its log may", field),
                     }
                 }
@@ -323,7 +324,7 @@ struct Sender {
     prompt: Arc<Vec<TokenId>>,
     lora: Option<Arc<LoraRequest>>,
     extra_args: Option<ExtraArgs>,
-    /// The part of the answer that waits to be read.
+    /// Counts the bytes of the answer that nobody has read yet.
     unread: UnreadJob,
 }
 

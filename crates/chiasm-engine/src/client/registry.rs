@@ -52,7 +52,7 @@ impl Registry {
         }
     }
 
-    /// Opens a stream of a job, whose outputs may hold so many bytes until they are read. The id must not be open.
+    /// Opens a stream of a job. Its unread outputs may hold `most_bytes`. The id must not be open.
     pub(super) fn open(
         &mut self,
         request_id: &str,

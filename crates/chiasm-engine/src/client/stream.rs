@@ -19,7 +19,7 @@ pub struct OutputStream {
     arrivals: Receiver<Arrival>,
     connection: Arc<Connection>,
     delivered: Delivered,
-    /// It was told that too much of it was unread.
+    /// The error that too much was unread has been returned.
     has_failed: bool,
 }
 

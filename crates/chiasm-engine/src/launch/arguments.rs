@@ -29,11 +29,12 @@ const OWNED: [(&str, &str); 19] = [
     ("--watermark-config*", "Chiasm asks for no watermarks, so answers would have none"),
 ];
 
-/// Steps whose KV events an engine can replay: some twenty minutes of decoding at 25 ms a step, in which a frontend may be away.
+/// The number of steps whose KV events an engine can replay. A frontend can be away for that long: some twenty minutes of
+/// decoding at 25 ms a step.
 ///
-/// vLLM's default is 10,000. The engine keeps each step's message in memory, 5 to 12 bytes for each token of a new block (measured with vLLM 0.32). So 50,000
-/// steps take 0.16 GB where 256 requests decode (3.1 kB a step), 0.34 GB where also every tenth step computes 8,192 tokens of prompts
-/// (39 kB), and 2 GB where each of them does.
+/// vLLM's default is 10,000. The engine keeps each step's message in memory: 5 to 12 bytes for each token of a new block
+/// (measured with vLLM 0.32). 50,000 steps take 0.16 GB if 256 requests decode (3.1 kB a step), 0.34 GB if every tenth step
+/// also computes 8,192 tokens of prompts (39 kB), and 2 GB if every step does.
 const REPLAYED_STEPS: u32 = 50_000;
 
 /// What belongs to Chiasm where engines have roles.
@@ -94,13 +95,13 @@ fn owned(arg: &str) -> Option<&'static str> {
 /// The place where a flag of `vllm serve` belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagPlace {
-    /// Behind `--`: engines obey it.
+    /// Behind `--`: engines read it.
     Engine,
-    /// Not to engines; what to do instead.
+    /// Nowhere; what to do instead.
     Instead(&'static str),
 }
 
-/// Returns where a flag belongs that `vllm serve` has in 0.31 to 0.33; `None` for any other. The flag has to be spelled out.
+/// Returns the place of a flag of `vllm serve` 0.31 to 0.33; `None` for any other flag. Abbreviations are not recognised.
 pub fn place_of_flag(flag: &str) -> Option<FlagPlace> {
     let owned = [KV_TRANSFER, EC_TRANSFER].into_iter().chain(OWNED).find(|(owned, _)| is_flag_in_full(flag, owned));
     if let Some((_, instead)) = owned {
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(spec.arguments().unwrap(), expected);
     }
 
-    /// A new version's flags have to be put into one of the lists: see what reads them in vLLM's Python.
+    /// If this fails for a new version of vLLM, add its flags to one of the lists, by what reads them in vLLM's Python.
     #[test]
     fn every_vllm_flag_has_a_place() {
         let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/vllm_drift/manifests");

@@ -2,37 +2,37 @@
 
 use std::collections::VecDeque;
 
-/// Requests whose failures are remembered.
+/// The maximum number of failed requests that are remembered.
 const MAX_COMPLAINTS: usize = 32;
 
-/// Characters of the engine's words that a client gets.
-const MAX_WORDS: usize = 500;
+/// The maximum length of a reason, in characters: clients get it.
+const MAX_REASON_CHARS: usize = 500;
 
-/// The beginnings of messages that name the request they are about, in vLLM 0.31 to 0.33:
+/// The beginnings of messages that name the failed request, in vLLM 0.31 to 0.33:
 /// `v1/structured_output/__init__.py`, `v1/core/sched/scheduler.py`,
 /// `v1/structured_output/backend_xgrammar.py` and `v1/engine/core.py`.
 const MESSAGES: [Message; 4] = [
-    Message { text: "Failed to compile grammar for request ", has_traceback: true, refuses: true },
-    Message { text: "Unexpected error pre-processing request ", has_traceback: true, refuses: false },
-    Message { text: "Unexpected: grammar rejected tokens ", has_traceback: false, refuses: false },
-    Message { text: "Failed to advance FSM for request ", has_traceback: false, refuses: false },
+    Message { text: "Failed to compile grammar for request ", has_traceback: true, blames_constraint: true },
+    Message { text: "Unexpected error pre-processing request ", has_traceback: true, blames_constraint: false },
+    Message { text: "Unexpected: grammar rejected tokens ", has_traceback: false, blames_constraint: false },
+    Message { text: "Failed to advance FSM for request ", has_traceback: false, blames_constraint: false },
 ];
 
 struct Message {
     text: &'static str,
-    /// The reason is the exception of the traceback in the following lines.
+    /// A traceback follows, and its exception is the reason.
     has_traceback: bool,
-    /// The fault is in the request's constraint. vLLM 0.33 answers the same with `validation_error`.
-    refuses: bool,
+    /// The request's constraint is at fault. vLLM 0.33 answers `validation_error` then.
+    blames_constraint: bool,
 }
 
-/// The lines that an engine logged about a request.
+/// The reason that an engine logged for failing a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Complaint {
-    /// The message or the exception.
+    /// The engine's words: its message, or the exception.
     pub(crate) words: String,
     /// `true` if the engine says that the request's constraint is at fault.
-    pub(crate) refuses: bool,
+    pub(crate) blames_constraint: bool,
 }
 
 /// The last failures that name their request.
@@ -41,12 +41,12 @@ pub(super) struct Complaints(VecDeque<Record>);
 
 #[derive(Debug)]
 struct Record {
-    /// The prefix of each of its lines: process, level, time and place.
+    /// The prefix that its lines share: process, level, time and place.
     prefix: String,
     /// The first line's message.
     head: String,
-    refuses: bool,
-    /// Missing until the line that has the exception.
+    blames_constraint: bool,
+    /// The reason; `None` until the line with the exception has come.
     words: Option<String>,
 }
 
@@ -62,14 +62,14 @@ impl Complaints {
             self.0.push_back(Record {
                 prefix: prefix.to_owned(),
                 head: head.to_owned(),
-                refuses: message.refuses,
+                blames_constraint: message.blames_constraint,
                 words: (!message.has_traceback).then(|| shortened(head)),
             });
         } else if let Some(record) = self.0.back_mut()
             && let Some(rest) = line.strip_prefix(record.prefix.as_str())
         {
             if rest.starts_with("Traceback ") {
-                // The exception before it was the cause of another one.
+                // The exception above has led to another one, which is the reason then.
                 record.words = None;
             } else if !rest.is_empty() && !rest.starts_with(' ') {
                 record.words.get_or_insert_with(|| shortened(rest));
@@ -77,16 +77,16 @@ impl Complaints {
         }
     }
 
-    /// Returns what is known about this request, once its reason is there.
+    /// Returns the reason for the failure of this request, if it has been logged.
     pub(super) fn about(&self, request_id: &str) -> Option<Complaint> {
-        let record = self.0.iter().rev().find(|record| names(&record.head, request_id))?;
+        let record = self.0.iter().rev().find(|record| mentions(&record.head, request_id))?;
         let words = record.words.clone()?;
-        Some(Complaint { words, refuses: record.refuses })
+        Some(Complaint { words, blames_constraint: record.blames_constraint })
     }
 }
 
-/// Returns `true` if a message has this id, and not one that it is a part of.
-fn names(message: &str, request_id: &str) -> bool {
+/// Returns `true` if a message has this id, and not just a longer id that contains it.
+fn mentions(message: &str, request_id: &str) -> bool {
     if request_id.is_empty() {
         return false;
     }
@@ -99,7 +99,7 @@ fn names(message: &str, request_id: &str) -> bool {
 }
 
 fn shortened(words: &str) -> String {
-    words.trim_end().chars().take(MAX_WORDS).collect()
+    words.trim_end().chars().take(MAX_REASON_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -126,7 +126,7 @@ mod tests {
         complaints.read(&format!("{PREFIX}RuntimeError: EBNF error at line 1"));
         complaints.read(&format!("{PREFIX}root ::= ^"));
         let complaint = complaints.about("r-1").unwrap();
-        assert_eq!((&*complaint.words, complaint.refuses), ("RuntimeError: EBNF error at line 1", true));
+        assert_eq!((&*complaint.words, complaint.blames_constraint), ("RuntimeError: EBNF error at line 1", true));
         for other in ["r", "r-12", "1", ""] {
             assert_eq!(complaints.about(other), None, "{other}");
         }
@@ -145,7 +145,7 @@ mod tests {
             "ValueError: b",
         ]);
         let complaint = complaints.about("r").unwrap();
-        assert_eq!((&*complaint.words, complaint.refuses), ("ValueError: b", false));
+        assert_eq!((&*complaint.words, complaint.blames_constraint), ("ValueError: b", false));
     }
 
     #[test]
@@ -154,17 +154,17 @@ mod tests {
         let complaints = complaints(&[message]);
         assert_eq!(complaints.about(""), None);
         let complaint = complaints.about("r").unwrap();
-        assert_eq!((&*complaint.words, complaint.refuses), (message, false));
+        assert_eq!((&*complaint.words, complaint.blames_constraint), (message, false));
     }
 
     #[test]
     fn old_failures_and_long_words_are_let_go() {
         let mut complaints = Complaints::default();
         for number in 0..=MAX_COMPLAINTS {
-            let long = "x".repeat(2 * MAX_WORDS);
+            let long = "x".repeat(2 * MAX_REASON_CHARS);
             complaints.read(&format!("Failed to advance FSM for request r{number} {long}"));
         }
         assert_eq!(complaints.about("r0"), None);
-        assert_eq!(complaints.about("r1").unwrap().words.len(), MAX_WORDS);
+        assert_eq!(complaints.about("r1").unwrap().words.len(), MAX_REASON_CHARS);
     }
 }

@@ -1,7 +1,7 @@
 //! Flags of `vllm serve` that its engine reads: they pass behind `--` as they are.
 //!
-//! A flag belongs here by who reads it in vLLM's Python: an engine (`v1/engine/core.py` and below, workers, models), and
-//! not just its API server or renderer. `--default-mm-loras` and `--config` are here for their names, and are seen to elsewhere.
+//! A flag belongs here if an engine reads it in vLLM's Python (`v1/engine/core.py` and below, workers, models), and not only
+//! the API server or the renderer. `--default-mm-loras` and `--config` are listed so that they are known; other code handles them.
 
 /// The flags of vLLM 0.31 to 0.33 (`engine/arg_utils.py`), in their positive spelling.
 const ENGINE_FLAGS: [&str; 206] = [

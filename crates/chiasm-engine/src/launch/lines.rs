@@ -22,7 +22,7 @@ const MAX_LINE: u64 = 16 * 1024;
 /// How often a file is looked at for more: part of the time in which an engine's last words are told.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The time within which the engine's log line about a failure comes. A file is read every [`LOOK`].
+/// The time to wait for the log line about a failure. A log file is read every [`LOOK`].
 const COMPLAINT_PATIENCE: Duration = Duration::from_millis(300);
 
 /// The interval between two searches of the log.
@@ -79,7 +79,7 @@ impl LastLines {
         Heard { doing, is_expected }
     }
 
-    /// Keeps a line of a host that reads its engine's log itself.
+    /// Adds a line. For hosts that read the logs of their engines themselves.
     pub fn add(&self, line: &str) {
         self.push(line.to_owned());
     }
@@ -92,8 +92,8 @@ impl LastLines {
         self.kept().advice
     }
 
-    /// Waits for what the engine logs about a request that it has failed. The line may come after the
-    /// answer on the wire; `None` if it does not come within [`COMPLAINT_PATIENCE`].
+    /// Waits for the reason that the engine logs for failing a request, which may come after the answer
+    /// on the wire. Returns `None` if none comes within [`COMPLAINT_PATIENCE`].
     pub(crate) async fn complaint(&self, request_id: &str) -> Option<Complaint> {
         let deadline = tokio::time::Instant::now() + COMPLAINT_PATIENCE;
         loop {

@@ -155,7 +155,7 @@ impl EngineProcess {
         Ok(Some(Self { name: name.to_owned(), group, exit, log: last, outlives, left: false }))
     }
 
-    /// The end of what it prints.
+    /// Returns the last lines that it has printed.
     pub fn log(&self) -> LastLines {
         self.log.clone()
     }

@@ -232,9 +232,9 @@ impl Fields {
         T::read(from)
     }
 
-    /// Passes over all fields that are left if the known ones are these, of one byte each; fewer are
-    /// all right, and so are any that a later version appends. False, and nothing read, if one is
-    /// another.
+    /// Skips all fields that are left if the known ones have these values, one byte each. There may be
+    /// fewer fields, or more that a later version has appended. Returns `false`, with nothing read, if a
+    /// known field has another value.
     pub(crate) fn are_all(&mut self, from: &mut Reader<'_>, known: &[u8]) -> Result<bool, WireError> {
         let expected = &known[..self.left.min(known.len())];
         if !from.pass(expected) {

@@ -39,7 +39,7 @@ struct Position {
 
 enum Proof {
     Payload(Bytes),
-    /// Of a message that another process has taken.
+    /// The digest of a message that an earlier process has received.
     Digest(blake3::Hash),
 }
 
@@ -94,7 +94,7 @@ impl<R: KvEventReceiver> Follower<R> {
         Self { config, receiver, counters, position, published: None, told, caught_up: false }
     }
 
-    /// Returns the place up to which the receiver has everything.
+    /// Returns the position up to which the receiver has everything.
     pub(super) fn stream_position(&self) -> Option<StreamPosition> {
         let Position { seq, proof } = self.position.as_ref()?;
         let digest = match proof {
@@ -104,7 +104,7 @@ impl<R: KvEventReceiver> Follower<R> {
         Some(StreamPosition { seq: *seq, digest: digest.into() })
     }
 
-    /// Runs until it is dropped, which leaves the receiver between two messages.
+    /// Runs until it is dropped. A drop leaves the receiver between two messages.
     pub(super) async fn follow_forever(&mut self) -> Infallible {
         let mut engine = if self.position.is_some() { Engine::MaybeAnother } else { Engine::Same };
         let mut pause = self.config.retry_delay;

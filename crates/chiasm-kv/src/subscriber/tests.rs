@@ -377,7 +377,7 @@ async fn the_feed_ends_when_the_subscriber_is_dropped() {
     assert_eq!(timeout(PATIENCE, feed.recv()).await.expect("the feed ends"), None);
 }
 
-/// Follows an engine from where another subscriber has stopped.
+/// Follows an engine from the position at which another subscriber has stopped.
 fn resume(config: SubscriberConfig, from: StreamPosition) -> Followed {
     let (sender, feed) = mpsc::unbounded_channel();
     let counters = SubscriberCounters::default();

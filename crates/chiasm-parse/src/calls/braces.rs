@@ -6,24 +6,24 @@ use crate::pending::{Found, Markers, Pending};
 use crate::tools::{Types, quoted};
 use crate::{CallEnd, Sink, Tools};
 
-/// The maximum number of values within each other. Brackets beyond it are plain text.
+/// The maximum nesting depth of objects and lists. Brackets beyond it are plain text.
 const MAX_DEPTH: usize = 64;
 
-/// How such calls are written.
+/// The syntax of such calls.
 #[derive(Debug)]
 pub(crate) struct Form {
-    /// What a call begins with.
+    /// The beginning of a call.
     pub(crate) open: &'static str,
-    /// What stands around text.
+    /// The quote around text.
     pub(crate) quote: &'static str,
-    /// What ends a call.
+    /// The end of a call.
     pub(crate) close: &'static str,
 }
 
-/// Reads one call and passes its arguments on as they come.
+/// Reads one call and streams its arguments.
 ///
-/// What is missing where the call is closed is taken as if it were there. The brace that ends the
-/// arguments is passed on when the call is closed: those of an unfinished call are never whole.
+/// A call's end also closes each value, object and list that is still open. The last brace is only
+/// passed on then, so the arguments of an unfinished call are never whole JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     form: &'static Form,
@@ -32,13 +32,14 @@ pub(crate) struct Reader {
     /// The head, key or unquoted value so far.
     word: String,
     name: String,
-    /// The objects and lists around the place, the arguments first.
+    /// The open objects and lists, from the arguments inwards.
     levels: Vec<Level>,
-    /// The possible types of the value that comes next, if they are known.
+    /// The possible types of the next value, if they are known.
     types: Option<Types>,
     value: Value,
 }
 
+/// The position of the reader in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Before,
@@ -46,23 +47,24 @@ enum Place {
     BeforeKey,
     Key,
     QuotedKey,
-    BehindQuotedKey,
+    AfterQuotedKey,
     /// Before an element of a list.
     BeforeElement,
     BeforeValue,
     Word,
     Quoted,
-    /// Behind the arguments.
-    Behind,
+    /// After the arguments.
+    After,
 }
 
+/// An open object or list.
 #[derive(Clone, Copy, Debug)]
 struct Level {
     is_list: bool,
     is_empty: bool,
 }
 
-/// What is read next.
+/// A piece of a call's text.
 enum Piece<'a> {
     Char(char),
     /// Text within quotes.
@@ -98,7 +100,7 @@ impl Reader {
             pending.skip(clear + marker.map_or(0, str::len));
             match marker {
                 Some(marker) if marker == self.form.quote => self.piece(Piece::Quote, tools, sink),
-                // Within quotes nothing else ends.
+                // Within quotes, the other marker is text.
                 Some(marker) if matches!(self.place, Place::Quoted | Place::QuotedKey) => {
                     self.text(marker, tools, sink);
                 }
@@ -126,13 +128,13 @@ impl Reader {
         }
     }
 
-    /// Reads a piece, again for each place that it ends.
+    /// Reads a piece, and again at each place that it led to.
     fn piece(&mut self, piece: Piece<'_>, tools: &Tools, sink: &mut dyn Sink) {
-        while !self.takes(&piece, tools, sink) {}
+        while !self.take(&piece, tools, sink) {}
     }
 
-    /// Returns `false` if the piece has a meaning for the next place, too.
-    fn takes(&mut self, piece: &Piece<'_>, tools: &Tools, sink: &mut dyn Sink) -> bool {
+    /// Reads a piece at the current place. Returns `false` if it only ended the place.
+    fn take(&mut self, piece: &Piece<'_>, tools: &Tools, sink: &mut dyn Sink) -> bool {
         match (self.place, piece) {
             (Place::Head, Piece::Char('{')) => self.begin(sink),
             (Place::Head, Piece::Char(char)) => self.word.push(*char),
@@ -143,8 +145,8 @@ impl Reader {
                 self.place = Place::Key;
                 return false;
             }
-            (Place::Key | Place::BehindQuotedKey, Piece::Char(':')) => self.end_key(tools, sink),
-            // A key without a value is none.
+            (Place::Key | Place::AfterQuotedKey, Piece::Char(':')) => self.end_key(tools, sink),
+            // A key without a value is dropped.
             (Place::Key, Piece::Char('}')) => {
                 self.word.clear();
                 self.place = Place::BeforeKey;
@@ -153,13 +155,13 @@ impl Reader {
             (Place::Key, Piece::Char(char)) => self.word.push(*char),
             (Place::Key, Piece::Quote) => self.word.push_str(self.form.quote),
             (Place::QuotedKey, Piece::Text(text)) => self.word.push_str(text),
-            (Place::QuotedKey, Piece::Quote) => self.place = Place::BehindQuotedKey,
-            (Place::BehindQuotedKey, _) => {
+            (Place::QuotedKey, Piece::Quote) => self.place = Place::AfterQuotedKey,
+            (Place::AfterQuotedKey, _) => {
                 self.word.clear();
                 self.place = Place::BeforeKey;
                 return false;
             }
-            // It ends the object around the list, too.
+            // The brace also ends the object around the list.
             (Place::BeforeElement, Piece::Char('}')) => {
                 self.end_level(sink);
                 return false;
@@ -195,16 +197,16 @@ impl Reader {
             (Place::Quoted, Piece::Text(text)) => self.value.push(text, sink),
             (Place::Quoted, Piece::Quote) => {
                 self.value.end(sink);
-                self.place = self.behind_value();
+                self.place = self.after_value();
             }
-            (Place::Before | Place::Head | Place::Behind, _)
+            (Place::Before | Place::Head | Place::After, _)
             | (Place::Quoted | Place::QuotedKey, Piece::Char(_))
             | (_, Piece::Text(_)) => {}
         }
         true
     }
 
-    /// Begins the call, whose name is known.
+    /// Begins the call, whose name is complete.
     fn begin(&mut self, sink: &mut dyn Sink) {
         self.name = name(&self.word).to_owned();
         self.word.clear();
@@ -220,23 +222,23 @@ impl Reader {
 
     fn end_level(&mut self, sink: &mut dyn Sink) {
         if self.levels.len() == 1 {
-            self.place = Place::Behind;
+            self.place = Place::After;
             return;
         }
         if let Some(level) = self.levels.pop() {
             sink.arguments(if level.is_list { "]" } else { "}" });
         }
-        self.place = self.behind_value();
+        self.place = self.after_value();
     }
 
-    fn behind_value(&self) -> Place {
+    fn after_value(&self) -> Place {
         match self.levels.last() {
             Some(Level { is_list: true, .. }) => Place::BeforeElement,
             _ => Place::BeforeKey,
         }
     }
 
-    /// Writes what stands before a key or an element.
+    /// Passes on the comma before a key or an element, unless it is the first.
     fn separate(&mut self, sink: &mut dyn Sink) {
         let Some(level) = self.levels.last_mut() else { return };
         if !level.is_empty {
@@ -255,14 +257,15 @@ impl Reader {
         self.place = Place::BeforeValue;
     }
 
-    /// Ends a value without quotes, which is what it is as JSON if its type is unknown.
+    /// Ends a value without quotes. If its type is unknown, it is JSON where it is valid, else
+    /// text.
     fn end_word(&mut self, sink: &mut dyn Sink) {
         sink.arguments(&self.types.unwrap_or(Types::ANY).read(self.word.trim()));
         self.word.clear();
-        self.place = self.behind_value();
+        self.place = self.after_value();
     }
 
-    /// Closes the call and all that is open in it.
+    /// Closes the call and each value, object and list that is still open.
     fn close(&mut self, sink: &mut dyn Sink) {
         match self.place {
             Place::Before | Place::Head => self.begin(sink),

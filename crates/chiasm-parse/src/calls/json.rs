@@ -9,18 +9,18 @@ use crate::{CallEnd, Sink};
 /// Lists and objects within each other, beyond which text is no call.
 const DEPTH: u32 = 256;
 
-/// How such calls are written.
+/// The syntax of such calls.
 #[derive(Debug)]
 pub(crate) struct Form {
-    /// What stands before the first call; may be empty.
+    /// The text before the first call; may be empty.
     pub(crate) open: &'static str,
-    /// Whether the calls are the elements of a list. One object without a list is taken too.
+    /// The calls are the elements of a list. One object without a list is taken, too.
     pub(crate) is_list: bool,
-    /// What stands after a call, or else nothing does.
+    /// The text after a call, which may be missing.
     pub(crate) close: &'static str,
-    /// What stands between a call and the next.
+    /// The separator of calls.
     pub(crate) between: Option<char>,
-    /// Whether an object with a name alone is a call.
+    /// An object that only has a name is a call.
     pub(crate) may_lack_arguments: bool,
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn spaces(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }
 
-/// Where lists, objects and strings begin and end in one JSON value, as far as brackets and quotes tell.
+/// The nesting of lists, objects and strings in one JSON value, by its brackets and quotes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Nesting {
     depth: u32,
@@ -149,7 +149,7 @@ pub(crate) struct Nesting {
     has_begun: bool,
 }
 
-/// What a byte is for a value.
+/// The place of a byte in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Is {
     Within,
@@ -200,7 +200,7 @@ impl Nesting {
 /// One object with a name and arguments, which are passed on as they come once the name is known.
 #[derive(Clone, Debug, Default)]
 struct Object {
-    /// How far the pending text was read.
+    /// The number of pending bytes that were read.
     at: usize,
     place: Within,
     /// The key of the current value.

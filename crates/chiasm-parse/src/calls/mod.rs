@@ -1,4 +1,4 @@
-//! How models write calls: one reader for each way.
+//! Readers of calls, one for each syntax.
 
 pub(crate) mod braces;
 pub(crate) mod json;
@@ -11,14 +11,14 @@ mod value;
 use crate::pending::Pending;
 use crate::{Sink, Tools};
 
-/// What reading on led to.
+/// The result of reading on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// More text has to come.
     More,
     /// The calls are over, and what is pending comes after them.
     Over,
-    /// What looked like a call is none. Nothing was taken of it.
+    /// The text only looked like a call. None of it was consumed.
     NotACall,
 }
 

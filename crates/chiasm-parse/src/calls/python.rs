@@ -6,33 +6,35 @@ use super::python_literal::{Arguments, Progress, is_identifier};
 use crate::pending::Pending;
 use crate::{CallEnd, Sink};
 
-/// Text that begins like a call is taken for one once so much of its arguments' JSON is there.
-const IS_CALL_BYTES: usize = 64;
+/// The size of its arguments' JSON at which an incomplete call is reported. Shorter text that
+/// begins like a call may still turn out to be none.
+const MIN_CALL_BYTES: usize = 64;
 
-/// Reads one list of calls. A call begins when it is whole, or when it is too long to be anything else.
+/// Reads one list of calls. A call is reported when it is whole or has [`MIN_CALL_BYTES`] of JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
-    /// What stands before the list; may be empty.
+    /// The text before the list; may be empty.
     open: &'static str,
-    /// What may stand behind it.
+    /// The text that may follow the list.
     close: &'static str,
-    /// How far the current call was looked at.
+    /// The number of pending bytes that were read of the current call.
     at: usize,
     name: String,
     /// The current call's arguments, once they have begun.
     arguments: Option<Arguments>,
-    /// The current call has begun for the sink.
+    /// The current call was reported to the sink.
     is_call: bool,
     place: Place,
     has_begun: bool,
 }
 
+/// The position of the reader in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Before,
     Call,
     Between,
-    Behind,
+    After,
 }
 
 impl Reader {
@@ -55,7 +57,7 @@ impl Reader {
                 Place::Before => self.before(pending),
                 Place::Call => self.call(pending, sink),
                 Place::Between => self.between(pending),
-                Place::Behind => self.behind(pending, is_last),
+                Place::After => self.after(pending, is_last),
             };
             match step {
                 None => {}
@@ -67,7 +69,7 @@ impl Reader {
         }
     }
 
-    /// Ends the calls, which are not all whole.
+    /// Ends the list early, and with it a call that was reported.
     fn break_off(&mut self, sink: &mut dyn Sink) -> Step {
         if self.is_call {
             sink.end_call(CallEnd::Unfinished);
@@ -107,7 +109,7 @@ impl Reader {
             };
             self.at += char.len_utf8();
             let is_whole = progress == Progress::Whole;
-            if !self.is_call && (is_whole || arguments.json().len() >= IS_CALL_BYTES) {
+            if !self.is_call && (is_whole || arguments.json().len() >= MIN_CALL_BYTES) {
                 sink.call(self.name.trim(), None);
                 self.is_call = true;
                 self.has_begun = true;
@@ -126,7 +128,7 @@ impl Reader {
         Some(Step::More)
     }
 
-    /// Takes a character of a name, or the parenthesis behind it. Returns `false` if it can be neither.
+    /// Takes a character of a name, or the parenthesis after it. Returns `false` for any other.
     fn name(&mut self, char: char) -> bool {
         if char == '(' {
             self.arguments = Some(Arguments::new());
@@ -139,7 +141,7 @@ impl Reader {
         is_of_name || (self.name.is_empty() && char.is_ascii_whitespace())
     }
 
-    /// Passes on what there is of a call.
+    /// Passes on the arguments that were read, if the call was reported.
     fn pass_on(&mut self, pending: &mut Pending, sink: &mut dyn Sink) {
         if !self.is_call {
             return;
@@ -162,14 +164,14 @@ impl Reader {
             }
             Some(b']') => {
                 pending.skip(1);
-                self.place = Place::Behind;
+                self.place = Place::After;
                 None
             }
             Some(_) => Some(Step::Over),
         }
     }
 
-    fn behind(&self, pending: &mut Pending, is_last: bool) -> Option<Step> {
+    fn after(&self, pending: &mut Pending, is_last: bool) -> Option<Step> {
         let rest = pending.rest();
         if !is_last && self.close.len() > rest.len() && self.close.starts_with(rest) {
             return Some(Step::More);

@@ -1,56 +1,59 @@
-//! Arguments of a call of Python's as JSON, written as they come.
+//! Converts the arguments of a Python call to JSON, one character at a time.
 
 use crate::tools::quoted;
 
 /// The maximum number of values within each other.
 const MAX_DEPTH: usize = 64;
 
-/// The arguments of one call on their way: behind its opening parenthesis.
+/// The arguments of one call, between its parentheses.
 #[derive(Clone, Debug)]
 pub(super) struct Arguments {
     place: Place,
     /// The lists and dictionaries around the place.
     levels: Vec<Level>,
-    /// There is an argument before the place.
+    /// An argument was read before.
     has_some: bool,
     /// The argument's name, the number or the constant so far.
     word: String,
-    /// The string, number or constant that comes is a dictionary's key, or may be one.
+    /// The current string, number or constant is a dictionary's key, or may turn out to be one.
     is_key: bool,
-    /// Its JSON.
+    /// The JSON of the key.
     key: String,
     /// JSON that was not taken yet.
     json: String,
 }
 
+/// The position of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     BeforeName,
     Name,
     BeforeValue,
-    /// Within a string that ends with this.
+    /// Within a string that ends with this quote.
     String(char),
-    /// Behind a backslash.
+    /// After a backslash in a string that ends with this quote.
     Escape(char),
+    /// Within the hexadecimal code of a character.
     Code {
         quote: char,
         digits_left: u8,
         code: u32,
     },
-    /// Another string may follow, which belongs to it.
-    BehindString,
+    /// After a string. Python joins it with a string that follows.
+    AfterString,
     Word,
-    BehindValue,
+    AfterValue,
     BeforeElement,
-    /// Behind a brace that begins a dictionary or a set.
-    BehindBrace,
+    /// After a brace that begins a dictionary or a set.
+    AfterBrace,
     BeforeKey,
-    BehindKey,
+    AfterKey,
 }
 
+/// An open bracket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
-    /// A list, tuple or set, and its end.
+    /// A list, tuple or set, with the bracket that closes it.
     List {
         close: char,
         is_empty: bool,
@@ -58,13 +61,14 @@ enum Level {
     Dictionary {
         is_empty: bool,
     },
-    /// A dictionary or a set, which the end of its first element will tell.
+    /// A dictionary or a set: the character after the first element decides.
     Either,
 }
 
 /// The progress of arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
+    /// The arguments go on.
     More,
     /// The last character was the parenthesis that ends the arguments.
     Whole,
@@ -72,9 +76,11 @@ pub(super) enum Progress {
 
 /// The effect of a character at a place.
 enum Effect {
+    /// The character was consumed.
     Taken,
-    /// It ended the place, and has a meaning for the next one.
+    /// The character only ended the place. It is read again at the next one.
     Again,
+    /// The character ended the arguments.
     Whole,
 }
 
@@ -101,7 +107,8 @@ impl Arguments {
         std::mem::take(&mut self.json)
     }
 
-    /// Reads the next character. `None` if these are no arguments of a tool, which are literals with names.
+    /// Reads the next character. Returns `None` if the text is no tool call, whose arguments are
+    /// named literals.
     pub(super) fn push(&mut self, char: char) -> Option<Progress> {
         loop {
             match self.read(char)? {
@@ -130,36 +137,37 @@ impl Arguments {
             Place::Name if char.is_alphanumeric() || char == '_' || char.is_whitespace() => self.word.push(char),
             Place::Name => return None,
             _ if char.is_whitespace() => {}
-            Place::BehindString if is_quote(char) => self.place = Place::String(char),
-            Place::BehindString => {
+            Place::AfterString if is_quote(char) => self.place = Place::String(char),
+            Place::AfterString => {
                 self.out().push('"');
                 return Some(self.end_scalar());
             }
             Place::BeforeName if char == ')' => return Some(self.end()),
             Place::BeforeName => return Some(self.go(Place::Name)),
             Place::BeforeValue => return self.begin_value(char),
-            Place::BehindBrace if char == '}' => {
+            Place::AfterBrace if char == '}' => {
                 self.set_level(Level::Dictionary { is_empty: true });
                 return Some(self.go(Place::BeforeKey));
             }
-            Place::BehindBrace if "[({".contains(char) => {
+            Place::AfterBrace if "[({".contains(char) => {
                 self.set_level(Level::List { close: '}', is_empty: true });
                 return Some(self.go(Place::BeforeElement));
             }
-            Place::BehindBrace => return self.begin_key(char),
+            Place::AfterBrace => return self.begin_key(char),
             Place::BeforeElement | Place::BeforeKey => return self.before_element(char),
-            Place::BehindKey => return self.behind_key(char),
-            Place::BehindValue => return self.behind_value(char),
+            Place::AfterKey => return self.after_key(char),
+            Place::AfterValue => return self.after_value(char),
         }
         Some(Effect::Taken)
     }
 
+    /// Moves to a place that reads the character again.
     fn go(&mut self, place: Place) -> Effect {
         self.place = place;
         Effect::Again
     }
 
-    /// Returns the place that a string, number or constant is written to.
+    /// Returns the buffer for the current string, number or constant.
     fn out(&mut self) -> &mut String {
         if self.is_key { &mut self.key } else { &mut self.json }
     }
@@ -189,7 +197,7 @@ impl Arguments {
         }
         self.levels.push(level);
         self.place = if level == Level::Either {
-            Place::BehindBrace
+            Place::AfterBrace
         } else {
             self.json.push('[');
             Place::BeforeElement
@@ -214,13 +222,13 @@ impl Arguments {
 
     fn end_scalar(&mut self) -> Effect {
         let is_key = std::mem::take(&mut self.is_key);
-        self.go(if is_key { Place::BehindKey } else { Place::BehindValue })
+        self.go(if is_key { Place::AfterKey } else { Place::AfterValue })
     }
 
     fn string(&mut self, char: char, quote: char) {
         match char {
             '\\' => self.place = Place::Escape(quote),
-            _ if char == quote => self.place = Place::BehindString,
+            _ if char == quote => self.place = Place::AfterString,
             _ => self.write(char),
         }
     }
@@ -235,7 +243,7 @@ impl Arguments {
         }
     }
 
-    /// Reads the character behind a backslash.
+    /// Reads the character after a backslash.
     fn escape(&mut self, char: char, quote: char) {
         self.place = Place::String(quote);
         let digits_left = match char {
@@ -261,7 +269,7 @@ impl Arguments {
         }
     }
 
-    /// Takes a digit of a character's code.
+    /// Continues with the code of an escaped character after one of its digits was read.
     fn code(&mut self, quote: char, digits_left: u8, code: u32) -> Option<()> {
         self.place = Place::Code { quote, digits_left, code };
         if digits_left == 0 {
@@ -271,13 +279,14 @@ impl Arguments {
         Some(())
     }
 
+    /// Decides what the innermost brace is, and writes its JSON bracket.
     fn set_level(&mut self, level: Level) {
         self.json.push(if matches!(level, Level::Dictionary { .. }) { '{' } else { '[' });
         self.levels.pop();
         self.levels.push(level);
     }
 
-    /// Reads what stands before an element of a list, or before a key.
+    /// Reads a character before an element of a list, or before a key.
     fn before_element(&mut self, char: char) -> Option<Effect> {
         match self.levels.last_mut()? {
             Level::List { close, .. } if char == *close => Some(self.end_level("]")),
@@ -295,12 +304,12 @@ impl Arguments {
     fn end_level(&mut self, close: &str) -> Effect {
         self.json.push_str(close);
         self.levels.pop();
-        self.place = Place::BehindValue;
+        self.place = Place::AfterValue;
         Effect::Taken
     }
 
-    /// Reads what stands behind a key, or behind the first element of a set.
-    fn behind_key(&mut self, char: char) -> Option<Effect> {
+    /// Reads the character after a key, or after the first element of a set.
+    fn after_key(&mut self, char: char) -> Option<Effect> {
         let key = std::mem::take(&mut self.key);
         if char == ':' {
             if self.levels.last() == Some(&Level::Either) {
@@ -311,7 +320,7 @@ impl Arguments {
             {
                 self.json.push_str(", ");
             }
-            // Keys of JSON are strings.
+            // JSON keys are strings.
             let key = if key.starts_with('"') { key } else { quoted(&key) };
             self.json.push_str(&format!("{key}: "));
             self.place = Place::BeforeValue;
@@ -322,10 +331,10 @@ impl Arguments {
         }
         self.set_level(Level::List { close: '}', is_empty: false });
         self.json.push_str(&key);
-        Some(self.go(Place::BehindValue))
+        Some(self.go(Place::AfterValue))
     }
 
-    fn behind_value(&mut self, char: char) -> Option<Effect> {
+    fn after_value(&mut self, char: char) -> Option<Effect> {
         let (next, close) = match self.levels.last() {
             None => (Place::BeforeName, ')'),
             Some(Level::List { close, .. }) => (Place::BeforeElement, *close),
@@ -355,7 +364,7 @@ fn is_quote(char: char) -> bool {
     char == '"' || char == '\''
 }
 
-/// Returns `true` for a name of Python's.
+/// Returns `true` for a Python identifier.
 pub(super) fn is_identifier(text: &str) -> bool {
     let is_first = |c: char| c.is_alphabetic() || c == '_';
     text.starts_with(is_first) && text.chars().all(|c| is_first(c) || c.is_numeric())
@@ -371,7 +380,7 @@ fn constant(word: &str) -> Option<String> {
     }
 }
 
-/// A number of Python's as JSON writes it.
+/// Returns a Python number as JSON.
 fn read_number(text: &str) -> Option<String> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => ("-", digits.trim_start()),

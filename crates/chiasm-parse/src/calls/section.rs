@@ -5,24 +5,24 @@ use super::json::{Is, Nesting, spaces};
 use crate::pending::{Found, Markers, Pending};
 use crate::{CallEnd, Sink};
 
-/// How such calls are written.
+/// The syntax of such calls.
 #[derive(Debug)]
 pub(crate) struct Form {
-    /// What all calls stand behind. It is the first call's own beginning where `call` is the same.
+    /// The beginning of all calls; that of the first call if `call` is the same.
     pub(crate) open: &'static str,
-    /// What a call begins with.
+    /// The beginning of a call.
     pub(crate) call: &'static str,
-    /// What stands between a name and its arguments.
+    /// The markers between a name and its arguments.
     pub(crate) arguments: &'static [&'static str],
-    /// Where the name is in what stands before the arguments.
+    /// The place of the name in the text before the arguments.
     pub(crate) name: NamePlace,
-    /// Where arguments end: at the first of these, or with their JSON if there are none.
+    /// The markers that end arguments. Without any, arguments end with their JSON.
     pub(crate) end: &'static [&'static str],
-    /// What ends all calls.
+    /// The markers that end all calls.
     pub(crate) close: &'static [&'static str],
 }
 
-/// Where in a call's head its name is.
+/// The place of the name in a call's head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NamePlace {
     /// It is the whole head.
@@ -40,7 +40,7 @@ pub(crate) enum NamePlace {
 pub(crate) struct Reader {
     form: &'static Form,
     place: Place,
-    /// What may follow where the reader is.
+    /// The markers that may follow at the current place.
     markers: Markers,
     head: String,
     /// White space that belongs to the arguments if more of them follows.
@@ -100,7 +100,7 @@ impl Reader {
         None
     }
 
-    /// What stands between calls means nothing.
+    /// Skips the text between calls, which means nothing.
     fn between(&mut self, pending: &mut Pending, is_last: bool) -> Option<Step> {
         // Without an end of their own, calls are over with the first text that is more than white space.
         let text_ends = self.form.close.is_empty();
@@ -147,15 +147,15 @@ impl Reader {
         if marker != "{" {
             pending.skip(marker.len());
         }
-        match has_arguments {
-            true => self.go(Place::Arguments),
-            false if self.form.close.contains(&marker) => Some(Step::Over),
-            false => self.go(Place::Between),
+        if has_arguments {
+            return self.go(Place::Arguments);
         }
+        if self.form.close.contains(&marker) { Some(Step::Over) } else { self.go(Place::Between) }
     }
 
     fn tell(&mut self, sink: &mut dyn Sink) {
-        (self.has_arguments, self.json) = (false, Nesting::default());
+        self.has_arguments = false;
+        self.json = Nesting::default();
         let head = self.head.trim();
         let (name, id) = match self.form.name {
             NamePlace::Whole => (head, None),

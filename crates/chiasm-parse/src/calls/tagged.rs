@@ -6,30 +6,30 @@ use crate::pending::{Found, Markers, Pending};
 use crate::tools::quoted;
 use crate::{CallEnd, Sink, Tools};
 
-/// How such calls are written.
+/// The syntax of such calls.
 #[derive(Debug)]
 pub(crate) struct Form {
-    /// What calls stand behind, if it was there; the call's own beginning where `call` is empty.
+    /// The beginning of all calls, which may be missing; that of the call if `call` is empty.
     pub(crate) open: &'static str,
-    /// What a call begins with, before its name.
+    /// The beginning of a call, before its name.
     pub(crate) call: &'static str,
-    /// What ends the name. The first of `key` does, too.
+    /// The end of the name. The first `key` ends it, too.
     pub(crate) name_end: &'static str,
-    /// What a parameter begins with, before its key.
+    /// The beginning of a parameter, before its key.
     pub(crate) key: &'static str,
-    /// What ends the key and begins the value.
+    /// The end of the key, and the beginning of the value.
     pub(crate) key_end: &'static str,
-    /// What begins the value, where the key has an end of its own.
+    /// The beginning of the value, if the key has an end of its own.
     pub(crate) value: &'static str,
-    /// What ends the value. The next key and the call's end do, too.
+    /// The end of the value. The next key and the call's end end it, too.
     pub(crate) value_end: &'static str,
-    /// What ends the call.
+    /// The end of the call.
     pub(crate) call_end: &'static str,
-    /// What ends all calls.
+    /// The end of all calls.
     pub(crate) close: &'static str,
-    /// Whether a line break behind a value's beginning, and one before its end, belong to the tags.
+    /// A line break after a value's beginning, and one before its end, belong to the tags.
     pub(crate) trims_lines: bool,
-    /// Whether values say of themselves that they are text, by `string="true"` behind the key.
+    /// Values declare that they are text, by `string="true"` after the key.
     pub(crate) tells_types: bool,
 }
 
@@ -45,7 +45,7 @@ impl Form {
 pub(crate) struct Reader {
     form: &'static Form,
     place: Place,
-    /// What may follow where the reader is.
+    /// The markers that may follow at the current place.
     markers: Markers,
     /// The name or the key so far.
     head: String,

@@ -1,37 +1,37 @@
-//! A parameter's value that a format writes as text, on its way to JSON.
+//! Converts a parameter's value from the text that a format writes to JSON.
 
 use serde_json::Value as Json;
 
 use crate::Sink;
 use crate::tools::{Types, json_may_begin_with, quoted};
 
-/// Text up to this size is looked at again with every piece, longer text each time it has doubled:
-/// a long answer takes time in proportion to its length.
-const LOOKED_AT_BYTES: usize = 64;
+/// The size of held text up to which its type is checked with every piece. Longer text is checked
+/// each time its size has doubled, so that the time for a value is linear.
+const EAGER_CHECK_BYTES: usize = 64;
 
 /// A value that was written as text.
 ///
-/// Text is passed on as it grows, once no more of it can make the value a number, an object or
-/// anything else that its type allows. Other values are passed on when they are whole.
+/// Text is streamed once nothing that follows can turn the value into a number, an object or
+/// another type that its schema allows. Other values are passed on whole.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
-    /// Its possible types. `None` if they are unknown.
+    /// The possible types. `None` if they are unknown.
     types: Option<Types>,
     /// The format says that it is JSON.
     is_json: bool,
-    /// A line break at its beginning and one at its end belong to the format.
+    /// A line break before the value and one after it belong to the format.
     trims_lines: bool,
     /// Text that is not passed on yet.
     held: String,
-    /// The size of `held` at which it is looked at again.
-    looks_at: usize,
-    /// It is text, and its opening quote is passed on.
+    /// The size of `held` at which its type is checked next.
+    next_check: usize,
+    /// The value is text, and its opening quote was passed on.
     is_text: bool,
 }
 
 impl Value {
     pub(super) fn new(types: Option<Types>, is_json: bool, trims_lines: bool) -> Self {
-        Self { types, is_json, trims_lines, held: String::new(), looks_at: 1, is_text: false }
+        Self { types, is_json, trims_lines, held: String::new(), next_check: 1, is_text: false }
     }
 
     /// Takes the next piece of the value.
@@ -51,20 +51,20 @@ impl Value {
     /// Ends the value and passes on what is left of it.
     pub(super) fn end(&mut self, sink: &mut dyn Sink) {
         if self.is_text {
-            // What is held is the line break before the end.
+            // At most a line break is held, which belongs to the format.
             return sink.arguments("\"");
         }
         let text = self.without_lines();
         sink.arguments(&self.read(text));
     }
 
-    /// Passes on the opening quote, if the value is text whatever follows.
+    /// Passes on the opening quote if the value is text whatever follows. Returns `true` if it did.
     fn becomes_text(&mut self, sink: &mut dyn Sink) -> bool {
-        if self.held.len() < self.looks_at {
+        if self.held.len() < self.next_check {
             return false;
         }
-        if self.held.len() >= LOOKED_AT_BYTES {
-            self.looks_at = self.held.len() * 2;
+        if self.held.len() >= EAGER_CHECK_BYTES {
+            self.next_check = self.held.len() * 2;
         }
         if !self.is_surely_text() {
             return false;
@@ -80,7 +80,7 @@ impl Value {
     fn is_surely_text(&self) -> bool {
         let text = self.without_lines();
         let is_no_json = !self.is_json || !json_may_begin_with(text);
-        is_no_json && self.types.is_none_or(|types| types.are_text_behind(text))
+        is_no_json && self.types.is_none_or(|types| types.are_text_after(text))
     }
 
     fn without_lines(&self) -> &str {

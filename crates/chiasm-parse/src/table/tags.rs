@@ -1,4 +1,4 @@
-//! How engines are held to calls.
+//! The structural tags that hold engines to calls.
 
 use crate::tag::TagForm;
 
@@ -30,14 +30,15 @@ pub(super) static QWEN3_CODER_TAG: TagForm = TagForm {
     separator: "\n",
     ..JSON_TAG
 };
-/// vLLM has none; its parser reads the same calls as that of `qwen3_coder`, in a block of another name.
+/// vLLM has no tag for this format. Its calls are those of `qwen3_coder`, in a block with another
+/// name.
 pub(super) static SEED_OSS_TAG: TagForm = TagForm {
     begin: ("<seed:tool_call>\n<function=", ">\n"),
     end: "\n</function>\n</seed:tool_call>",
     trigger: "<seed:tool_call>\n<function=",
     ..QWEN3_CODER_TAG
 };
-/// vLLM has a grammar of `mistral_common`'s instead, for that tokenizer alone.
+/// vLLM uses a grammar of `mistral_common` instead, which needs the tokenizer of that library.
 pub(super) static MISTRAL_TAG: TagForm = TagForm {
     begin: ("[TOOL_CALLS]", "[ARGS]"),
     other: None,

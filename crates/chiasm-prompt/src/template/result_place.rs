@@ -1,12 +1,13 @@
-//! Whether a template takes a user's message behind a tool's result: it renders a small conversation.
+//! A probe of a template: does it allow a user message after a tool's result?
 
 use serde_json::json;
 
 use super::{ChatTemplate, RenderOptions};
 use crate::{ChatContent, ChatMessage};
 
-/// Whether the template takes the message, or refuses tools' results at all.
-pub(super) fn takes_user_behind(template: &ChatTemplate) -> bool {
+/// Renders a small conversation. Returns `true` if the template allows the message, or refuses all
+/// results of tools.
+pub(super) fn allows_user_after(template: &ChatTemplate) -> bool {
     let says = |role: &str| ChatMessage {
         role: role.to_owned(),
         content: Some(ChatContent::Text("t".to_owned())),
@@ -31,27 +32,27 @@ mod tests {
     use crate::template::environment;
     use crate::template::source::Source;
 
-    fn takes(source: &str) -> bool {
+    fn allows_user(source: &str) -> bool {
         let source = Source { text: source.to_owned(), origin: "test".to_owned() };
         let clock = environment::system_clock();
         let template = ChatTemplate::compile(source, Vec::new(), RenderLimits::default(), clock).unwrap();
-        template.takes_user_behind_result()
+        template.allows_user_after_result()
     }
 
     #[test]
-    fn alternating_template_refuses_user_behind_result() {
+    fn alternating_template_refuses_user_after_result() {
         let alternating = "{% set ns = namespace(i=0) %}{% for m in messages %}\
             {% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}\
             {% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}\
             {% set ns.i = ns.i + 1 %}{% endif %}{{ m.content }}{% endfor %}";
-        assert!(!takes(alternating));
-        assert!(takes("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"));
+        assert!(!allows_user(alternating));
+        assert!(allows_user("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"));
     }
 
     #[test]
-    fn template_without_tools_counts_as_taking_it() {
+    fn template_without_tools_counts_as_allowing_it() {
         let source =
             "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}{% endfor %}";
-        assert!(takes(source));
+        assert!(allows_user(source));
     }
 }

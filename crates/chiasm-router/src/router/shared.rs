@@ -58,8 +58,8 @@ impl Shared {
             encodes.push(hold);
         }
         let given = stages.encodes.iter().map(|encoding| &encoding.assignment).chain(&stages.prefills);
-        given.for_each(|assignment| roster.given_one(assignment.seat));
-        roster.given_one(stages.answers.seat);
+        given.for_each(|assignment| roster.use_admission(assignment.seat));
+        roster.use_admission(stages.answers.seat);
         if self.config.policy == Policy::KvMedia {
             // Whoever answers behind a prompt of others gets the tensors too, and encodes nothing.
             stages.prefills.iter().for_each(|prefills| scratch.note_media(&mut roster, prefills));

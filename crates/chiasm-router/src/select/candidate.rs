@@ -127,8 +127,9 @@ impl Candidate {
         in_blocks(self.blocks.saturating_sub(self.covered().into()) as f64 * f64::from(self.block_size))
     }
 
-    /// What it costs to have it answer behind a prompt that another worker computes, of which a block takes this much to be sent. While the
-    /// other does `work_before`, this one does as much of what waits here: only the rest makes the request wait.
+    /// Returns the cost of answering behind a prompt that another worker computes; `transfer` is the cost of
+    /// sending one block. While the other worker does `work_before`, this one does as much of the work that
+    /// waits here: only the rest delays the request.
     pub(super) fn cost_behind(&self, config: &RouterConfig, transfer: f64, work_before: f64) -> f64 {
         let Self { waiting_work, load, excess, .. } = *self;
         let waiting = (waiting_work - work_before).max(0.0);

@@ -36,7 +36,7 @@ struct Priced {
     assignment: Assignment,
     place: Place,
     cost: f64,
-    /// Work that is done there until the prompt is computed, with what waits before it, in the unit of costs.
+    /// The work there until the prompt is computed, with what waits before it, in the unit of costs.
     work_until_computed: f64,
 }
 
@@ -151,7 +151,7 @@ impl Scratch {
         self.priced(config, roster, plans, chosen, decision)
     }
 
-    /// A candidate with what it costs.
+    /// Returns the assignment of a candidate, with its cost.
     fn priced(
         &self,
         config: &RouterConfig,

@@ -34,7 +34,7 @@ fn half_open_worker_gets_one_request() {
 }
 
 #[test]
-fn suspect_workers_are_told_from_none() {
+fn suspect_workers_alone_are_silent() {
     let router = router(3, |_| ());
     router.set_suspect(WorkerId(0), true);
     router.set_admission(WorkerId(1), Admission::None);

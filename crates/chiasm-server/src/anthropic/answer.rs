@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::messages::{put_into_results, put_system_first};
+use super::messages::{append_user_to_results, put_system_first};
 use super::request::{CountRequest, MessagesRequest};
 use super::response::Head;
 use super::{events, response};
@@ -69,7 +69,7 @@ pub(crate) async fn messages(
             }
             Err(error) => StreamApi::Messages.write_failure(events, &error, 0),
         },
-        // The last delta has told the usage.
+        // The last delta has already sent the usage.
         |_, events| events.extend_from_slice(&events::stop()),
     );
     let mut response = sse::response(events);
@@ -77,7 +77,7 @@ pub(crate) async fn messages(
     Ok(response)
 }
 
-/// The request with its messages where the model's template takes them.
+/// Returns the request with its messages in an order that the model's template accepts.
 pub(crate) async fn in_order(
     frontend: &Frontend,
     mut request: GenerateRequest,
@@ -90,9 +90,9 @@ pub(crate) async fn in_order(
     }
     let template = frontend.model.template.as_ref();
     if let Prompt::Chat(chat) = &mut request.prompt
-        && template.is_some_and(|template| !template.takes_user_behind_result())
+        && template.is_some_and(|template| !template.allows_user_after_result())
     {
-        put_into_results(&mut chat.messages);
+        append_user_to_results(&mut chat.messages);
     }
     Ok(request)
 }

@@ -67,7 +67,7 @@ pub(super) struct Events {
     index: usize,
     /// The way the last call ended; `None` before the first one's end.
     last_call: Option<CallEnd>,
-    /// What has not been sent yet.
+    /// The events that have not been sent yet.
     out: Vec<u8>,
 }
 
@@ -101,7 +101,7 @@ impl Events {
                 self.enter(Open::Text, || Block::Text { text: "" });
                 self.close();
             }
-            let ending = Ending::of(finish, self.last_call);
+            let ending = Ending::new(finish, self.last_call);
             write(&mut self.out, &Event::MessageDelta { delta: ending, usage: usage.into() });
         }
         (!self.out.is_empty()).then(|| std::mem::take(&mut self.out).into())
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn delta_over_a_border_keeps_its_order() {
+    fn delta_across_blocks_keeps_event_order() {
         let told = told(vec![
             said([call(0, "{")]),
             said([more(0, "}"), closed(), text("and")]),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_call_is_no_reason_to_use_a_tool() {
+    fn unfinished_call_does_not_end_with_tool_use() {
         let cut = said([call(0, "{\"a\""), AnswerEvent::EndCall(CallEnd::Unfinished)]);
         let told = told(vec![cut, end(Finish::Eos)]);
         assert_eq!(told.last(), Some(&message_delta("end_turn")));

@@ -1,4 +1,4 @@
-//! Messages for tests of the stages before them.
+//! Access to this API's answers for tests of the stages before them.
 
 use chiasm_backend::RequestId;
 
@@ -12,7 +12,7 @@ fn head() -> Head {
     Head::new(&RequestId::new("r").unwrap(), "m")
 }
 
-/// What a stream of these deltas says.
+/// Returns the content of a stream of these deltas.
 pub(crate) fn streamed(deltas: &[ChoiceDelta]) -> Said {
     let mut stream = events::start(&head(), Usage::default()).to_vec();
     let mut events = events::Events::new();
@@ -23,6 +23,7 @@ pub(crate) fn streamed(deltas: &[ChoiceDelta]) -> Said {
     event_grammar::messages(str::from_utf8(&stream).unwrap())
 }
 
+/// Returns the content of a whole answer.
 pub(crate) fn whole(choice: &FinishedChoice) -> Said {
     let head = head();
     let message = response::whole(&head, choice, Usage::default());

@@ -23,7 +23,7 @@ pub(super) struct Messages {
     pub(super) media: Vec<MediaRef>,
 }
 
-/// What `system` says.
+/// The text of `system`.
 pub(super) struct System(pub(super) String);
 
 /// A message as it came.
@@ -169,9 +169,9 @@ pub(super) fn message(role: &str, text: String) -> ChatMessage {
     ChatMessage { role: role.to_owned(), content: Some(ChatContent::Text(text)), ..ChatMessage::default() }
 }
 
-/// Joins turns of the user that follow each other, and turns of the assistant, as Anthropic does: their blocks are those of one turn.
-fn joined_turns(turns: Vec<Turn>) -> Vec<Turn> {
-    let mut turns = turns;
+/// Joins consecutive turns of the user, and of the assistant, as Anthropic does. System turns stay
+/// apart.
+fn joined_turns(mut turns: Vec<Turn>) -> Vec<Turn> {
     turns.retain(|turn| !turn.is_silent_system());
     turns.dedup_by(|next, last| {
         let is_joined = next.role == last.role && next.role != "system";
@@ -186,7 +186,7 @@ fn joined_turns(turns: Vec<Turn>) -> Vec<Turn> {
 }
 
 impl Turn {
-    /// Whether it is a system message of which nothing is shown.
+    /// Returns `true` for a system message that adds nothing to the prompt.
     fn is_silent_system(&self) -> bool {
         let is_silent = |text: &str| text.is_empty() || text.starts_with(BILLING_HEADER);
         self.role == "system"
@@ -209,8 +209,8 @@ impl Content {
     }
 }
 
-/// Joins messages of the user that follow each other, and messages of the assistant: the images of a tool's result and what is said
-/// beside it, or what a system message stood between.
+/// Joins consecutive messages of the user, and of the assistant. There are such where a tool's
+/// result has images, and where a system message between them was moved.
 fn join_messages(messages: &mut Vec<ChatMessage>) {
     messages.dedup_by(|next, last| {
         let is_joined = next.role == last.role && matches!(next.role.as_str(), "user" | "assistant");
@@ -221,9 +221,9 @@ fn join_messages(messages: &mut Vec<ChatMessage>) {
     });
 }
 
-/// Puts what the user says behind a tool's result into the result, for templates that want the assistant to speak between the two.
-/// Media items keep their order.
-pub(super) fn put_into_results(messages: &mut Vec<ChatMessage>) {
+/// Appends a user message that follows a tool's result to this result, for templates that expect an
+/// assistant message between the two. Media items keep their order.
+pub(super) fn append_user_to_results(messages: &mut Vec<ChatMessage>) {
     messages.dedup_by(|next, last| {
         let is_joined = next.role == "user" && last.role == "tool";
         if is_joined {
@@ -233,7 +233,7 @@ pub(super) fn put_into_results(messages: &mut Vec<ChatMessage>) {
     });
 }
 
-/// Adds what a message says to the one before it.
+/// Appends a message to the one before it.
 fn join(last: &mut ChatMessage, next: ChatMessage) {
     let ChatMessage { role: _, content, name: _, tool_call_id: _, tool_calls, reasoning } = next;
     last.content = match (last.content.take(), content) {

@@ -141,7 +141,7 @@ impl Body {
     }
 }
 
-/// What `thinking` says.
+/// The value of `thinking`.
 #[derive(Default)]
 struct Thinking {
     /// The model is not to think.

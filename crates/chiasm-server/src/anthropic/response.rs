@@ -50,7 +50,7 @@ pub(super) enum Block<'a> {
     ToolUse { id: &'a str, name: &'a str, input: Map<String, Value> },
 }
 
-/// Why a message ended; both are null until it has.
+/// The reason for the end of a message; both fields are null until it has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Ending<'a> {
     pub(super) stop_reason: Option<&'static str>,
@@ -58,9 +58,10 @@ pub(super) struct Ending<'a> {
 }
 
 impl<'a> Ending<'a> {
-    /// The end of an answer, whose last call ended like this if it has any calls. Finished calls win over a stop sequence. An
-    /// answer that ends within a call is no `tool_use`: clients would run the half of it that there is.
-    pub(super) fn of(finish: &'a Finish, last_call: Option<CallEnd>) -> Self {
+    /// Creates the end of an answer. `last_call` is the end of its last call, if there is one. A
+    /// closed call wins over a stop sequence. An answer that ends within a call has no `tool_use`
+    /// as its reason: clients would run the unfinished call.
+    pub(super) fn new(finish: &'a Finish, last_call: Option<CallEnd>) -> Self {
         let calls = last_call == Some(CallEnd::Closed);
         let stop_reason = match finish {
             Finish::Length => Some("max_tokens"),
@@ -98,12 +99,13 @@ impl From<Usage> for UsageBody {
     }
 }
 
-/// What clients must give back with thinking, and nobody looks at here.
+/// Returns the signature that clients must send back with thinking. It is never checked here.
 pub(super) fn signature() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-/// The whole answer: a block for each run of events. One without any has an empty text: clients take the first block for granted.
+/// Returns the whole answer, with a block for each reasoning, text and call. An answer without
+/// events has a block with an empty text, because clients expect a first block.
 pub(super) fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Message<'a> {
     let mut content = Vec::new();
     let mut last_call = None;
@@ -118,7 +120,7 @@ pub(super) fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage
     if content.is_empty() {
         content.push(Block::Text { text: "" });
     }
-    head.message(content, Ending::of(&choice.finish, last_call), usage)
+    head.message(content, Ending::new(&choice.finish, last_call), usage)
 }
 
 /// A call. Its input is an object even if what the model wrote is none.
@@ -161,7 +163,7 @@ mod tests {
         AnswerEvent::EndCall(end)
     }
 
-    fn told(events: impl IntoIterator<Item = AnswerEvent>, finish: Finish) -> Value {
+    fn message(events: impl IntoIterator<Item = AnswerEvent>, finish: Finish) -> Value {
         let mut all = AnswerEvents::default();
         events.into_iter().for_each(|event| all.push(event));
         let choice = FinishedChoice {
@@ -188,7 +190,7 @@ mod tests {
             call(1, "{\"a\": "),
             ends(CallEnd::Unfinished),
         ];
-        let mut answer = told(events, Finish::Eos);
+        let mut answer = message(events, Finish::Eos);
         let signature = answer["content"][0]["signature"].take();
         assert_eq!(signature.as_str().unwrap().len(), 32);
         let expected = json!({
@@ -208,9 +210,9 @@ mod tests {
 
     #[test]
     fn an_answer_without_words_has_an_empty_text_and_a_list_is_no_input() {
-        assert_eq!(told([], Finish::Eos)["content"], json!([{"type": "text", "text": ""}]));
-        assert_eq!(told([reasoning("hm")], Finish::Eos)["content"].as_array().unwrap().len(), 1);
-        assert_eq!(told([call(0, "[1]")], Finish::Eos)["content"][0]["input"], json!({}));
+        assert_eq!(message([], Finish::Eos)["content"], json!([{"type": "text", "text": ""}]));
+        assert_eq!(message([reasoning("hm")], Finish::Eos)["content"].as_array().unwrap().len(), 1);
+        assert_eq!(message([call(0, "[1]")], Finish::Eos)["content"][0]["input"], json!({}));
     }
 
     #[test]
@@ -231,7 +233,7 @@ mod tests {
             (stop(), closed, Some("tool_use"), None),
         ] {
             let expected = Ending { stop_reason: reason, stop_sequence: sequence };
-            assert_eq!(Ending::of(&finish, last_call), expected, "{finish:?} {last_call:?}");
+            assert_eq!(Ending::new(&finish, last_call), expected, "{finish:?} {last_call:?}");
         }
     }
 }

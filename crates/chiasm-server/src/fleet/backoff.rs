@@ -18,7 +18,8 @@ impl Backoff {
         Self { next: FIRST.min(longest), longest }
     }
 
-    /// Returns the next pause, after something has been well for `healthy_for`.
+    /// Returns the next pause. `healthy_for` is the time without failure before it; after a long one
+    /// pauses start over.
     pub(super) fn pause_after(&mut self, healthy_for: Duration) -> Duration {
         if healthy_for >= HEALTHY {
             self.next = FIRST.min(self.longest);

@@ -1,11 +1,11 @@
-//! A circuit breaker: takes a worker that fails out of the choice for a growing time.
+//! A circuit breaker: keeps requests away from a worker that fails, for a growing pause.
 //!
 //! A worker that fails at once looks idle, so it would draw nearly all requests. After
 //! [`FAILURES_TO_OPEN`] failures in a row its breaker opens, and it gets no requests. After a pause the
 //! breaker is half-open: one request, the probe, may try the worker. If the probe succeeds, the breaker
 //! closes; if it fails, the breaker opens for twice as long.
 //!
-//! The breaker knows no clock and no worker: it is told the time and the outcomes of requests.
+//! The breaker knows no clock and no worker: callers pass the time and the outcomes of requests.
 
 use std::time::Duration;
 
@@ -14,26 +14,26 @@ use tokio::time::Instant;
 
 use super::backoff::Backoff;
 
-/// The number of failures in a row that opens a breaker: more than one odd request causes with all its
-/// moves, and few enough that a broken worker costs a handful of requests. Envoy's default, too.
+/// The number of failures in a row that opens a breaker: more than a single bad request causes with
+/// all its moves, and few enough that a broken worker costs a handful of requests. Envoy's default, too.
 pub(super) const FAILURES_TO_OPEN: u32 = 5;
 /// The longest pause between two probes, as between two starts of an engine.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// The longest time for which a server can ask not to be asked. A probe behind that costs no client
-/// anything, as a server that refuses it has not begun.
+/// The longest pause that a server can ask for with `Retry-After`. A probe before the end of a longer
+/// one costs no client anything, because a server that refuses has not begun.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// The shortest such time: a server that asks for less would be tried by every request.
+/// The shortest such pause: every request would try a server that asks for less.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// Whether a worker gets requests, as reports and metrics name it.
+/// The state of a worker's breaker, as reports and metrics name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BreakerState {
-    /// It gets requests.
+    /// The worker gets requests.
     #[default]
     Closed,
-    /// It gets none, as it fails.
+    /// The worker gets none, because it fails.
     Open,
-    /// It gets one, by which it is decided.
+    /// The worker gets one request, whose outcome closes or reopens the breaker.
     HalfOpen,
 }
 
@@ -48,26 +48,26 @@ impl BreakerState {
     }
 }
 
-/// What a worker did wrong.
+/// A worker's fault in a failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WorkerFault {
-    /// It failed with a request that it may have begun.
+    /// The worker failed with a request that it may have begun.
     Failed {
         /// The HTTP status for clients.
         status: u16,
         message: String,
     },
-    /// It refuses the operator's key.
+    /// The worker refuses the operator's key.
     KeyRefused { message: String },
-    /// It takes nothing until then.
+    /// The worker takes no requests before `until`.
     Overloaded { status: u16, until: Instant, message: String },
-    /// It does not have the model.
+    /// The worker does not have the model.
     UnknownModel { message: String },
 }
 
 impl WorkerFault {
-    /// Returns the worker's fault in a job's error; `None` if the fault is the job's, or if the worker
-    /// merely had no room for it or is gone, which its condition and load tell.
+    /// Returns the worker's fault in a job's error. `None` if the job is at fault, or if the worker had
+    /// no room or has left, which its load and its condition already show.
     pub(crate) fn from_error(error: &JobError, now: Instant) -> Option<Self> {
         match error {
             JobError::Dead(death) => Some(Self::Failed { status: 502, message: death.to_string() }),
@@ -96,7 +96,7 @@ impl WorkerFault {
     }
 }
 
-/// The breaker of one worker, in one of its lives.
+/// The breaker of one worker. A worker whose backend is connected again gets a new one.
 #[derive(Debug)]
 pub(super) struct Breaker {
     state: State,
@@ -115,12 +115,12 @@ enum State {
     HalfOpen { is_probing: bool },
 }
 
-/// What an outcome has changed.
+/// The effect of an outcome on a breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Nothing that others have to know.
+    /// Nothing that the router has to know.
     None,
-    /// The breaker opened. `is_first` is false if it was tried in vain.
+    /// The breaker opened. `is_first` is false if a probe has failed.
     Opened { is_first: bool },
     /// The breaker closed.
     Closed,
@@ -149,7 +149,7 @@ impl Breaker {
         }
     }
 
-    /// Returns `true` if the worker may be tried by one request that has not begun yet.
+    /// Returns `true` if the breaker is half-open and no probe is in flight.
     pub(super) fn wants_probe(&self) -> bool {
         self.state == State::HalfOpen { is_probing: false }
     }
@@ -162,7 +162,7 @@ impl Breaker {
         self.fault.as_ref()
     }
 
-    /// A request goes to the worker. Returns `true` if it is the probe.
+    /// Records that a request goes to the worker. Returns `true` if that request is the probe.
     pub(super) fn begin(&mut self) -> bool {
         let is_probe = self.wants_probe();
         if is_probe {
@@ -171,7 +171,7 @@ impl Breaker {
         is_probe
     }
 
-    /// The probe ended without an outcome, as its client left or its fault was its own.
+    /// Records that the probe ended without an outcome: its client left, or the request was at fault.
     pub(super) fn probe_ended(&mut self) -> Change {
         if self.state != (State::HalfOpen { is_probing: true }) {
             return Change::None;
@@ -180,7 +180,7 @@ impl Breaker {
         Change::HalfOpened
     }
 
-    /// The worker answered a request.
+    /// Records that the worker answered a request.
     pub(super) fn succeeded(&mut self, now: Instant) -> Change {
         match self.state {
             State::Closed => {
@@ -188,7 +188,8 @@ impl Breaker {
                 self.fault = None;
                 Change::None
             }
-            // A request that began before: the pause stands, above all one that the server asked for.
+            // The request began before the breaker opened: the pause stands, above all one that the
+            // server asked for.
             State::Open { .. } => Change::None,
             State::HalfOpen { .. } => {
                 self.state = State::Closed;
@@ -200,7 +201,7 @@ impl Breaker {
         }
     }
 
-    /// The worker failed with a request.
+    /// Records that the worker failed with a request.
     pub(super) fn failed(&mut self, fault: WorkerFault, now: Instant) -> Change {
         let asked_until = match &fault {
             WorkerFault::Overloaded { until, .. } => Some(*until),
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_in_a_row_open_and_a_success_between_does_not() {
+    fn success_between_failures_keeps_it_closed() {
         let now = Instant::now();
         let mut breaker = Breaker::new(now);
         for _ in 0..3 {
@@ -323,7 +324,7 @@ mod tests {
         assert!(breaker.begin() && !breaker.wants_probe());
         assert_eq!(breaker.probe_ended(), Change::HalfOpened);
         assert!(breaker.wants_probe() && breaker.begin());
-        // One whose outcome is known changes nothing as it goes.
+        // A probe whose outcome is known changes nothing when it ends.
         breaker.succeeded(until);
         assert_eq!(breaker.probe_ended(), Change::None);
     }
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn overloaded_server_is_left_alone_as_long_as_it_asks() {
+    fn overloaded_server_gets_the_pause_it_asks_for() {
         let now = Instant::now();
         let overloaded = |asked: f64| {
             let error = JobError::Overloaded { status: 429, retry_after: seconds(asked), message: String::new() };
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_of_jobs_are_none_of_the_workers() {
+    fn fault_of_a_job_is_not_the_workers() {
         let now = Instant::now();
         let message = String::new;
         let field = || "body".to_owned();

@@ -20,8 +20,8 @@ use super::kept::KeptIndex;
 use super::tap::{KvHeard, Tap};
 use super::{Fleet, Worker};
 
-/// The longest that leaving what is known of one worker may hold up the end of the process.
-const LEAVING: Duration = Duration::from_secs(10);
+/// The longest time for which saving the knowledge of one worker may delay the end of the process.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The counts of one worker, over all its backends. Clones are the same counts.
 #[derive(Clone, Default)]
@@ -103,14 +103,14 @@ impl Drop for Open {
 }
 
 impl Following {
-    /// Ends it, and leaves what is known of the worker's KV cache to the next process.
+    /// Stops following, and saves what is known of the worker's KV cache for the next process.
     pub(super) async fn keep(self, fleet: &Fleet, worker: &Worker) {
         let Self::Events { subscriber, distrusted, tap } = self else { return };
         let can = worker.backend.capabilities();
         let KvSource::Events(stream) = can.kv.clone() else { return };
         let Some(kept) = fleet.kept.get().cloned() else { return };
         let Some(position) = subscriber.stop().await else { return };
-        // What is not known exactly can as well be learnt anew.
+        // Inexact knowledge is not worth saving.
         if distrusted.load(Relaxed) {
             return;
         }
@@ -118,13 +118,13 @@ impl Following {
         let id = worker.id;
         let class = can.class.clone();
         let leave = move || {
-            // What it is only taken to hold is dropped with this.
+            // Drops the blocks that the worker is only presumed to hold.
             router.set_history_known(id, true);
             let snapshot = router.snapshot(id)?.bytes;
             let index = KeptIndex { position, history_known: tap.history_known(), snapshot };
             Some(kept.leave(&stream, &class, &index))
         };
-        match timeout(LEAVING, spawn_blocking(leave)).await {
+        match timeout(SAVE_TIMEOUT, spawn_blocking(leave)).await {
             Ok(Ok(Some(Ok(())))) => {
                 tracing::info!(worker = %id, seq = position.seq, "left what is known of its KV cache to the next process");
             }
@@ -137,7 +137,7 @@ impl Following {
     }
 }
 
-/// Begins to feed the router what is told of a worker's KV cache, on top of what a process before this one has left.
+/// Starts feeding the router with a worker's KV events, on top of what an earlier process has saved.
 pub(super) async fn follow(fleet: &Fleet, worker: &Worker) -> Following {
     let (router, id) = (fleet.router.clone(), worker.id);
     let followed = fleet.followed().get(&id).cloned().unwrap_or_default();
@@ -172,7 +172,8 @@ pub(super) async fn follow(fleet: &Fleet, worker: &Worker) -> Following {
     }
 }
 
-/// Restores what a process before this one has left about a worker. Returns the place in its stream of events that it goes on from.
+/// Restores what an earlier process has saved about a worker. Returns the position in the worker's
+/// stream of events up to which that is complete.
 async fn resume(fleet: &Fleet, worker: &Worker, stream: &KvEventStream, tap: &Tap) -> Option<StreamPosition> {
     let kept = fleet.kept.get()?.clone();
     let router = fleet.router.clone();
@@ -295,7 +296,7 @@ struct Feed {
     followed: Followed,
     /// Nothing was applied since the index was empty.
     fresh: bool,
-    /// It goes on from what a process before this one has left, which its events have to join yet.
+    /// The index was restored, and no event has shown yet that the stream goes on from there.
     resumed: bool,
     /// The engine finds a block only where the tokens after it agree too, which the index does not look at.
     looks_ahead: bool,

@@ -89,11 +89,12 @@ async fn one_backend(
         _ = shutdown.wait_for(|&down| down) => Ended::Shutdown,
         Err(ended) = live(fleet, id, connector, &mut life, &mut following, ready) => ended,
     };
-    // A worker that is only removed is not the next process's.
+    // A worker that was removed while this process goes on leaves nothing to the next one.
     let is_left = matches!(ended, Ended::Shutdown) && *fleet.shutdown.borrow();
     if is_left
         && life.as_ref().is_some_and(|life| life.outlives())
-        && let (Some(following), Some(worker)) = (following.take(), fleet.worker(id))
+        && let Some(worker) = fleet.worker(id)
+        && let Some(following) = following.take()
     {
         following.keep(fleet, &worker).await;
     }

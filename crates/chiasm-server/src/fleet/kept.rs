@@ -1,14 +1,16 @@
 //! Knowledge of KV caches that outlives this process: files that the next frontend goes on from.
 //!
-//! An engine replays its last batches of events and no more, which is minutes of decoding. So a process that goes down on purpose
-//! leaves for each engine that runs on what it knows of its cache, with the place in the stream of events up to which that is true.
-//! The next process takes the file away, and asks the engine for what came after that place. If the engine's batch there is another
-//! one, or if it has none any more, what was left is forgotten. A process that crashes leaves nothing.
+//! An engine replays only its last batches of events, which cover minutes of decoding. So a process that
+//! shuts down in order writes a file for each engine that keeps running: what it knows of the engine's
+//! cache, and the position in the stream of events up to which that is complete. The next process removes
+//! the file, and asks the engine for the batches after that position. If the engine has another batch at
+//! that position, or none any more, the file's content is dropped. A process that crashes writes nothing.
 //!
 //! ```text
 //! file  magic: 16 bytes  digest of the rest: 32  about: length u16, text  seq: u64  digest of that batch: 32  history known: u8  snapshot
 //! ```
-//! `about` has everything that must be the same for the block keys to be: [`about`]. The snapshot is that of [`chiasm_kv::Snapshot`].
+//! `about` has everything that must match for the block keys to match: [`about`]. The snapshot has the
+//! format of [`chiasm_kv::Snapshot`].
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Read, Write};
@@ -22,33 +24,34 @@ use chiasm_types::{MmHash, TokenId};
 
 use crate::pipeline::keys_for;
 
-/// The first bytes of a file. The number is that of its form.
+/// The first bytes of a file, with the version of its format.
 const MAGIC: &[u8; 16] = b"chiasm kv kept 1";
-/// The largest file: 16,777,216 blocks, as many as one worker may hold by its own account, take some 25 bytes each.
+/// The maximum size of a file: a worker may claim to hold 16,777,216 blocks, which take about 25 bytes
+/// each.
 const MAX_BYTES: u64 = 512 << 20;
-/// The age at which a file is removed that no process has taken: its engine has ended, or listens elsewhere.
+/// The age at which an unused file is removed: its engine has ended, or has another address.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 /// The ending of the files' names.
 const SUFFIX: &str = "kv";
 
-/// A folder of this user's with one file per engine.
+/// A private folder with one file per engine.
 #[derive(Clone, Debug)]
 pub struct KeptIndexes {
     folder: PathBuf,
 }
 
-/// What was known of one engine's KV cache.
+/// The saved knowledge of one engine's KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KeptIndex {
-    /// The place in its stream of events up to which it was known.
+    /// The position in the engine's stream of events up to which the snapshot is complete.
     pub(super) position: StreamPosition,
-    /// Whether events had told of all that it held.
+    /// Events had told of everything that the engine held.
     pub(super) history_known: bool,
-    /// What it held, as `chiasm-kv` writes it.
+    /// The blocks that the engine held, as `chiasm-kv` writes them.
     pub(super) snapshot: Vec<u8>,
 }
 
-/// A file can't be used.
+/// The reason for which a file can't be used.
 #[derive(Debug, thiserror::Error)]
 enum KeptError {
     #[error(transparent)]
@@ -69,7 +72,7 @@ impl KeptIndexes {
     /// Opens the folder, or makes it with mode 0700, and removes files that are too old.
     ///
     /// # Errors
-    /// It can't be made, or it is not this user's alone.
+    /// The folder can't be made, or it is not this user's alone.
     pub fn open(folder: impl Into<PathBuf>) -> io::Result<Self> {
         let folder = folder.into();
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
@@ -94,20 +97,21 @@ impl KeptIndexes {
         }
     }
 
-    /// The file about the engine that publishes this stream.
+    /// Returns the path of the file about the engine that publishes this stream.
     fn path(&self, stream: &KvEventStream) -> PathBuf {
         let mut name = blake3::Hasher::new();
         name.update(stream.endpoint.as_bytes()).update(&[0]).update(stream.topic.as_bytes());
         self.folder.join(name.finalize().to_hex().as_str()).with_extension(SUFFIX)
     }
 
-    /// Takes away what was left about an engine of this class. A file that can't be used is gone, with a warning.
+    /// Reads and removes the file about an engine of this class. A file that can't be used is removed with
+    /// a warning.
     pub(super) fn take(&self, stream: &KvEventStream, class: &PlanClass) -> Option<KeptIndex> {
         let path = self.path(stream);
         let read = read(&path);
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            // Nobody may use it twice.
+            // A file that stays could be used twice.
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "what was known of an engine's KV cache can't be taken");
                 return None;
@@ -121,10 +125,10 @@ impl KeptIndexes {
         kept.inspect_err(warn).ok()
     }
 
-    /// Leaves what is known of an engine of this class.
+    /// Writes the file about an engine of this class.
     ///
     /// # Errors
-    /// It can't be written, or is too large.
+    /// The file can't be written, or is too large.
     pub(super) fn leave(&self, stream: &KvEventStream, class: &PlanClass, kept: &KeptIndex) -> io::Result<()> {
         let bytes = encode(kept, &about(stream, class));
         if bytes.len() as u64 > MAX_BYTES {
@@ -140,8 +144,8 @@ impl KeptIndexes {
     }
 }
 
-/// Everything that must be the same for what was left to be true of an engine: where it publishes, and how its blocks get their
-/// keys, which a key of a made-up prompt shows.
+/// Returns everything that must match for a file to be true of an engine: the address of its events, and
+/// the way in which its blocks get their keys, which the key of a made-up prompt shows.
 fn about(stream: &KvEventStream, class: &PlanClass) -> String {
     let tokens: Vec<TokenId> = (0..class.block_size.get() as u32).map(TokenId).collect();
     let media = [MediaSpan { hash: MmHash::new([7; 32]), offset: 0, length: 1 }];
@@ -213,7 +217,7 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(bytes)
 }
 
-/// Returns whether something is this user's, and nobody else can read or change it.
+/// Returns `true` if this user owns the file or folder, and no other user can read or change it.
 fn is_private(about: &Metadata) -> bool {
     about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o077 == 0
 }

@@ -52,7 +52,8 @@ pub struct NoEngines;
 pub struct Worker {
     /// The worker's name.
     pub id: WorkerId,
-    /// What it is, such as the address of a server: for logs alone.
+    /// The connector's description, such as the address of a server. For logs alone: clients must not
+    /// see it.
     pub(crate) what: String,
     /// Executes its requests.
     pub backend: Arc<dyn Backend>,
@@ -126,7 +127,7 @@ pub struct Fleet {
     /// Workers that nothing names any more, though they answer.
     unnamed: Mutex<BTreeSet<WorkerId>>,
     adapters: Arc<Adapters>,
-    /// Where knowledge of KV caches outlives this process.
+    /// The files in which knowledge of KV caches outlives this process.
     kept: OnceLock<KeptIndexes>,
 }
 
@@ -208,9 +209,9 @@ impl Fleet {
         fleet
     }
 
-    /// Lets knowledge of KV caches outlive this process. Of use before workers are added.
+    /// Lets knowledge of KV caches outlive this process. To be called before workers are added.
     pub fn keep_indexes(&self, kept: KeptIndexes) {
-        // The first one counts.
+        // Only the first call has an effect.
         let _ = self.kept.set(kept);
     }
 

@@ -13,11 +13,11 @@ use super::breaker::{Breaker, BreakerState, Change, WorkerFault};
 use super::{Condition, Fleet, Worker, lock};
 use crate::pipeline::{Deadline, RequestError, within};
 
-/// The breaker of a worker, where requests on all threads find it.
+/// A worker's breaker, which requests on all threads share.
 #[derive(Debug)]
 pub(super) struct WorkerBreaker {
     breaker: Mutex<Breaker>,
-    /// The breaker is closed and has no failures: then requests don't lock it.
+    /// The breaker is closed and counts no failures, so requests need not lock it.
     is_clean: AtomicBool,
     state: watch::Sender<(BreakerState, Option<Instant>)>,
 }
@@ -33,7 +33,7 @@ impl WorkerBreaker {
 }
 
 impl Worker {
-    /// Returns whether the worker gets requests.
+    /// Returns the state of the worker's breaker.
     pub fn breaker(&self) -> BreakerState {
         self.breaker.state.borrow().0
     }
@@ -82,7 +82,7 @@ impl Worker {
 }
 
 impl Fleet {
-    /// Changes a worker's breaker, and tells the router and all that wait for workers.
+    /// Changes a worker's breaker, and notifies the router and everything that waits for workers.
     fn change(&self, worker: &Worker, change: impl FnOnce(&mut Breaker, Instant) -> Change) {
         let mut breaker = lock(&worker.breaker.breaker);
         let change = change(&mut breaker, Instant::now());
@@ -121,13 +121,14 @@ impl Fleet {
         self.workers().iter().filter_map(|worker| worker.outage()).collect()
     }
 
-    /// Returns a receiver that changes whenever workers come, go, answer again or may be asked again.
+    /// Returns a receiver that is notified when a worker joins, leaves, changes its condition or changes
+    /// its breaker.
     pub(crate) fn changes(&self) -> watch::Receiver<usize> {
         self.ready.subscribe()
     }
 }
 
-/// Says once per outage that a worker gets no requests, and what to do.
+/// Logs once per outage that a worker gets no requests, with the remedy.
 fn log_opened(worker: &Worker, breaker: &Breaker, is_first: bool) {
     let Some(fault) = breaker.fault() else { return };
     let id = worker.id;
@@ -150,7 +151,8 @@ fn log_opened(worker: &Worker, breaker: &Breaker, is_first: bool) {
     }
 }
 
-/// A request at a worker until its outcome is known. Dropping it before means that the worker is not at fault.
+/// A request at a worker whose outcome is not known yet. Dropping it before that means that the worker
+/// is not at fault.
 pub(crate) struct Trial {
     fleet: Arc<Fleet>,
     worker: Arc<Worker>,
@@ -158,13 +160,14 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// Begins when the worker is picked.
+    /// Begins a trial, which has to be done for each worker that is picked: a half-open breaker lets no
+    /// other request through until the trial ends.
     pub(crate) fn begin(fleet: &Arc<Fleet>, worker: Arc<Worker>) -> Self {
         let is_probe = !worker.breaker.is_clean.load(Ordering::Relaxed) && lock(&worker.breaker.breaker).begin();
         Self { fleet: fleet.clone(), worker, is_probe }
     }
 
-    /// The worker began an answer.
+    /// Records that the worker began an answer.
     pub(crate) fn succeeded(&mut self) {
         self.is_probe = false;
         if !self.worker.breaker.is_clean.load(Ordering::Relaxed) {
@@ -172,14 +175,14 @@ impl Trial {
         }
     }
 
-    /// The worker failed, or the job did.
+    /// Records that a job failed, by the worker's fault or its own.
     pub(crate) fn failed(&mut self, error: &JobError) {
         if let Some(fault) = WorkerFault::from_error(error, Instant::now()) {
-            self.found(fault);
+            self.record(fault);
         }
     }
 
-    /// Waits for a job to be taken, or for the head of an answer, and takes note of how that fails.
+    /// Waits until a job is taken or the head of an answer comes, and records a failure of that.
     pub(crate) async fn within<T>(
         &mut self,
         deadline: Option<Deadline>,
@@ -194,12 +197,12 @@ impl Trial {
         begun
     }
 
-    /// The worker did not answer before the deadline of the request.
+    /// Records that the worker did not answer before the deadline of the request.
     fn timed_out(&mut self) {
-        self.found(WorkerFault::Failed { status: 504, message: "it does not answer in time".to_owned() });
+        self.record(WorkerFault::Failed { status: 504, message: "it does not answer in time".to_owned() });
     }
 
-    fn found(&mut self, fault: WorkerFault) {
+    fn record(&mut self, fault: WorkerFault) {
         self.is_probe = false;
         self.fleet.change(&self.worker, |breaker, now| breaker.failed(fault, now));
     }

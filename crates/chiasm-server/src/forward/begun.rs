@@ -1,5 +1,7 @@
-//! The wait for an answer's beginning. A server sends its head long before its first token: until there is content the client is sent
-//! nothing, so that the request can move when the server is lost.
+//! The wait for an answer's first content.
+//!
+//! A server sends the head of its answer long before the first token. The client is sent nothing
+//! until there is content, so the request can still move to another server if this one is lost.
 
 use bytes::Bytes;
 use chiasm_backend::{Death, Forwarded, JobError};
@@ -9,22 +11,23 @@ use super::relay::{Ending, EventRelay};
 use crate::fleet::Worker;
 use crate::stream_end::StreamApi;
 
-/// Bytes that are kept until an answer begins: what precedes the first token is some hundred, an answer in one piece some thousand.
+/// The maximum number of bytes that are kept until an answer begins. Events before the first token
+/// take some hundred bytes, an answer in one piece some thousand.
 const MAX_AHEAD_BYTES: usize = 64 << 10;
 
-/// Waits until an answer to a request that was sent to `path` has content, or has ended.
+/// Waits until the answer to a request to `path` has content or has ended.
 ///
 /// # Errors
-/// [`JobError::Dead`] when the server is lost before that, or says that it has failed.
+/// [`JobError::Dead`] if the server is lost before that, or reports its own failure.
 pub(super) async fn begun(path: &str, answer: Forwarded, server: &Worker) -> Result<Forwarded, JobError> {
     let Forwarded { status, content_type, mut body } = answer;
-    let mut progress = Progress::of(path, content_type.as_deref());
+    let mut progress = Progress::new(path, content_type.as_deref());
     let mut ahead = Vec::new();
     let hung = server.hung();
     tokio::pin!(hung);
     while !progress.has_begun() {
         let next = tokio::select! {
-            // What has come counts.
+            // Content that has come counts, even from a server that hangs now.
             biased;
             next = body.next() => next,
             () = &mut hung => return Err(JobError::Dead(Death::new("it hangs"))),
@@ -32,7 +35,12 @@ pub(super) async fn begun(path: &str, answer: Forwarded, server: &Worker) -> Res
         match next.transpose()? {
             Some(piece) => {
                 ahead.push(piece.clone());
-                progress.add(piece)?;
+                progress.add(piece);
+                if let Some(words) = progress.failure() {
+                    // The server's words may contain its address, so they are for the log alone.
+                    tracing::warn!(worker = %server.id, what = server.what, words, "a server failed before its answer began");
+                    return Err(JobError::Dead(Death::new("it says that it failed")));
+                }
             }
             None => {
                 progress.end()?;
@@ -44,18 +52,18 @@ pub(super) async fn begun(path: &str, answer: Forwarded, server: &Worker) -> Res
     Ok(Forwarded { status, content_type, body })
 }
 
-/// How far an answer is.
+/// The progress of an answer towards its first content.
 enum Progress {
-    /// A stream, and bytes of it so far.
+    /// A stream of events, of which so many bytes have come.
     Stream { relay: Box<EventRelay>, bytes: usize },
-    /// JSON in one piece, which is kept whole if it is short.
+    /// JSON in one piece; a short one is kept whole.
     Json { bytes: usize },
-    /// Something else, whose first byte is content.
+    /// Any other body; its first byte is content.
     Other { bytes: usize },
 }
 
 impl Progress {
-    fn of(path: &str, content_type: Option<&str>) -> Self {
+    fn new(path: &str, content_type: Option<&str>) -> Self {
         match content_type {
             Some(kind) if kind.starts_with("text/event-stream") => {
                 Self::Stream { relay: Box::new(EventRelay::new(StreamApi::at(path))), bytes: 0 }
@@ -65,18 +73,22 @@ impl Progress {
         }
     }
 
-    fn add(&mut self, piece: Bytes) -> Result<(), JobError> {
+    fn add(&mut self, piece: Bytes) {
         match self {
             Self::Json { bytes } | Self::Other { bytes } => *bytes += piece.len(),
             Self::Stream { relay, bytes } => {
                 *bytes += piece.len();
                 relay.push(piece);
-                if let Some(words) = relay.failure() {
-                    return Err(JobError::Dead(Death::new(format!("it says that it failed: {words}"))));
-                }
             }
         }
-        Ok(())
+    }
+
+    /// Returns the server's words if it reported its own failure before any content.
+    fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Stream { relay, .. } => relay.failure(),
+            Self::Json { .. } | Self::Other { .. } => None,
+        }
     }
 
     fn has_begun(&self) -> bool {
@@ -87,7 +99,7 @@ impl Progress {
         }
     }
 
-    /// The server has ended its answer.
+    /// Checks that an answer which ends before its first content is whole.
     fn end(&mut self) -> Result<(), JobError> {
         if let Self::Stream { relay, .. } = self
             && relay.finish().is_none()

@@ -16,7 +16,7 @@ use crate::openai::{Intake, RequestBody};
 /// A body that is passed on.
 pub(crate) struct ForwardBody {
     pub(super) body: Bytes,
-    /// Where the model's name is in it, with its quotes.
+    /// The place of the model's name in it, with its quotes.
     pub(super) model: Option<Range<usize>>,
     pub(super) name: Option<String>,
     pub(super) fields: Arc<Map<String, Value>>,
@@ -35,7 +35,7 @@ fn as_it_is<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a Ra
 }
 
 impl ForwardBody {
-    /// The same to be read as something else.
+    /// Returns the body to be parsed as another type.
     pub(super) fn arrived(&self) -> Arrived {
         Arrived { bytes: self.body.clone(), values: self.fields.values().map(values).sum() }
     }
@@ -54,7 +54,7 @@ impl RequestBody for ForwardBody {
     }
 }
 
-/// Where the value of the field `model` is in a JSON object.
+/// Returns the place of the field `model` in a JSON object.
 pub(super) fn model_in(json: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
     let head: Head<'_> = serde_json::from_slice(json).map_err(ApiError::invalid_json)?;
     Ok(head.model.map(|model| {

@@ -1,7 +1,8 @@
-//! Clients' own names for media items (`uuid`), which are resolved here and get to no server.
+//! Clients' own names for media items (`uuid`), which are resolved here and reach no server.
 //!
-//! A server takes two items of one name for one, whoever sent them, and knows only names that came to itself. So each named item is
-//! opened as for an engine, by its client's name for it, and the request goes on as if the client had sent the item without a name.
+//! A server takes two items with the same name for one item, even if they are different clients',
+//! and it knows only the names that were sent to it. So each named item is opened here, as for an
+//! engine. The request is then passed on as if the client had sent the item itself without a name.
 
 use std::sync::Arc;
 
@@ -21,31 +22,34 @@ use crate::pipeline::{Caller, MediaRef, RequestError, check_counts};
 
 type Fields = Map<String, Value>;
 
-/// Fields of a request whose elements have parts, and fields of these that hold them.
+/// The fields of a request that are lists of messages.
 const LISTS: [&str; 2] = ["messages", "input"];
+/// The fields of a message that are lists of parts.
 const PARTS: [&str; 2] = ["content", "output"];
 
-/// A part of a request with a name for its item.
+/// A part of a request that has a `uuid`.
 struct NamedPart {
-    /// Where the part is, as a JSON pointer.
+    /// The part's place, as a JSON pointer.
     pointer: String,
-    /// The item; `None` for what is no part with one, or where the name is no text.
+    /// The item; `None` if the part is of no known kind of media, or if the name is no string.
     media: Option<(&'static MediaKind, MediaRef)>,
 }
 
-/// A change of a part: its names go, and the item that it stands for comes in if the part does not hold it itself.
+/// A change to one part: its names are removed, and `item` is inserted.
 struct Change {
     pointer: String,
+    /// `None` if the part holds its item itself, or if the item is left to the server.
     item: Option<(&'static MediaKind, EncodedMedia)>,
 }
 
-/// Returns the request without clients' names: where a part has a name alone, or beside a URL, the item itself takes its place. The charge
-/// is for these as long as the request is kept.
+/// Returns the request without clients' names. A part that has only a name, or a name and a URL,
+/// gets the item itself. The charge covers these items for as long as the request is kept.
 ///
-/// An item that can't be had here is left to the server under its URL; nothing is remembered of it.
+/// An item that can't be fetched here stays in the request as its URL, and is not remembered under
+/// its name.
 ///
 /// # Errors
-/// A name alone that is not known, a name that is none, or too many named items.
+/// Fails for an unknown name without an item, for a malformed name, and for too many named items.
 pub(super) async fn resolve(
     frontend: &Frontend,
     caller: &Caller,
@@ -57,13 +61,13 @@ pub(super) async fn resolve(
     }
     let items: Vec<MediaRef> = named.iter().filter_map(|part| Some(part.media.as_ref()?.1.clone())).collect();
     check_counts(&items, |modality| frontend.limits.items_per_prompt.of(modality))?;
-    // What is opened is read from a copy.
+    // The sources of the items are copies of parts of the body.
     let mut charge = frontend.door.budget().charge(request.body.len() as u64).map_err(RequestError::from)?;
     let salt = request.fields.get("cache_salt").and_then(Value::as_str).map(str::as_bytes);
     let owner = [caller.credentials.as_ref().map(HeaderValue::as_bytes), salt];
     let changes = try_join_all(named.into_iter().map(|part| open(frontend, owner, part))).await?;
     let added: u64 = changes.iter().filter_map(|change| Some(base64_len(&change.item.as_ref()?.1))).sum();
-    // Once among the fields and once in the body.
+    // Each item is kept twice: in the fields and in the body.
     charge.grow(2 * added).map_err(RequestError::from)?;
     let bytes = request.body.len() + added as usize;
     let rewritten = move || rewrite(request, changes);
@@ -78,15 +82,15 @@ fn named_parts(fields: &Fields) -> Vec<NamedPart> {
         for (at, element) in elements(fields.get(list)) {
             for content in PARTS {
                 for (part_at, part) in elements(element.get(content)) {
-                    let place = Place {
+                    let path = PartPath {
                         pointer: format!("/{list}/{at}/{content}/{part_at}"),
                         field: format!("{list}[{at}].{content}[{part_at}]"),
                     };
-                    // The result of a tool has parts of its own.
+                    // A tool's result has parts of its own.
                     for (inner_at, inner) in elements(part.get("content")) {
-                        named.extend(named_part(inner, place.below(inner_at)));
+                        named.extend(named_part(inner, path.below(inner_at)));
                     }
-                    named.extend(named_part(part, place));
+                    named.extend(named_part(part, path));
                 }
             }
         }
@@ -99,24 +103,26 @@ fn elements(list: Option<&Value>) -> impl Iterator<Item = (usize, &Fields)> {
     elements.filter_map(|(at, element)| Some((at, element.as_object()?)))
 }
 
-/// A part's place in a request, in both ways of writing it.
-struct Place {
+/// A part's place in a request.
+struct PartPath {
+    /// As a JSON pointer.
     pointer: String,
+    /// As error messages name it: `messages[0].content[1]`.
     field: String,
 }
 
-impl Place {
+impl PartPath {
     fn below(&self, at: usize) -> Self {
         Self { pointer: format!("{}/content/{at}", self.pointer), field: format!("{}.content[{at}]", self.field) }
     }
 }
 
-/// Returns the part at this place if it has a name, wherever a server would look for one.
-fn named_part(part: &Fields, place: Place) -> Option<NamedPart> {
+/// Returns the part if it has a name in any of the places where servers look for one.
+fn named_part(part: &Fields, path: PartPath) -> Option<NamedPart> {
     let within = MEDIA_KINDS.iter().find_map(|kind| part.get(kind.field)?.get("uuid"));
     let outer = part.get("uuid");
     outer.or(within)?;
-    let Place { pointer, field } = place;
+    let PartPath { pointer, field } = path;
     let name = [outer, within].into_iter().flatten().find_map(Value::as_str);
     let media = MediaKind::find(part).zip(name).map(|(kind, name)| {
         let source = source_of(part, kind).map(|text| MediaInput::Url(text.into()));
@@ -126,7 +132,7 @@ fn named_part(part: &Fields, place: Place) -> Option<NamedPart> {
     Some(NamedPart { pointer, media })
 }
 
-/// Returns where a part's item is, as a URL.
+/// Returns the URL of a part's item; a data URL for an item that is inline.
 fn source_of(part: &Fields, kind: &MediaKind) -> Option<String> {
     let value = part.get(kind.field)?;
     if kind.is_inline {
@@ -135,7 +141,7 @@ fn source_of(part: &Fields, kind: &MediaKind) -> Option<String> {
     value.as_str().or_else(|| value.get("url")?.as_str()).map(str::to_owned)
 }
 
-/// Opens a part's item, under its name.
+/// Opens a part's item under its name.
 async fn open(frontend: &Frontend, owner: [Option<&[u8]>; 2], part: NamedPart) -> Result<Change, RequestError> {
     let NamedPart { pointer, media } = part;
     let Some((kind, MediaRef { modality, source, uuid, field })) = media else {
@@ -156,7 +162,7 @@ async fn open(frontend: &Frontend, owner: [Option<&[u8]>; 2], part: NamedPart) -
     Ok(Change { pointer, item })
 }
 
-/// Whether the part holds the item itself.
+/// Returns `true` if the source is the item itself.
 fn is_data(source: &MediaInput) -> bool {
     source.text().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"data:"))
 }
@@ -165,7 +171,7 @@ fn base64_len(item: &EncodedMedia) -> u64 {
     (item.bytes.len() as u64).div_ceil(3) * 4
 }
 
-/// Makes the changes, and writes the body again.
+/// Applies the changes and serializes the body again.
 fn rewrite(request: ForwardBody, changes: Vec<Change>) -> Result<ForwardBody, RequestError> {
     let mut fields = Value::Object(Arc::unwrap_or_clone(request.fields));
     for Change { pointer, item } in changes {
@@ -186,9 +192,9 @@ fn rewrite(request: ForwardBody, changes: Vec<Change>) -> Result<ForwardBody, Re
     Ok(ForwardBody { body: body.into(), model, fields: Arc::new(fields), ..request })
 }
 
-/// Puts an item into a part of a kind.
+/// Inserts an item into a part of its kind.
 fn fill(part: &mut Fields, kind: &MediaKind, item: &EncodedMedia) {
-    // The Responses API has the URL of an image as a text.
+    // The Responses API has an image's URL as a plain string.
     let is_text = part.get("type").is_some_and(|name| name == "input_image");
     let value = part.entry(kind.field).or_insert(Value::Null);
     if kind.is_inline {
@@ -205,7 +211,7 @@ fn fill(part: &mut Fields, kind: &MediaKind, item: &EncodedMedia) {
     }
 }
 
-/// Returns the name of a recording's format, by how it begins.
+/// Returns the format of a recording by its first bytes.
 fn recording_format(bytes: &[u8]) -> &'static str {
     match bytes {
         [b'R', b'I', b'F', b'F', ..] => "wav",
@@ -226,7 +232,7 @@ mod tests {
         EncodedMedia::from_bytes(GIF.into(), &Default::default()).unwrap()
     }
 
-    /// Rewrites a body; each named part that has no item gets the image.
+    /// Rewrites a body. Each named part without an item gets the image.
     fn rewritten(body: &Value) -> Value {
         let (request, _) = ForwardBody::parse(Intake::of(body)).unwrap();
         let changes = named_parts(&request.fields).into_iter().map(|part| {

@@ -1,5 +1,5 @@
-//! What a request that is passed on will become at a worker that tells what its KV cache holds: the prompt's tokens and blocks, as if it
-//! were answered here.
+//! Predicts the prompt of a request that is passed on, for workers that tell what their KV caches
+//! hold: its tokens and blocks, as if the request were answered here.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::pipeline::{Caller, GenerateRequest, Planned, Prepared, prepare};
 use crate::responses::ResponsesRequest;
 use crate::routes::{CHAT, COMPLETIONS, RESPONSES};
 
-/// What a request will become at workers of each class.
+/// The predicted prompt of a request for workers of each class.
 pub(super) struct Foreseen {
     prepared: Prepared,
     /// The classes whose servers can be given names for its items, by which these will know their blocks.
@@ -47,7 +47,8 @@ impl Foreseen {
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
         // A name is only a part of what a server knows an item by that has settings.
         let has_settings = prepared.needs.processor_kwargs;
-        let (mut named, mut learned) = (Vec::new(), Vec::new());
+        let mut named = Vec::new();
+        let mut learned = Vec::new();
         for class in classes.iter().filter(|class| class.input == InputForm::Messages) {
             match class.class.placeholders {
                 PlaceholderForm::Learned if !has_settings => learned.push(class.id),
@@ -63,12 +64,12 @@ impl Foreseen {
         Some(Self { prepared, named, learned, is_counted: matches!(path, CHAT | COMPLETIONS) })
     }
 
-    /// What the request becomes, for each class.
+    /// Returns the plans, one for each class.
     pub(super) fn plans(&self) -> &[Planned] {
         &self.prepared.plans
     }
 
-    /// How the request looks to the router.
+    /// Returns the request as the router sees it, for each class.
     pub(super) fn routes<'a>(
         &'a self,
         session: Option<u64>,
@@ -76,7 +77,7 @@ impl Foreseen {
     ) -> impl Iterator<Item = RouteRequest<'a>> {
         self.prepared.plans.iter().map(move |plan| RouteRequest {
             class: plan.class,
-            // What its server holds is of no use to a request that has all of its prompt computed.
+            // A request that has all of its prompt computed can't use the server's cache.
             keys: if self.prepared.sampling.reads_prefix_cache() { &plan.keys } else { &[] },
             prompt_tokens: plan.tokens.len(),
             media: &plan.route_items,
@@ -86,12 +87,12 @@ impl Foreseen {
         })
     }
 
-    /// What of the request not every worker can be asked for.
+    /// Returns the features of the request that some workers lack.
     pub(super) fn needs(&self) -> Lacks {
         self.prepared.needs
     }
 
-    /// Whether it says what the request will become at servers of this class.
+    /// Returns `true` if there is a plan for servers of this class.
     pub(super) fn knows(&self, class: PlanClassId) -> bool {
         self.prepared.plan(class).is_some()
     }
@@ -126,7 +127,8 @@ impl Foreseen {
         Some(plan.job_items.clone())
     }
 
-    /// What a server of this class is to be understood by that has its own names for the items; `None` if there are none.
+    /// Returns the prompt from which the names are learned that a server of this class has for the
+    /// items; `None` if it has none.
     pub(super) fn to_learn_from(&self, class: PlanClassId) -> Option<ForeseenPrompt> {
         let plan =
             self.prepared.plan(class).filter(|plan| self.learned.contains(&class) && !plan.job_items.is_empty())?;

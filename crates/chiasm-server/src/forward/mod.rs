@@ -1,17 +1,20 @@
-//! Requests that are passed on as they came, to servers that take them so. Where one goes is decided by its text and media items alone,
-//! or, for servers that tell what their KV caches hold, by what it will become there. Nothing of it is refused, changed or understood
-//! but the model's name, and the names of media items, where a server goes by them. In a fleet that also has engines that are given tokens
-//! a request goes to whichever is the better place for it, and from the ones to the others while its client has been sent nothing.
+//! Requests that are passed on as they came, to servers that take messages.
+//!
+//! The text and the media items of a request alone decide its server. For servers that tell what
+//! their KV caches hold, the predicted prompt decides. Only the model's name and the names of media
+//! items are changed; nothing is refused. A fleet may also have engines that are given tokens. A
+//! request then goes to the better of both kinds, and may move from one kind to the other as long
+//! as its client has been sent nothing.
 //!
 //! | module | is |
 //! |---|---|
-//! | `begun` | the wait for an answer's beginning |
+//! | `begun` | the wait for an answer's first content |
 //! | `body` | what is passed on |
 //! | `client_names` | clients' names of media items, which are not passed on |
-//! | `engines` | having an engine answer after all, in a fleet of both |
-//! | `pieces` | what a prompt is made of, for servers of which nothing is known |
-//! | `foreseen` | what a request will become at servers that tell what they hold |
-//! | `named` | giving images names |
+//! | `engines` | answers of engines, in a fleet of both kinds |
+//! | `pieces` | an approximation of the prompt, for servers that don't say what they hold |
+//! | `foreseen` | the predicted prompt, for servers that do |
+//! | `named` | bodies whose images have names of ours |
 //! | `passage` | the answer as it comes |
 //! | `relay` | the events of a streamed answer, whole ones only |
 
@@ -68,11 +71,11 @@ struct Passing<'a> {
     forward: Forward,
     prospects: Prospects,
     tried: Attempts,
-    /// Where the live page shows it.
+    /// The request's entry on the live page.
     entry: PromptEntry,
 }
 
-/// How a request looks to the router, by what is known of the servers.
+/// A request as the router sees it, by what is known of the servers.
 struct Prospects {
     /// For servers that tell nothing.
     texts: Vec<(PlanClassId, Vec<BlockKey>)>,
@@ -96,7 +99,7 @@ struct Passed {
     answer: Forwarded,
 }
 
-/// Where a request goes.
+/// The place that was found for a request.
 enum Taken {
     /// To a server, which has begun to answer.
     Passed(Box<Passed>),
@@ -166,7 +169,8 @@ async fn by_engine(
     drop(charge);
     match taken {
         Ok(Taken::Passed(passed)) => Ok(response(path, frontend, admission, *passed, caller.arrived)),
-        // What no server can be asked for is no fault of a request that an engine takes.
+        // A request that no server takes is still valid if an engine takes it: the engine's error
+        // is told.
         Ok(Taken::Engine(_)) | Err(RequestError { cause: Cause::Invalid(_), .. }) => Err(error),
         Err(error) => Err(frontend.told(error)),
     }
@@ -198,7 +202,7 @@ async fn place(
     within(deadlines.first_token, placing).await.and_then(|taken| taken)
 }
 
-/// What the request looks like for each class of workers that there is.
+/// Prepares the request for each class of workers.
 async fn prospects(
     frontend: &Frontend,
     path: &str,
@@ -212,20 +216,22 @@ async fn prospects(
     }
     let (of_text, telling): (Vec<PresentClass>, Vec<PresentClass>) =
         classes.iter().cloned().partition(|class| class.class.keys == KeyScheme::Text);
-    let foreseen = match telling.is_empty() {
-        true => None,
-        false => Foreseen::of(frontend, path, body, caller, telling.clone().into()).await,
+    let foreseen = if telling.is_empty() {
+        None
+    } else {
+        Foreseen::of(frontend, path, body, caller, telling.clone().into()).await
     };
     let knows = |class: &PresentClass| foreseen.as_ref().is_some_and(|foreseen| foreseen.knows(class.id));
     let is_unforeseen = |class: &&PresentClass| class.input == InputForm::Messages && !knows(class);
     let unforeseen: Vec<_> = telling.iter().filter(is_unforeseen).map(|class| class.id).collect();
-    let pieces = match of_text.is_empty() && unforeseen.is_empty() {
-        true => Vec::new(),
-        false => {
-            let (small, cost, fields) = (body.bytes.len() <= SMALL, price::json(body.bytes.len(), 0), fields.clone());
-            let images = foreseen.as_ref().map_or_else(Vec::new, Foreseen::item_tokens);
-            frontend.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields, &images)).await?
-        }
+    let pieces = if of_text.is_empty() && unforeseen.is_empty() {
+        Vec::new()
+    } else {
+        let small = body.bytes.len() <= SMALL;
+        let cost = price::json(body.bytes.len(), 0);
+        let fields = fields.clone();
+        let images = foreseen.as_ref().map_or_else(Vec::new, Foreseen::item_tokens);
+        frontend.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields, &images)).await?
     };
     let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
     let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
@@ -241,7 +247,7 @@ impl Passing<'_> {
             let picked = match self.pick() {
                 Ok(picked) => picked,
                 Err(error) => {
-                    // The time is limited for all tries together.
+                    // No deadline here: the caller limits the time of all attempts together.
                     self.tried.await_worker(self.frontend, None, error.into()).await?;
                     continue;
                 }
@@ -265,10 +271,11 @@ impl Passing<'_> {
         }
     }
 
-    /// The best place; `None` if there is no server that could be given the request.
+    /// Picks the best worker; `None` if no server could be given the request.
     fn pick(&self) -> Result<Option<(Reservation, Option<Explanation>)>, RouteError> {
         let Prospects { texts, foreseen, unforeseen, unable, pieces } = &self.prospects;
-        let (session, exclude) = (self.caller.session, &*[&unable[..], &self.tried.exclude].concat());
+        let session = self.caller.session;
+        let exclude = &*[&unable[..], &self.tried.exclude].concat();
         // Where a prompt is foreseen all workers have its items to encode.
         let media = foreseen.as_ref().map_or(&[][..], Foreseen::route_items);
         let known_by = |class, keys| RouteRequest {
@@ -288,14 +295,16 @@ impl Passing<'_> {
             return Ok(None);
         }
         let router = self.frontend.fleet.router();
-        let picked = match self.frontend.page.as_ref().is_some_and(|page| page.requests.wants_next()) {
-            true => router.select_explained(&plans).map(|(picked, explanation)| (picked, Some(explanation))),
-            false => router.select_planned(&plans).map(|picked| (picked, None)),
+        let is_explained = self.frontend.page.as_ref().is_some_and(|page| page.requests.wants_next());
+        let picked = if is_explained {
+            router.select_explained(&plans).map(|(picked, explanation)| (picked, Some(explanation)))
+        } else {
+            router.select_planned(&plans).map(|picked| (picked, None))
         };
         picked.map(Some)
     }
 
-    /// Has the live page show why a request went where it went; its number there.
+    /// Shows on the live page why a request went where it went. Returns its number there.
     fn tell_page(&self, explanation: Option<Explanation>) -> Option<u64> {
         let page = self.frontend.page.as_ref()?;
         let number = explanation.and_then(|explanation| {
@@ -339,7 +348,7 @@ impl Passing<'_> {
             begun(self.path, answer, &server).await
         };
         let answer = trial.within(first_token, begins).await?;
-        // A status of refusal says nothing of the server.
+        // A refusal does not say whether the server works.
         if answer.as_ref().is_ok_and(|answer| (200..300).contains(&answer.status)) {
             trial.succeeded();
         }
@@ -350,7 +359,8 @@ impl Passing<'_> {
     async fn with_names(&self, class: PlanClassId) -> Result<Forward, RequestError> {
         let items = self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.items(class));
         if let Some(items) = items {
-            let (small, cost) = (self.forward.body.len() <= SMALL, price::json(self.forward.body.len(), 0));
+            let small = self.forward.body.len() <= SMALL;
+            let cost = price::json(self.forward.body.len(), 0);
             let fields = self.fields.clone();
             let named = move || {
                 let body = Bytes::from(named(&fields, &items)?);
@@ -364,7 +374,10 @@ impl Passing<'_> {
         Ok(self.forward.clone())
     }
 
-    /// After a failed try: returns if there is to be another one.
+    /// Takes note of a failed attempt.
+    ///
+    /// # Errors
+    /// The error for the client if there is to be no other attempt.
     fn moves_on(&mut self, worker: WorkerId, error: JobError) -> Result<(), RequestError> {
         match error {
             JobError::NotTaken(death) => {
@@ -397,7 +410,7 @@ impl Passing<'_> {
         Attempted {
             overlap_blocks: reservation.overlap_blocks,
             total_blocks: full_blocks.unwrap_or(reservation.total_blocks),
-            // Of others nobody has counted them.
+            // Tokens of a prompt that is not foreseen are not known.
             prompt_tokens: foreseen.unwrap_or(0),
             picked: begun.saturating_duration_since(self.caller.arrived),
             moves: self.tried.lost,

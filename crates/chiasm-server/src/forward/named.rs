@@ -21,11 +21,11 @@ fn is_image(part: &Fields) -> bool {
     MediaKind::find(part).is_some_and(|kind| kind.modality == Modality::Image)
 }
 
-/// A request's body in which each image stands as it was read here, under its identity, in order of appearance. `None` if there are others
-/// than these.
+/// Returns the request's body with each image inline, as it was read here, and with the image's
+/// identity as its name. `None` if the request has other images than these.
 ///
-/// One that has a URL is not left to be fetched again: there may be another image by then, which would be taken for this one from then on,
-/// whoever asks.
+/// The server does not fetch an image's URL again: it may find another image there by then, and
+/// would take that for this one in every later request.
 pub(super) fn named(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
     let images: Vec<(EncodedItem, String)> =
         items.iter().map(|item| Some((item.source.encoded()?, item.name()))).collect::<Option<_>>()?;
@@ -88,8 +88,8 @@ fn write_list(
     Ok(())
 }
 
-/// Writes a part with its image and the image's name in place of its own. All else that it says stays, as `detail`. Nothing
-/// of what is put in has to be escaped.
+/// Writes a part with this image and name in place of its own. Its other fields stay, such as
+/// `detail`. The image and the name need no escaping.
 fn write_image(out: &mut Vec<u8>, part: &Fields, image: &EncodedItem, name: &str) -> Result<()> {
     const OURS: [&str; 3] = ["type", "image_url", "uuid"];
     out.extend_from_slice(br#"{"type":"image_url","image_url":{"#);
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_a_part_says_beside_its_image_stays() {
+    fn other_fields_of_a_part_stay() {
         let image = EncodedItem {
             bytes: b"ab".as_slice().into(),
             content: [0; 32],

@@ -41,12 +41,13 @@ struct Passage {
     foreseen: Option<usize>,
     arrived: Instant,
     deadlines: Deadlines,
-    /// Ends at the deadline that is next; set again only where that is another one, as to set it costs more than most pieces.
+    /// The timer of the next deadline. It is reset only for another deadline, as a reset costs more
+    /// than most pieces.
     alarm: Option<Pin<Box<Sleep>>>,
     body: BoxStream<'static, Result<Bytes, JobError>>,
     /// The API and the events of a stream; `None` for an answer in one piece.
     events: Option<Events>,
-    /// The end of what has come.
+    /// The last bytes of the answer so far, at most [`TAIL`].
     tail: BytesMut,
 }
 
@@ -56,15 +57,16 @@ struct Events {
     relay: EventRelay,
 }
 
-/// The answer until it ends or breaks off: the server is let go then, whenever the client reads the rest.
+/// The answer until it ends or breaks off. The server is released then, even if the client still
+/// has to read the rest.
 struct Running {
     passage: Option<Passage>,
-    /// The turn in which there was nothing more. It is not asked again in it, which would seem to whoever waits for more pieces as if all
-    /// others had had theirs.
+    /// The turn in which the body had nothing more. The body is not polled again in that turn: a
+    /// body that joins pieces takes a second poll as a sign that all other tasks have run.
     pending_in: Option<Turn>,
 }
 
-/// The response to the client that the request came from.
+/// Builds the response to the client.
 pub(super) fn response(
     path: &str,
     frontend: Arc<Frontend>,
@@ -130,7 +132,7 @@ impl Stream for Running {
                 Poll::Pending => {
                     *pending_in = Turn::current();
                     ready!(passage.poll_alarm(context));
-                    // What follows is told in this turn, too.
+                    // The stream goes on in this turn: its end may be polled for now.
                     *pending_in = None;
                     break passage.timed_out();
                 }
@@ -151,7 +153,7 @@ impl Stream for Running {
 }
 
 impl Passage {
-    /// Ready when the deadline that is next has passed.
+    /// Polls the timer of the next deadline; ready when the deadline has passed.
     fn poll_alarm(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(deadline) = self.deadline().map(|deadline| deadline.at) else { return Poll::Pending };
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
@@ -166,7 +168,7 @@ impl Passage {
         if self.attempted.first_token.is_none() { first_token } else { end }
     }
 
-    /// Returns what of a piece can go to the client now.
+    /// Adds a piece. Returns the bytes that can go to the client now.
     fn pass_on(&mut self, piece: Bytes) -> Option<Bytes> {
         let piece = match &mut self.events {
             Some(Events { relay, .. }) => relay.push(piece)?,
@@ -180,6 +182,7 @@ impl Passage {
         if self.attempted.first_token.is_none() {
             let after = self.arrived.elapsed();
             self.attempted.first_token = Some(after);
+            self.admission.record.first_token(after);
             self.reservation.first_token();
             self.frontend.metrics.answer_began(after);
         }
@@ -189,11 +192,11 @@ impl Passage {
         self.tail.extend_from_slice(&bytes[bytes.len() - kept..]);
     }
 
-    /// The server has ended its answer. Returns what the client is told behind it.
+    /// Handles the end of the server's answer. Returns the last item for the client.
     fn ended(&mut self) -> Option<Result<Bytes, BrokeOff>> {
         let rest = self.events.as_mut().and_then(|Events { relay, .. }| relay.finish());
         rest.iter().for_each(|rest| self.came(rest));
-        if self.lacks(true) != Ending::Whole {
+        if self.ending(true) != Ending::Whole {
             let reason = "it ended its answer before the last event".to_owned();
             return Some(self.broke(reason, &broke_off()));
         }
@@ -201,44 +204,46 @@ impl Passage {
         rest.map(Ok)
     }
 
-    /// A deadline has passed. Returns what the client is told.
+    /// Ends the answer because a deadline has passed. Returns the last item for the client.
     fn timed_out(&mut self) -> Option<Result<Bytes, BrokeOff>> {
         let error = self.deadline().map_or_else(broke_off, |deadline| deadline.passed());
         self.cut(error.to_string(), &error)
     }
 
-    /// The answer can't be read any more. Returns what the client is told, without the server's address.
+    /// Ends the answer because it can't be read any more. Returns the last item for the client,
+    /// without the server's address.
     fn failed(&mut self, error: &JobError) -> Option<Result<Bytes, BrokeOff>> {
         self.cut(error.to_string(), &broke_off())
     }
 
-    /// Nothing more comes. A stream whose last event was told is whole all the same.
+    /// Ends an answer of which nothing more comes. A stream whose last event was passed on is whole
+    /// all the same.
     fn cut(&mut self, reason: String, error: &RequestError) -> Option<Result<Bytes, BrokeOff>> {
-        if self.events.is_some() && self.lacks(false) == Ending::Whole {
+        if self.events.is_some() && self.ending(false) == Ending::Whole {
             self.finished();
             return None;
         }
         Some(self.broke(reason, error))
     }
 
-    /// Returns what a stream lacks. Of other answers the server's HTTP tells.
-    fn lacks(&self, is_clean: bool) -> Ending {
+    /// Returns the state of a stream. For other answers HTTP itself tells whether they are whole.
+    fn ending(&self, is_clean: bool) -> Ending {
         self.events.as_ref().map_or(Ending::Whole, |events| events.relay.ending(is_clean))
     }
 
     fn finished(&mut self) {
-        let Counted { usage, tells_cached } = counted(&self.tail).unwrap_or_default();
-        self.frontend.metrics.used(usage);
-        self.admission.record.used(usage);
         if self.events.is_some() {
             self.admission.record.finished();
         }
+        let Some(Counted { usage, tells_cached }) = counted(&self.tail) else { return };
+        self.frontend.metrics.used(usage);
+        self.admission.record.used(usage);
         if let Some(foreseen) = self.foreseen.filter(|_| usage.prompt_tokens > 0) {
             self.compare(foreseen, usage, tells_cached);
         }
     }
 
-    /// Holds what the server says of the prompt against what was foreseen.
+    /// Compares the server's counts with the foreseen prompt.
     fn compare(&self, foreseen: usize, usage: Usage, tells_cached: bool) {
         if usage.prompt_tokens != foreseen {
             let counted = usage.prompt_tokens;
@@ -249,16 +254,18 @@ impl Passage {
             let block_size = self.reservation.block_size.get();
             // The engine computes the last token of a prompt in any case.
             let most = foreseen.saturating_sub(1) / block_size;
-            let (predicted, found) = (self.attempted.overlap_blocks.min(most), usage.cached_tokens / block_size);
+            let predicted = self.attempted.overlap_blocks.min(most);
+            let found = usage.cached_tokens / block_size;
             self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
         }
     }
 
-    /// What a client is told of an answer that broke off: behind a stream's whole events there is room for words.
+    /// Returns the last item of an answer that broke off: an error event if whole events precede
+    /// it.
     fn broke(&self, reason: String, error: &RequestError) -> Result<Bytes, BrokeOff> {
         self.admission.record.broke(reason.clone());
         match &self.events {
-            Some(Events { api, relay }) if self.lacks(false) == Ending::Lacking => {
+            Some(Events { api, relay }) if self.ending(false) == Ending::Lacking => {
                 let mut end = Vec::new();
                 api.write_failure(&mut end, &ApiError::from(error.clone()), relay.sequence_number());
                 Ok(end.into())
@@ -272,21 +279,21 @@ fn broke_off() -> RequestError {
     Cause::EngineGone(Death::new("it broke off its answer")).into()
 }
 
-/// What an answer says of its tokens.
-#[derive(Clone, Copy, Default)]
+/// The token counts of an answer, as its server tells them.
+#[derive(Clone, Copy)]
 struct Counted {
     usage: Usage,
-    /// It says how many of the prompt were cached.
+    /// The answer has a count of cached tokens.
     tells_cached: bool,
 }
 
-/// The counts that stand last in an answer, under the names of any of the APIs.
+/// Parses the last `usage` of an answer, with the field names of any API.
 fn counted(tail: &[u8]) -> Option<Counted> {
     const FIELD: &[u8] = b"\"usage\":";
     let at = tail.windows(FIELD.len()).rposition(|window| window == FIELD)?;
     let mut values = serde_json::Deserializer::from_slice(&tail[at + FIELD.len()..]).into_iter::<Value>();
-    let told = values.next()?.ok()?;
-    let count = |names: &[&str]| Some(names.iter().find_map(|name| told.pointer(name)?.as_u64())? as usize);
+    let usage = values.next()?.ok()?;
+    let count = |names: &[&str]| Some(names.iter().find_map(|name| usage.pointer(name)?.as_u64())? as usize);
     let cached = count(&[
         "/prompt_tokens_details/cached_tokens",
         "/input_tokens_details/cached_tokens",

@@ -1,4 +1,5 @@
-//! What a request's prompt is made of, for servers of which nothing is known: pieces of its text, and of the hashes of its media items.
+//! An approximation of a request's prompt, for servers that don't say what they hold: pieces of its
+//! text, and of the hashes of its media items.
 
 use std::collections::HashMap;
 
@@ -11,14 +12,17 @@ use crate::openai::media_parts::MediaKind;
 const PARTS: [&str; 6] = ["tools", "system", "instructions", "messages", "input", "prompt"];
 /// The parts that have media items.
 const MESSAGES: [&str; 2] = ["messages", "input"];
-/// Pieces of four bytes that a media item counts for where its tokens are not known: about those of a picture.
+/// The pieces that a media item counts for if its tokens are not known: about as many as a picture
+/// has tokens.
 const PIECES_OF_ITEM: usize = 1024;
-/// How URLs begin that are media items themselves.
+/// The beginning of URLs that are media items themselves.
 const DATA: &str = "data:";
 
-/// What a request's prompt is made of, in pieces of four bytes. Each text begins with a piece, so that what is added to a conversation
-/// leaves the pieces before it as they are. `items` are the tokens of each media item in its messages, if they are known: beside workers
-/// that count a prompt's tokens it has to be about as long for all.
+/// Returns a request's prompt in pieces of four bytes. Each text starts a new piece, so a longer
+/// conversation keeps the pieces of its beginning.
+///
+/// `items` has the token count of each media item in the messages, if these are known. They make
+/// the prompt about as long here as for workers that count its tokens.
 pub(super) fn pieces(fields: &Map<String, Value>, items: &[usize]) -> Vec<TokenId> {
     let mut texts = Vec::new();
     MESSAGES.iter().filter_map(|list| fields.get(*list)).for_each(|messages| find_items(messages, &mut texts));
@@ -36,7 +40,7 @@ pub(super) fn pieces(fields: &Map<String, Value>, items: &[usize]) -> Vec<TokenI
     pieces.made
 }
 
-/// Finds the texts of media items, in order of appearance.
+/// Collects the texts of media items, in order of appearance.
 fn find_items<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
     match value {
         Value::Array(values) => values.iter().for_each(|value| find_items(value, texts)),
@@ -48,7 +52,8 @@ fn find_items<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
     }
 }
 
-/// Returns the text of a part's media item: its URL, or the item itself. `None` for what is no such part.
+/// Returns the text of a part's media item: its URL, or the item itself. `None` if the part has
+/// none.
 fn item_text(part: &Map<String, Value>) -> Option<&str> {
     let text = if let Some(kind) = MediaKind::find(part) {
         let item = part.get(kind.field)?;
@@ -62,9 +67,10 @@ fn item_text(part: &Map<String, Value>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
-/// Pieces so far, and the pieces that each media item counts for, by where its text is.
+/// The pieces of a prompt so far.
 struct Pieces {
     made: Vec<TokenId>,
+    /// The number of pieces of each media item, by the address of its text.
     items: HashMap<*const u8, usize>,
 }
 
@@ -97,7 +103,7 @@ impl Pieces {
         }
     }
 
-    /// Equal items are equal pieces, and others differ from the first piece on.
+    /// Appends the pieces of an item. Different items differ from the first piece on.
     fn push_item(&mut self, url: &str, count: usize) {
         let mut bytes = vec![0; 4 * count];
         blake3::Hasher::new().update(url.as_bytes()).finalize_xof().fill(&mut bytes);

@@ -1,4 +1,7 @@
-//! The events of a stream that is passed on: only whole ones go to the client, so that whatever breaks the stream can be told behind them.
+//! Relays the events of a stream that is passed on.
+//!
+//! Only whole events go to the client. If the stream breaks, an error event can then follow the
+//! last of them.
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
@@ -6,39 +9,40 @@ use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
 use crate::stream_begin::Beginning;
 use crate::stream_end::StreamApi;
 
-/// Bytes of an event that wait for its end. A longer one, which repeats a request or a whole answer, is passed on as it comes.
+/// The maximum number of bytes of an event that wait for its end. A longer event, which repeats a
+/// request or a whole answer, is passed on in parts.
 const MAX_HELD_BYTES: usize = 256 << 10;
-/// A blank line may come in two pieces: `\n\r\n`.
+/// The length of the longest blank line, `\n\r\n`, which may be split over two pieces.
 const BLANK_LINE_BYTES: usize = 3;
 
-/// Passes on a stream's events, and knows how far the stream is.
+/// Passes on a stream's whole events and tracks the state of the stream.
 #[derive(Debug)]
 pub(super) struct EventRelay {
     api: StreamApi,
-    /// The beginning of an event whose end has not come.
+    /// The beginning of an event whose end has not come yet.
     held: BytesMut,
-    /// A long event was passed on in part; whether it ends the stream once it is whole.
+    /// Set while a long event is passed on in parts: `true` if the event ends the stream.
     open: Option<bool>,
     /// The event that ends the stream was passed on.
     has_ended: bool,
-    /// A choice of a completion has its finish reason: servers exist that send no `[DONE]`.
+    /// A choice of a completion has a finish reason: some servers send no `[DONE]`.
     has_finish: bool,
-    /// The number of the event to come, where events have numbers.
+    /// The sequence number of the next event, in APIs that number events.
     sequence_number: u64,
-    /// An event says something of the answer.
+    /// An event had content of the answer.
     has_content: bool,
-    /// What the server says of a failure that came before any content.
+    /// The server's message about its own failure before any content.
     failure: Option<String>,
 }
 
-/// What a stream lacks when nothing more comes of it.
+/// The state of a stream of which nothing more comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Nothing.
+    /// The stream is complete.
     Whole,
-    /// Its last event. There is room for one behind those that were passed on.
+    /// The last event is missing. An error event can follow those that were passed on.
     Lacking,
-    /// The rest of an event that was passed on in part: nothing can be told behind it.
+    /// An event was passed on in part, so that no other event can follow.
     WithinEvent,
 }
 
@@ -57,16 +61,16 @@ impl EventRelay {
         }
     }
 
-    /// Takes a piece of the stream. Returns what can be passed on.
+    /// Adds a piece of the stream. Returns the bytes that can be passed on now.
     pub(super) fn push(&mut self, piece: Bytes) -> Option<Bytes> {
-        let looked_at = self.held.len().saturating_sub(BLANK_LINE_BYTES);
+        let searched = self.held.len().saturating_sub(BLANK_LINE_BYTES);
         let bytes = if self.held.is_empty() {
             piece
         } else {
             self.held.extend_from_slice(&piece);
             self.held.split().freeze()
         };
-        let whole = match whole_events(&bytes, looked_at) {
+        let whole = match whole_events(&bytes, searched) {
             0 if self.open.is_none() && bytes.len() <= MAX_HELD_BYTES => 0,
             0 => {
                 if self.open.is_none() {
@@ -84,7 +88,8 @@ impl EventRelay {
         (whole > 0).then(|| bytes.slice(..whole))
     }
 
-    /// Takes what was held when the server has ended the stream: its last event may lack the blank line.
+    /// Returns the held bytes if they end the stream. Called when the server has ended it: the last
+    /// event may lack its blank line.
     pub(super) fn finish(&mut self) -> Option<Bytes> {
         if self.held.is_empty() {
             return None;
@@ -100,7 +105,8 @@ impl EventRelay {
         Some([&rest, &b"\n\n"[..]].concat().into())
     }
 
-    /// Returns what the stream lacks when nothing more comes. `is_clean` if the server has ended it itself.
+    /// Returns the state of the stream if nothing more comes. `is_clean` says that the server
+    /// itself ended it.
     pub(super) fn ending(&self, is_clean: bool) -> Ending {
         if self.has_ended || (is_clean && self.has_finish && self.open.is_none()) {
             Ending::Whole
@@ -111,22 +117,22 @@ impl EventRelay {
         }
     }
 
-    /// Returns the number of the event to come.
+    /// Returns the sequence number of the next event.
     pub(super) fn sequence_number(&self) -> u64 {
         self.sequence_number
     }
 
-    /// Returns whether an event has said something of the answer.
+    /// Returns `true` if an event had content of the answer.
     pub(super) fn has_content(&self) -> bool {
         self.has_content
     }
 
-    /// Returns what the server said of its own failure, if it did before any content.
+    /// Returns the server's message if it reported its own failure before any content.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// Takes note of events that are passed on whole, the first of them perhaps as the rest of a long one.
+    /// Updates the state by whole events. The first may be the rest of a long event.
     fn observe(&mut self, events: &[u8]) {
         let mut is_rest = match self.open.take() {
             Some(is_end) => {
@@ -171,7 +177,7 @@ impl EventRelay {
         }
     }
 
-    /// Whether an event that has come in part would end the stream.
+    /// Returns `true` if an event that has come in part ends the stream.
     fn is_end_of(&self, part: &[u8]) -> bool {
         let mut event = Event::default();
         part.split(|byte| *byte == b'\n').for_each(|line| event.add(line));
@@ -179,7 +185,7 @@ impl EventRelay {
     }
 }
 
-/// One event, as far as it is looked at.
+/// The parts of an event that are inspected.
 #[derive(Default)]
 struct Event<'a> {
     name: &'a [u8],
@@ -200,7 +206,7 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Returns its name, which some servers tell only as the type that its data begins with.
+    /// Returns the event's name. Some servers send it only as the `type` that the data begins with.
     fn name(&self) -> &'a [u8] {
         if !self.name.is_empty() {
             return self.name;
@@ -211,7 +217,8 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Returns the length of the whole events that bytes begin with. No blank line ends before `from`.
+/// Returns the length of the whole events at the start of `bytes`. No blank line ends before
+/// `from`.
 fn whole_events(bytes: &[u8], from: usize) -> usize {
     let is_blank_line = |&end: &usize| {
         let before = bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]);
@@ -221,13 +228,14 @@ fn whole_events(bytes: &[u8], from: usize) -> usize {
     ends.find(is_blank_line).map_or(0, |end| end + 1)
 }
 
-/// Whether a chunk says why a choice has ended.
+/// Returns `true` if a chunk has a finish reason.
 fn has_finish(data: &[u8]) -> bool {
     const FIELD: &[u8] = b"\"finish_reason\":";
     memmem::find_iter(data, FIELD).any(|at| data[at + FIELD.len()..].trim_ascii_start().starts_with(b"\""))
 }
 
-/// The number of an event, which is no part of a text in it: quotes in texts are escaped.
+/// Returns an event's sequence number. Quotes within strings are escaped, so that no text is taken
+/// for the field.
 fn sequence_number(data: &[u8]) -> Option<u64> {
     const FIELD: &[u8] = b"\"sequence_number\":";
     let rest = data[memmem::rfind(data, FIELD)? + FIELD.len()..].trim_ascii_start();
@@ -243,7 +251,7 @@ mod tests {
         b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n: alive\r\n\r\n\
         data: {\"choices\":[{\"finish_reason\": \"stop\"}]}\n\ndata: [DONE]\n\n";
 
-    /// Passes on these pieces. Returns what went to the client.
+    /// Relays pieces. Returns the bytes that go to the client.
     fn relayed(relay: &mut EventRelay, pieces: &[&[u8]]) -> Vec<u8> {
         pieces.iter().filter_map(|piece| relay.push(Bytes::copy_from_slice(piece))).flatten().collect()
     }

@@ -167,11 +167,11 @@ pub(crate) fn answer<'a>(
     Body { usage: Some(usage), nvext, ..head.body(OBJECT, choices) }
 }
 
-/// What a chunk shows of one choice beside its delta.
+/// The parts of a chunk beside the delta of its choice.
 pub(crate) struct Shown<'a> {
     /// The choice's index, counted over all prompts.
     pub(crate) index: usize,
-    /// What log probabilities have told of the choice so far; moved on.
+    /// The state of the log probabilities that were shown of the choice; it is updated.
     pub(crate) told: &'a mut Told,
     /// Token ids were asked for.
     pub(crate) with_ids: bool,
@@ -181,11 +181,11 @@ pub(crate) struct Shown<'a> {
     pub(crate) echoed: Option<(&'a Echoed, Lists)>,
     /// The usage so far, if it was asked for.
     pub(crate) usage: Option<Usage>,
-    /// What else was asked for, in a choice's last chunk.
+    /// The other fields that were asked for, in a choice's last chunk.
     pub(crate) nvext: Option<Nvext>,
 }
 
-/// What all chunks of a streamed answer have in common.
+/// The common parts of all chunks of a streamed answer.
 pub(crate) struct Chunks {
     head: ChunkHead,
     tokenizer: Tokenizer,
@@ -224,7 +224,7 @@ impl Chunks {
     }
 }
 
-/// Returns the text of these events, behind the prompt where it is echoed.
+/// Returns the text of these events, after the prompt if that is echoed.
 fn shown_text<'a>(events: &'a AnswerEvents, echoed: Option<&Echoed>) -> Cow<'a, str> {
     let text = events.text();
     match echoed {

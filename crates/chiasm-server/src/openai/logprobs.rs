@@ -77,7 +77,7 @@ impl Serialize for Candidates<'_> {
     }
 }
 
-/// What was told of one choice by the lists before.
+/// The state of one choice after the lists before.
 #[derive(Default)]
 pub(crate) struct Told {
     /// Characters of all tokens.

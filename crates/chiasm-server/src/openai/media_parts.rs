@@ -24,7 +24,8 @@ pub(crate) struct MediaKind {
 }
 
 impl MediaKind {
-    /// Returns the kind of a part that is not read yet. As in vLLM, a part need not have a type: its field says what it is.
+    /// Returns the kind of an unparsed part. As in vLLM, the part's field decides if it has no
+    /// type.
     pub(crate) fn find(part: &Map<String, Value>) -> Option<&'static Self> {
         let by_type = |kind: &&Self| match part.get("type").filter(|name| !name.is_null()) {
             Some(name) => name.as_str().is_some_and(|name| kind.types.contains(&name)),
@@ -41,7 +42,7 @@ pub(crate) static MEDIA_KINDS: [MediaKind; 4] = [
     MediaKind { types: &["input_audio"], field: "input_audio", modality: Modality::Audio, is_inline: true },
 ];
 
-/// Where an item is: a URL, the name that it came with before, or both.
+/// The place of an item: a URL, the name that it came with before, or both.
 #[derive(Default)]
 pub(crate) struct MediaUrl {
     pub(crate) url: Option<Bytes>,

@@ -242,9 +242,10 @@ impl PartFields {
                 ("cache_control", ..) => drop(map.next_value_seed(intake.seed::<Value>())?),
                 (_, Some(index), _) => fields.texts[index] = take_prompt_text(intake, map)?,
                 (_, _, Some(index)) => {
-                    let url = match MEDIA_KINDS[index].is_inline {
-                        true => map.next_value_seed(intake.seed::<Option<InputAudio>>())?.map(|InputAudio(url)| url),
-                        false => map.next_value_seed(intake.seed())?,
+                    let url = if MEDIA_KINDS[index].is_inline {
+                        map.next_value_seed(intake.seed::<Option<InputAudio>>())?.map(|InputAudio(url)| url)
+                    } else {
+                        map.next_value_seed(intake.seed())?
                     };
                     fields.media[index] = Some(url.unwrap_or_default());
                 }
@@ -295,10 +296,10 @@ impl PartFields {
             return Err(intake.refuse(ApiError { code: "unsupported_part", ..error }));
         };
         intake.refuse_unknown(unknown)?;
-        Ok(match self.extra.is_empty() {
-            true => part,
-            false => ChatPart::Extended(Box::new(ExtendedPart { part, fields: self.extra })),
-        })
+        if self.extra.is_empty() {
+            return Ok(part);
+        }
+        Ok(ChatPart::Extended(Box::new(ExtendedPart { part, fields: self.extra })))
     }
 }
 

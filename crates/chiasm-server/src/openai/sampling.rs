@@ -44,7 +44,7 @@ enum OneOrMany {
     Many(Vec<String>),
 }
 
-/// What both endpoints have besides prompt and sampling.
+/// The fields of both endpoints besides prompt and sampling.
 pub(crate) struct Common {
     /// The model's name, when given.
     pub(crate) model: Option<String>,
@@ -108,7 +108,7 @@ impl Common {
         Ok(common)
     }
 
-    /// What is asked for with these fields and a conversation.
+    /// Returns the request for these fields and a conversation.
     pub(crate) fn of_chat(&self, chat: Chat, tools: Option<ToolUse>, without_reasoning: bool) -> GenerateRequest {
         GenerateRequest {
             prompt: Prompt::Chat(chat),
@@ -277,10 +277,11 @@ fn take_bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 }
 
 fn check_length(field: &str, length: usize, most: usize) -> Result<(), ApiError> {
-    match length > most {
-        true => Err(ApiError::invalid(field, format!("'{field}' has {length} entries, at most {most} are allowed"))),
-        false => Ok(()),
+    if length > most {
+        let message = format!("'{field}' has {length} entries, at most {most} are allowed");
+        return Err(ApiError::invalid(field, message));
     }
+    Ok(())
 }
 
 pub(crate) fn take_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {

@@ -176,17 +176,18 @@ fn text(value: Value, field: &str) -> Result<String, ApiError> {
 }
 
 fn some_text(text: String, field: &str) -> Result<String, ApiError> {
-    match text.trim().is_empty() {
-        true => Err(ApiError::invalid(field, "it must not be empty")),
-        false => bounded(text, field),
+    if text.trim().is_empty() {
+        return Err(ApiError::invalid(field, "it must not be empty"));
     }
+    bounded(text, field)
 }
 
 fn bounded(text: String, field: &str) -> Result<String, ApiError> {
-    match text.len() > MAX_BYTES {
-        true => Err(ApiError::invalid(field, format!("it has {} bytes, at most {MAX_BYTES} are allowed", text.len()))),
-        false => Ok(text),
+    if text.len() > MAX_BYTES {
+        let message = format!("it has {} bytes, at most {MAX_BYTES} are allowed", text.len());
+        return Err(ApiError::invalid(field, message));
     }
+    Ok(text)
 }
 
 fn written(value: &Value, most: usize, field: &str) -> Result<String, ApiError> {

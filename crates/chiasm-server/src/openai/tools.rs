@@ -47,13 +47,11 @@ pub(crate) fn read_all<T>(
 
 /// Refuses too many functions.
 pub(crate) fn check_count(count: usize) -> Result<(), ApiError> {
-    match count > MAX_TOOLS {
-        true => {
-            let message = format!("'tools' has {count} functions, at most {MAX_TOOLS} are allowed");
-            Err(ApiError::invalid("tools", message))
-        }
-        false => Ok(()),
+    if count > MAX_TOOLS {
+        let message = format!("'tools' has {count} functions, at most {MAX_TOOLS} are allowed");
+        return Err(ApiError::invalid("tools", message));
     }
+    Ok(())
 }
 
 fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
@@ -116,10 +114,10 @@ impl Named {
         if tools.is_empty() {
             return Err(ApiError::invalid(CHOICE, NEEDS_TOOLS));
         }
-        match tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) {
-            true => Ok(name),
-            false => Err(ApiError::invalid(field, format!("there is no function '{name}' in 'tools'"))),
+        if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) {
+            return Err(ApiError::invalid(field, format!("there is no function '{name}' in 'tools'")));
         }
+        Ok(name)
     }
 }
 

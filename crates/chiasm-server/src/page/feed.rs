@@ -1,4 +1,4 @@
-//! What open pages are told: how everything is when they open, and once a second what has changed.
+//! The events for open pages: the whole state when a page opens, and once a second the changes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -56,7 +56,7 @@ struct Start<'a> {
     totals: Totals,
 }
 
-/// What has changed.
+/// The changes since the last tick.
 #[derive(Serialize)]
 struct Tick<'a> {
     rows: Vec<&'a Row>,
@@ -85,7 +85,8 @@ impl Feed {
         let requests = page.requests.take_changed();
         if frontend.is_draining() {
             // A stream that goes on would hold up the end of the process.
-            (state.told, state.has_ended) = (None, true);
+            state.told = None;
+            state.has_ended = true;
         }
         let is_watched = state.told.as_ref().is_some_and(|told| told.receiver_count() > 0);
         page.requests.set_watched(is_watched);
@@ -139,8 +140,9 @@ impl Feed {
         Some((event("start", &start), receiver))
     }
 
-    /// Returns the events for one more page, which end when it is not admitted any more: it has logged out, its session has
-    /// lasted long enough, or its key was taken away. `None` as [`Feed::open`] has it.
+    /// Returns the events for one more page. They end when `is_admitted` turns false: after a
+    /// logout, at the end of the session, or when its key was removed. `None` in the cases of
+    /// [`Feed::open`].
     pub(super) fn follow<A>(
         frontend: &Arc<Frontend>,
         is_admitted: A,

@@ -20,7 +20,7 @@ pub(super) struct Row {
     /// The address of its machine; `None` for this one.
     machine: Option<String>,
     condition: Option<&'static str>,
-    /// Whether its breaker is open or half-open; `None` if it is closed.
+    /// The state of its breaker, open or half-open; `None` if it is closed.
     breaker: Option<&'static str>,
     knowledge: &'static str,
     draining: bool,

@@ -39,14 +39,14 @@ pub use routes::PREFIX;
 pub(crate) use routes::router;
 use session::Sessions;
 
-/// How the live page is shown.
+/// The options of the live page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageOptions {
     /// Clients come by HTTPS alone, so that the cookie of a session must not be sent by anything else.
     pub secure: bool,
 }
 
-/// What the live page knows.
+/// The state of the live page.
 pub(crate) struct Page {
     sessions: Sessions,
     pub(crate) requests: Requests,
@@ -91,7 +91,7 @@ pub async fn keep(frontend: Arc<Frontend>) -> Infallible {
     }
 }
 
-/// What is locked here is counts: a panic elsewhere can at worst have left one wrong.
+/// Locks counts. A panic elsewhere has left at worst one of them wrong, so poison is ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The last requests that were explained: not all, as an explanation of a large fleet takes longer than a choice.
 pub(crate) struct Requests {
     started: Instant,
-    /// When the next one might be kept if they came evenly, in nanoseconds from `started`.
+    /// The earliest time of the next one at an even pace, in nanoseconds from `started`.
     due: AtomicU64,
     is_watched: AtomicBool,
     kept: Mutex<Kept>,
@@ -46,7 +46,7 @@ pub(super) struct Summary {
     number: u64,
     /// The request's identity.
     id: String,
-    /// When a worker was picked, in milliseconds since the epoch.
+    /// The time at which a worker was picked, in milliseconds since the epoch.
     at: u64,
     worker: String,
     candidates: usize,
@@ -54,19 +54,19 @@ pub(super) struct Summary {
     blocks: u64,
     items: usize,
     prompt_tokens: usize,
-    /// It went to another worker, after this one had not taken it or was lost with it.
+    /// The request went on to another worker: this one had not taken it, or was lost with it.
     moved: bool,
     outcome: Option<Outcome>,
 }
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) endpoint: &'static str,
     pub(crate) status: u16,
-    /// How its stream ended, for a streamed answer.
+    /// The end of its stream, for a streamed answer.
     pub(crate) stream: Option<&'static str>,
-    /// What came of its prompt; `None` where that is not known.
+    /// The counts of its prompt and answer; `None` if nobody has counted.
     pub(crate) found: Option<Found>,
     /// Seconds from its arrival to its first token.
     pub(crate) ttft: Option<f64>,
@@ -74,7 +74,7 @@ pub(crate) struct Outcome {
     pub(crate) total: f64,
 }
 
-/// What came of a prompt.
+/// The token counts of a prompt and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Found {
     /// Prompt tokens that the engine found in its cache.
@@ -82,7 +82,7 @@ pub(crate) struct Found {
     pub(crate) completion_tokens: usize,
 }
 
-/// The entries of one client's request: the latest of each of its prompts. They end with the request.
+/// The entries of one client's request: the latest entry of each of its prompts. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Entries(Option<Arc<Mutex<Vec<Option<u64>>>>>);
 
@@ -90,7 +90,7 @@ pub(crate) struct Entries(Option<Arc<Mutex<Vec<Option<u64>>>>>);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PromptEntry {
     entries: Entries,
-    /// Index among the request's prompts.
+    /// The index among the request's prompts.
     prompt: usize,
 }
 
@@ -100,7 +100,7 @@ struct Request {
     plans: Vec<Plan>,
 }
 
-/// What a request is for workers of one class.
+/// A request's prompt for workers of one class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Plan {
     class: u32,
@@ -155,7 +155,8 @@ impl Default for Requests {
 }
 
 impl Requests {
-    /// Whether the next request is to be explained. Asked for each: this must cost next to nothing.
+    /// Returns `true` if the next request is to be explained. Called for each request, so it must
+    /// cost next to nothing.
     pub(crate) fn wants_next(&self) -> bool {
         let pause = if self.is_watched.load(Ordering::Relaxed) { PAUSE_OPEN } else { PAUSE };
         self.wants_at(self.started.elapsed(), pause)
@@ -170,7 +171,7 @@ impl Requests {
             && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether a page is open.
+    /// Sets whether a page is open.
     pub(super) fn set_watched(&self, is_watched: bool) {
         if self.is_watched.swap(is_watched, Ordering::Relaxed) != is_watched {
             // What was kept at another pace does not count.
@@ -230,7 +231,7 @@ impl Requests {
         lock(&self.kept).last.iter().map(|request| request.summary.clone()).collect()
     }
 
-    /// Those that have changed since this was asked.
+    /// Takes the requests that have changed since the last call.
     pub(super) fn take_changed(&self) -> Vec<Summary> {
         let mut kept = lock(&self.kept);
         let mut changed = std::mem::take(&mut kept.changed);
@@ -246,12 +247,12 @@ impl Requests {
 }
 
 impl Entries {
-    /// The entries of a request that the page may show.
+    /// Creates the entries of a request that the page may show.
     pub(crate) fn new() -> Self {
         Self(Some(Arc::default()))
     }
 
-    /// Adds a prompt.
+    /// Adds a prompt to the request.
     pub(crate) fn add_prompt(&self) -> PromptEntry {
         let Some(latest) = &self.0 else { return PromptEntry::default() };
         let mut latest = lock(latest);
@@ -272,7 +273,8 @@ impl Entries {
 }
 
 impl PromptEntry {
-    /// Notes that the prompt goes to a worker, with an entry of this number if the page shows it. An earlier attempt has moved.
+    /// Notes that the prompt goes to a worker. `number` is its entry if the page shows it. The
+    /// entry of an earlier attempt is marked as moved.
     pub(crate) fn routed(&self, page: &Page, number: Option<u64>) {
         let Some(latest) = &self.entries.0 else { return };
         let before = lock(latest).get_mut(self.prompt).and_then(|entry| std::mem::replace(entry, number));
@@ -290,7 +292,7 @@ impl Kept {
 }
 
 impl Plan {
-    /// That of a prompt of which no more is known than about how long it is.
+    /// Creates the plan of a prompt of which only the approximate length is known.
     pub(crate) fn about(class: PlanClassId, prompt_tokens: usize) -> Self {
         Self { class: class.0, prompt_tokens, items: Vec::new() }
     }

@@ -72,7 +72,7 @@ pub(crate) fn router() -> Router<Arc<Frontend>> {
         .route("/ui/{file}", get(file))
 }
 
-/// Whoever may see the page.
+/// Returns `true` if a request with these headers may see the page.
 fn admits(frontend: &Frontend, page: &Page, headers: &HeaderMap) -> bool {
     let keys = frontend.keys.current();
     keys.admits(headers) || page.sessions.has(headers, |key| keys.has_digest(key))
@@ -84,10 +84,8 @@ fn page(frontend: &Frontend) -> Result<&Page, ApiError> {
 }
 
 async fn index(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, ApiError> {
-    Ok(match admits(&frontend, page(&frontend)?, &headers) {
-        true => ruled(HTML, INDEX.to_owned()),
-        false => form(""),
-    })
+    let is_admitted = admits(&frontend, page(&frontend)?, &headers);
+    Ok(if is_admitted { ruled(HTML, INDEX.to_owned()) } else { form("") })
 }
 
 /// The form that asks for a key.
@@ -116,12 +114,12 @@ async fn logout(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Re
     Ok(with_cookie(to("./"), page(&frontend)?.sessions.end(&headers)))
 }
 
-/// Whether there still is a session, for a page that has lost its events.
+/// Tells a page that has lost its events whether its session still lasts.
 async fn session(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, ApiError> {
-    match admits(&frontend, page(&frontend)?, &headers) {
-        true => Ok(with_rules(StatusCode::NO_CONTENT.into_response())),
-        false => Err(ApiError::unauthorized(NO_KEY)),
+    if !admits(&frontend, page(&frontend)?, &headers) {
+        return Err(ApiError::unauthorized(NO_KEY));
     }
+    Ok(with_rules(StatusCode::NO_CONTENT.into_response()))
 }
 
 async fn events(

@@ -1,8 +1,8 @@
-//! Who may see the page: whoever has shown one of the keys lately.
+//! The sessions of browsers that have shown one of the keys.
 //!
-//! Browsers can't send a key along with a page or a stream of events, and one in a URL would end in logs. So a form takes the key
-//! once, and the browser gets a random cookie. The table of sessions is here: one ends with its time, by a logout, or when its key
-//! is none of the server's any more.
+//! Browsers can't send a key along with a page or a stream of events, and a key in a URL would end
+//! up in logs. So a form takes the key once, and the browser gets a random cookie. A session ends
+//! after [`LIFETIME`], by a logout, or when its key is removed from the server's keys.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -17,13 +17,13 @@ use super::lock;
 const NAME: &str = "chiasm_ui";
 /// The longest time of a session.
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
-/// Sessions at once. One more ends the oldest.
+/// The maximum number of sessions. One more ends the oldest.
 const MAX_SESSIONS: usize = 1000;
 
 /// The sessions of this process.
 pub(super) struct Sessions {
     secure: bool,
-    /// By the digests of their cookies' values.
+    /// The live sessions, by the digests of their cookies' values.
     live: Mutex<HashMap<blake3::Hash, Session>>,
 }
 
@@ -34,12 +34,13 @@ struct Session {
 }
 
 impl Sessions {
-    /// Cookies that only HTTPS may carry if `secure`.
+    /// Creates an empty table. Browsers send the cookies over HTTPS only if `secure`.
     pub(super) fn new(secure: bool) -> Self {
         Self { secure, live: Mutex::default() }
     }
 
-    /// Begins a session of whoever has shown this key. Returns the header that sets its cookie.
+    /// Begins a session after a browser has shown this key. Returns the header that sets its
+    /// cookie.
     pub(super) fn begin(&self, key: blake3::Hash) -> Option<HeaderValue> {
         let value = blake3::Hash::from_bytes(rand::random()).to_hex();
         let mut live = lock(&self.live);
@@ -61,7 +62,7 @@ impl Sessions {
         self.set_cookie("", Duration::ZERO)
     }
 
-    /// Returns whether a request comes from a session whose key `is_key` still takes.
+    /// Returns `true` if a request belongs to a session whose key still satisfies `is_key`.
     pub(super) fn has(&self, headers: &HeaderMap, is_key: impl Fn(&blake3::Hash) -> bool) -> bool {
         let live = lock(&self.live);
         digests(headers)

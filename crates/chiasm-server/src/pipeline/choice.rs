@@ -112,7 +112,7 @@ impl Choice {
         }
     }
 
-    /// Whether the last delta has been made. What a backend sends after that is no part of the continuation.
+    /// Returns `true` once the last delta has been made. Later outputs are no part of the continuation.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }
@@ -169,7 +169,7 @@ impl Choice {
             }
             let text = self.detokenizer.push(token);
             let has_ended = self.add_text(text, &mut delta, &mut finish);
-            self.follow(&mut seen, &mut delta);
+            self.assign_tokens(&mut seen, &mut delta);
             if has_ended {
                 break;
             }
@@ -192,11 +192,11 @@ impl Choice {
         if let Some(reader) = self.reader.as_mut().filter(|_| delta.finish.is_some()) {
             reader.finish(&mut delta);
         }
-        self.follow(&mut seen, &mut delta);
+        self.assign_tokens(&mut seen, &mut delta);
         delta
     }
 
-    /// Returns the events of a backend that reads answers itself. Its calls end where others begin.
+    /// Returns the events of a backend that reads answers itself. A call ends where the next one begins.
     fn already_read(&mut self, text: String, tool_calls: Vec<ToolCallDelta>, finish: Option<&Finish>) -> AnswerEvents {
         let mut events = AnswerEvents::of_text(text);
         for piece in tool_calls {
@@ -216,8 +216,8 @@ impl Choice {
         events
     }
 
-    /// Finds the tokens of what the delta has gained, if they are wanted.
-    fn follow(&mut self, seen: &mut Seen, delta: &mut ChoiceDelta) {
+    /// Assigns tokens to the text that the delta has gained, if their log probabilities are wanted.
+    fn assign_tokens(&mut self, seen: &mut Seen, delta: &mut ChoiceDelta) {
         let Some(text_tokens) = &mut self.text_tokens else { return };
         let now = Seen::from_delta(delta);
         if now.text > seen.text {
@@ -265,7 +265,7 @@ impl Choice {
     }
 }
 
-/// How much of a delta has been looked at, in bytes.
+/// The bytes of a delta that have been looked at: its text, and everything else.
 #[derive(Default)]
 struct Seen {
     text: usize,
@@ -295,7 +295,7 @@ impl ChoiceDelta {
         events.iter().all(is_silent) && logprobs.is_none() && finish.is_none()
     }
 
-    /// Whether a delta has nothing of the answer, not even a token, but only what is counted.
+    /// Returns `true` if a delta has nothing of the answer, not even a token, but only counts.
     pub(crate) fn is_for_counts(&self) -> bool {
         self.tokens.is_empty() && self.prompt_logprobs.is_none() && self.says_nothing()
     }
@@ -308,6 +308,8 @@ impl ChoiceDelta {
         self.text_logprobs.extend(next.text_logprobs);
         match (&mut self.logprobs, next.logprobs) {
             (Some(logprobs), Some(more)) => logprobs.extend(more),
+            // A late delta has counts alone.
+            (Some(_), None) => {}
             (none, more) => *none = more,
         }
         match (&mut self.prompt_logprobs, next.prompt_logprobs) {

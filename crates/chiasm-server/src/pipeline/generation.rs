@@ -125,6 +125,12 @@ impl Generation {
         };
         let picked = started.saturating_duration_since(prepared.arrived);
         let worker = reservation.worker;
+        // Each worker that was picked may be half-open, and gets no other request until a trial there
+        // ends. So trials begin before anything can fail, and before a stage is left out.
+        let others = encodes.iter().map(|encodes| encodes.reservation.worker);
+        let others = others.chain(prefills.iter().map(|prefills| prefills.worker));
+        let others = others.filter_map(|other| frontend.fleet.worker(other));
+        let _other_trials: Vec<Trial> = others.map(|other| Trial::begin(&frontend.fleet, other)).collect();
         // It left in this moment.
         let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
         let mut trial = Trial::begin(&frontend.fleet, serving.clone());
@@ -229,8 +235,8 @@ impl Generation {
         }
     }
 
-    /// Returns the delta of an output, or `None` for one behind a continuation's end, which a backend may have sent before it could
-    /// be stopped.
+    /// Returns the delta of an output. `None` for an output after the continuation's end, which a backend
+    /// may have sent before it could be stopped.
     fn delta_of(&mut self, output: Output) -> Result<Option<ChoiceDelta>, Failure> {
         let late = match self.attempted.first_token {
             None => {

@@ -66,7 +66,7 @@ pub(crate) struct Prepared {
     pub tried: Attempts,
     /// What preparing it took.
     pub took: Took,
-    /// Where the live page shows it.
+    /// Its entry on the live page.
     pub entry: PromptEntry,
 }
 

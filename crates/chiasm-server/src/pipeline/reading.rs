@@ -194,7 +194,7 @@ impl Sink for EventSink<'_> {
     }
 }
 
-/// Warns once that functions are strict though nothing holds calls in this format to their schemas.
+/// Warns once that calls in this format are not held to the schemas of strict functions.
 fn warn_of_strict(parser: Option<&str>) {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {

@@ -78,7 +78,7 @@ pub(crate) struct Caller {
     pub credentials: Option<HeaderValue>,
     /// What the request has been through.
     pub tried: Attempts,
-    /// Where the live page shows the request.
+    /// The request's entries on the live page.
     pub entries: Entries,
 }
 
@@ -230,7 +230,7 @@ pub(crate) struct Sampling {
     pub skip_special_tokens: Option<bool>,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
-    /// Of the new tokens, only those of the text are told, and not those of reasoning, calls and markers.
+    /// The log probabilities are those of the text's tokens alone, without reasoning, calls and markers.
     pub logprobs_of_text: bool,
     /// Log probabilities of each prompt token and so many alternatives. The whole prompt is computed for them.
     pub prompt_logprobs: Option<u32>,
@@ -257,7 +257,7 @@ pub(crate) struct ThinkingBudget {
     pub tokens: u32,
     /// The field of the request.
     pub field: &'static str,
-    /// A model that does not think is given no budget; otherwise the request is refused.
+    /// For a model that does not think the budget is dropped, instead of refusing the request.
     pub only_if_thinking: bool,
 }
 

@@ -97,8 +97,9 @@ pub(super) fn resolve(
     })
 }
 
-/// Returns the most tokens of reasoning. Only an engine with a reasoning parser knows when a model thinks, and the parser needs a
-/// token that ends it. vLLM refuses a budget without the parser, too.
+/// Returns the maximum number of reasoning tokens. Only an engine with a reasoning parser knows when a
+/// model thinks, and the parser needs a token that ends reasoning. vLLM refuses a budget without the
+/// parser, too.
 fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u32>, RequestError> {
     match sampling.thinking_budget {
         Some(ThinkingBudget { field, .. }) if model.answers.engine_parser().is_none() => {

@@ -1,8 +1,8 @@
 //! Log probabilities of the tokens of a continuation's text.
 //!
-//! An answer may have reasoning, calls and markers beside its text, and text may be held back until a stop string or a
-//! marker can be ruled out. So tokens wait here with their bytes until text is told, which is then looked for in these
-//! bytes.
+//! An answer may have reasoning, calls and markers beside its text, and text may be held back until a
+//! stop string or a marker can be ruled out. So tokens wait here with their bytes until text is sent. The
+//! text is then looked up in these bytes.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use chiasm_prompt::Tokenizer;
 /// A token of the text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TextLogprob {
-    /// The byte of the continuation's whole text at which the token begins.
+    /// The byte offset in the continuation's whole text at which the token begins.
     pub begin: usize,
     /// The token and its log probability.
     pub logprob: TokenLogprob,
@@ -22,9 +22,9 @@ pub(crate) struct TextLogprob {
 pub(super) struct TextTokens {
     tokenizer: Tokenizer,
     waiting: VecDeque<Waiting>,
-    /// The bytes of these tokens, and before them what is left of a token that has become text.
+    /// The bytes of the waiting tokens, after the rest of a token that has become text in part.
     bytes: Vec<u8>,
-    /// The length of the text that was told.
+    /// The length of the text that was sent.
     text_bytes: usize,
 }
 
@@ -46,9 +46,10 @@ impl TextTokens {
         self.bytes.extend(bytes);
     }
 
-    /// Takes the tokens of text that is told now. Tokens before it have become something else.
+    /// Moves the tokens of text that is sent now to `taken`. Tokens before them have become something
+    /// else and are dropped.
     pub(super) fn take(&mut self, text: &str, taken: &mut Vec<TextLogprob>) {
-        // Text that differs from the bytes, such as a character for broken ones, is that of all tokens that wait.
+        // Text that is not in the bytes, such as a replacement character, takes all waiting tokens.
         let found = find(&self.bytes, text.as_bytes());
         let begin = found.unwrap_or(0);
         let end = found.map_or(self.bytes.len(), |at| at + text.len());
@@ -67,14 +68,14 @@ impl TextTokens {
         self.text_bytes += text.len();
     }
 
-    /// Drops all tokens that wait: they have become something else than text.
+    /// Drops all waiting tokens: they have become something other than text.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.bytes.clear();
     }
 }
 
-/// Returns the first place of `text` in `bytes`.
+/// Returns the first offset of `text` in `bytes`.
 fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
     if bytes.starts_with(text) {
         return Some(0);
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn text_as_it_comes_is_that_of_its_tokens() {
+    fn text_sent_at_once_takes_its_tokens() {
         let mut tokens = tokens();
         tokens.push_text("Hello");
         assert_eq!(tokens.taken("Hello"), ("Hello".to_owned(), Some(0)));
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn held_text_waits_for_its_tokens_text() {
+    fn held_back_text_keeps_its_token() {
         let mut tokens = tokens();
         tokens.push_text("a");
         tokens.push_text("<");
@@ -151,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn text_unlike_its_bytes_is_that_of_all_tokens() {
+    fn text_unlike_its_bytes_takes_all_tokens() {
         let mut tokens = tokens();
         tokens.push_text("x");
         assert_eq!(tokens.taken("\u{fffd}"), ("x".to_owned(), Some(0)));
     }
 
     #[test]
-    fn cleared_tokens_are_of_no_text() {
+    fn cleared_tokens_become_no_text() {
         let mut tokens = tokens();
         tokens.push_text("same");
         tokens.clear();

@@ -63,7 +63,7 @@ pub(super) struct Event<'a> {
     pub(super) arguments: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) input: Option<&'a str>,
-    /// Tokens of text. There where clients look for them, also without any.
+    /// The tokens of the text. Clients expect the list in events of text, even if it is empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) logprobs: Option<&'a [TokenJson]>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! Responses for tests of the stages before them.
+//! Access to this API's answers for tests of the stages before them.
 
 use super::output::Answer;
 use super::output::tests::head;
@@ -18,7 +18,7 @@ impl Responses {
         Self { head: head().await }
     }
 
-    /// What a stream of these deltas says.
+    /// Returns the content of a stream of these deltas.
     pub(crate) fn streamed(&self, deltas: &[ChoiceDelta]) -> Said {
         let (mut answer, begun) = Answer::streamed("r", Names::default(), None, &self.head);
         let mut stream = begun.concat();
@@ -32,6 +32,7 @@ impl Responses {
         event_grammar::responses(str::from_utf8(&stream).unwrap())
     }
 
+    /// Returns the content of a whole answer.
     pub(crate) fn whole(&self, choice: &FinishedChoice) -> Said {
         let answer = Answer::whole("r", Names::default(), None, choice.clone());
         let response = answer.response(&self.head, Usage::default());

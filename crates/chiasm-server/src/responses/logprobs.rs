@@ -14,7 +14,8 @@ use crate::pipeline::TextLogprob;
 /// The maximum bytes of JSON that the last events of one stream repeat: some 2,500 tokens with 20 alternatives each, or
 /// 50,000 with none.
 const MAX_REPEATED_BYTES: u64 = 4 << 20;
-/// The copies that there are at the end of a stream: the one that is kept, and those in the four events that repeat it.
+/// The number of copies at the end of a stream: the one that is kept, and those in the four events
+/// that repeat it.
 const COPIES: u64 = 5;
 
 /// A token's JSON.
@@ -25,18 +26,20 @@ pub(super) struct LogprobWriter {
     tokenizer: Tokenizer,
     /// The length of all text so far.
     text_bytes: usize,
-    /// The bytes of what is kept to be repeated at the end of a stream; `None` for a whole response.
+    /// The memory of the tokens that a stream's last events repeat; `None` for a whole response.
     kept: Option<Charge>,
+    /// Tokens are still kept: they have not become too many.
     keeps: bool,
 }
 
 impl LogprobWriter {
-    /// A writer for a whole response. Its caller has counted the memory that it takes.
+    /// Creates a writer for a whole response. The caller accounts for the memory.
     pub(super) fn whole(tokenizer: Tokenizer) -> Self {
         Self { tokenizer, text_bytes: 0, kept: None, keeps: true }
     }
 
-    /// A writer for a stream, which counts what it keeps by an empty charge.
+    /// Creates a writer for a stream. `kept` is an empty charge that grows with the tokens that are
+    /// kept.
     pub(super) fn streamed(tokenizer: Tokenizer, kept: Charge) -> Self {
         Self { tokenizer, text_bytes: 0, kept: Some(kept), keeps: true }
     }
@@ -55,7 +58,8 @@ impl LogprobWriter {
         written
     }
 
-    /// Adds tokens to those of an item, unless they become too many for the last events of a stream. Those then have none.
+    /// Adds tokens to an item, for the last events of a stream to repeat. If they become too many,
+    /// this item and those after it have none in the last events.
     pub(super) fn keep(&mut self, item: &mut Vec<TokenJson>, written: Vec<TokenJson>) {
         if !self.keeps {
             return;
@@ -89,7 +93,7 @@ mod tests {
         Tokenizer::from_model_dir(&model).unwrap()
     }
 
-    /// The tokens of a text, of which `begin` is the place, each with itself as its only alternative.
+    /// Returns the tokens of a text at byte `begin`, each with itself as its only alternative.
     fn tokens(text: &str, mut begin: usize) -> Vec<TextLogprob> {
         let tokenizer = tokenizer();
         let place = |token| {
@@ -118,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_stand_with_the_text_that_they_begin_in() {
+    fn tokens_belong_to_the_text_they_begin_in() {
         let mut writer = LogprobWriter::whole(tokenizer());
         let all = [tokens("one two", 0), tokens(" three", 7)].concat();
         let mut all = all.iter().peekable();

@@ -1,4 +1,4 @@
-//! What a model says, as items of a response's output, and the events that tell of them while they grow.
+//! The items of a response's output, and the events that report them while they grow.
 
 use std::iter::Peekable;
 use std::slice::Iter;
@@ -17,7 +17,7 @@ use crate::error::ApiError;
 use crate::openai::Usage;
 use crate::pipeline::{AnswerEvent, ChoiceDelta, FinishedChoice, TextLogprob};
 
-/// How far an item or a response is.
+/// The progress of an item or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Status {
@@ -37,13 +37,13 @@ pub(super) struct Item {
     pub(super) index: usize,
     pub(super) kind: Kind,
     status: Status,
-    /// What was thought or said, a call's arguments, or what a custom tool is given.
+    /// The reasoning, the text, a call's arguments or a custom tool's input.
     pub(super) text: String,
-    /// The tokens of a message's text, where their log probabilities are wanted.
+    /// The tokens of a message's text, if their log probabilities are wanted.
     logprobs: Vec<TokenJson>,
 }
 
-/// What an item is.
+/// The kind of an item.
 #[derive(Debug, PartialEq)]
 pub(super) enum Kind {
     Reasoning,
@@ -52,7 +52,7 @@ pub(super) enum Kind {
         call_id: String,
         name: String,
         namespace: Option<String>,
-        /// What reads the text that a custom tool is given.
+        /// The reader of a custom tool's input.
         input: Option<InputReader>,
     },
 }
@@ -64,10 +64,10 @@ pub(super) struct Answer {
     names: Names,
     items: Vec<Item>,
     status: Status,
-    /// Why the answer is incomplete, if OpenAI has a word for it.
+    /// The reason for an incomplete answer, if OpenAI has a word for it.
     incomplete_reason: Option<IncompleteReason>,
     events: Events,
-    /// Writes the log probabilities of the text, where they are wanted.
+    /// The writer of the text's log probabilities, if they are wanted.
     logprobs: Option<LogprobWriter>,
 }
 
@@ -113,7 +113,7 @@ impl Answer {
         head.response(&self.items, self.status).with_incomplete_reason(self.incomplete_reason).with_usage(usage)
     }
 
-    /// Adds the events of a delta. An item ends where another one begins.
+    /// Adds the events of a delta. An item ends where the next one begins.
     pub(super) fn add(&mut self, delta: &ChoiceDelta) {
         let mut tokens = delta.text_logprobs.iter().peekable();
         for event in delta.events.iter() {
@@ -161,7 +161,7 @@ impl Answer {
         }
     }
 
-    /// Adds text, and those of the tokens that begin in it.
+    /// Adds text, and the tokens that begin in it.
     fn say_text(&mut self, text: &str, tokens: &mut Peekable<Iter<'_, TextLogprob>>) {
         let Some(writer) = self.logprobs.as_mut().filter(|_| !text.is_empty()) else {
             return self.say(Kind::Message, text);
@@ -177,7 +177,7 @@ impl Answer {
         }
     }
 
-    /// Opens an item of this kind, unless the last one is of it and goes on.
+    /// Opens an item of this kind, unless the last item has this kind and is in progress.
     fn enter(&mut self, kind: Kind) {
         if self.items.last().is_none_or(|item| item.kind != kind || item.status != Status::InProgress) {
             self.open(kind);
@@ -199,7 +199,7 @@ impl Answer {
         }
     }
 
-    /// What reads the text that a custom tool is given, if the last item is a call of one that goes on.
+    /// Returns the reader of a custom tool's input, if the last item is such a call in progress.
     fn input(&mut self) -> Option<&mut InputReader> {
         match self.items.last_mut() {
             Some(Item { kind: Kind::Call { input, .. }, status: Status::InProgress, .. }) => input.as_mut(),
@@ -340,7 +340,7 @@ enum Body<'a> {
     },
 }
 
-/// What a client knows a tool as.
+/// The name that a client has given a tool.
 #[derive(Serialize)]
 struct Name<'a> {
     name: &'a str,

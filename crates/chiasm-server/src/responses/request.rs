@@ -38,7 +38,8 @@ const OF_OTHERS: [&str; 16] = [
     "return_token_ids",
     "nvext",
 ];
-/// What `include` may ask for: log probabilities, parts of items that there are none of, and what a client has sent itself.
+/// The values of `include`: log probabilities, parts of items that never occur here, and parts that
+/// the client has sent itself.
 const INCLUDABLE: [&str; 8] = [
     "file_search_call.results",
     "web_search_call.results",
@@ -61,7 +62,7 @@ const MAX_METADATA_VALUE: usize = 512;
 pub(crate) struct ResponsesRequest {
     pub(super) common: Common,
     pub(crate) generate: GenerateRequest,
-    /// What of the request is in its response.
+    /// The fields that the response repeats.
     pub(super) echo: Echo,
     pub(super) names: Names,
 }
@@ -168,8 +169,8 @@ fn take_stream_options(fields: &mut Fields) -> Result<(), ApiError> {
     options.finish()
 }
 
-/// Takes `include` and `top_logprobs`. Returns the number of alternatives to each token of the text, if its log probabilities
-/// are wanted: either field asks for them.
+/// Takes `include` and `top_logprobs`, each of which can ask for log probabilities of the text.
+/// Returns the number of alternatives per token if they are wanted.
 fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let include: Vec<String> = fields.take("include")?.unwrap_or_default();
     if let Some(i) = include.iter().position(|asked| !INCLUDABLE.contains(&asked.as_str())) {
@@ -180,7 +181,7 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     Ok(are_wanted.then_some(top))
 }
 
-/// How much the model is to think. It is told what it thinks, so there are no summaries.
+/// Takes the reasoning effort. Reasoning itself is shown, so there are no summaries.
 fn take_reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let Some(reasoning) = fields.take("reasoning")? else { return Ok(None) };
     let mut reasoning = Fields::new(reasoning, "reasoning")?;
@@ -193,7 +194,7 @@ fn take_reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     Ok(effort)
 }
 
-/// What the text of the answer has to be.
+/// Takes the format that the text of the answer must have.
 fn take_format(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
     let Some(text) = fields.take("text")? else { return Ok(None) };
     let mut text = Fields::new(text, "text")?;

@@ -13,7 +13,7 @@ use crate::openai::fields::Fields;
 use crate::openai::{Usage, unix_seconds};
 use crate::pipeline::Sampling;
 
-/// What of a request is in its response: JSON by its name, which may be as large as the request.
+/// The fields of a request that its response repeats, as JSON. They may be as large as the request.
 #[derive(Debug)]
 pub(super) struct Echo(Vec<(&'static str, Box<RawValue>)>);
 
@@ -35,7 +35,7 @@ impl Echo {
         ] {
             echo.put(name, fields.get(name).unwrap_or(&default))?;
         }
-        // Their parts are there in every response, as OpenAI's clients and Open Responses have them.
+        // OpenAI's clients and Open Responses expect all parts of these fields in every response.
         let mut parts = ["reasoning", "text", "tools"].map(|name| fields.get(name).cloned().unwrap_or_default());
         let [reasoning, text, tools] = &mut parts;
         complete_reasoning(reasoning);
@@ -74,8 +74,7 @@ fn complete_reasoning(reasoning: &mut Value) {
 
 fn complete_text(text: &mut Value) {
     add_missing(text, &[("format", json!({"type": "text"}))]);
-    let format = &mut text["format"];
-    if format["type"] == "json_schema" {
+    if let Some(format) = text.get_mut("format").filter(|format| format["type"] == "json_schema") {
         let strict = ("strict", json!(false));
         add_missing(format, &[("name", json!("response")), ("description", Value::Null), strict]);
     }
@@ -112,13 +111,13 @@ impl Serialize for Echo {
     }
 }
 
-/// What is the same in all that is told of one response.
+/// The fields that are the same in all events of one response.
 pub(super) struct Head {
     id: String,
     created_at: u64,
     model: String,
     echo: Echo,
-    /// What counts the memory of the echo.
+    /// The charge for the memory of the echo.
     _charge: Charge,
 }
 
@@ -170,7 +169,7 @@ impl<'a> Response<'a> {
         Self { usage: Some(usage.into()), ..self }
     }
 
-    /// With the reason why it is incomplete.
+    /// Sets the reason why the response is incomplete.
     pub(super) fn with_incomplete_reason(self, reason: Option<IncompleteReason>) -> Self {
         Self { incomplete_details: reason.map(|reason| Incomplete { reason }), ..self }
     }
@@ -210,7 +209,8 @@ struct Incomplete {
     reason: IncompleteReason,
 }
 
-/// Why a response is incomplete. OpenAI has no word for an answer that its model ends within a call.
+/// The reason for an incomplete response. OpenAI has none for an answer that the model ends within
+/// a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum IncompleteReason {
@@ -277,6 +277,16 @@ mod tests {
         ] {
             assert_eq!(echoed(json!({field: sent}))[field], expected, "{field} {sent}");
         }
+    }
+
+    /// The request is refused later, by the field's name.
+    #[test]
+    fn field_of_wrong_type_is_echoed_as_it_is() {
+        for wrong in [json!("plain"), json!([]), json!(1), json!({"format": "json"})] {
+            assert_eq!(echoed(json!({"text": wrong}))["text"], wrong);
+        }
+        assert_eq!(echoed(json!({"reasoning": "high"}))["reasoning"], json!("high"));
+        assert_eq!(echoed(json!({"tools": ["f"]}))["tools"], json!(["f"]));
     }
 
     #[test]

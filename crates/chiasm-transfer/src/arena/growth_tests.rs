@@ -1,4 +1,4 @@
-//! Room for a slot that free and ungrown memory have together.
+//! Slots that need free memory and memory still to be reserved, side by side.
 
 use proptest::prelude::*;
 
@@ -48,20 +48,20 @@ fn take(state: &mut State, bytes: u64) -> Option<Range<u64>> {
             return Some(slot);
         }
         let growth = state.growth(length, alignment)?;
-        assert!(growth.range.start < growth.needed && growth.needed <= growth.range.end);
+        assert!(growth.range.start < growth.needed_end && growth.needed_end <= growth.range.end);
         state.free.insert(growth.range);
     }
 }
 
-/// Whether `bytes` fit between the ranges that are in use.
+/// Returns `true` if a gap between the ranges in use has room for `bytes`.
 fn fits(header: Header, in_use: &[Range<u64>], bytes: u64) -> bool {
     let mut in_use = in_use.to_vec();
     in_use.push(header.length..header.length);
     in_use.sort_by_key(|range| range.start);
-    let mut begin = header.slots;
+    let mut gap_start = header.slots;
     in_use.iter().any(|range| {
-        let slot = begin.next_multiple_of(layout::alignment(bytes));
-        begin = range.end;
+        let slot = gap_start.next_multiple_of(layout::alignment(bytes));
+        gap_start = range.end;
         slot + bytes.next_multiple_of(LINE) <= range.start
     })
 }

@@ -1,4 +1,4 @@
-//! What a server says of itself, as capabilities.
+//! A server's description of itself, as capabilities.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ use crate::server::{AskError, Server};
 const SERVER_INFO: &str = "server_info";
 const MODEL_INFO: &str = "model_info";
 
-/// What hashes blocks as versions of SGLang do: those that the tests were run with. Others may hash images otherwise.
+/// The key schemes of the SGLang versions that the tests were run with. Other versions may hash
+/// images otherwise.
 const KNOWN: [(&str, KeyScheme); 2] = [("0.5.23", KeyScheme::Sglang), ("0.5.22", KeyScheme::SglangNarrow)];
 
 /// Models of which SGLang, up to 0.5.23, takes images beside text alone: beside tokens it refuses them, or fails.
@@ -30,7 +31,7 @@ const IMAGES_WITH_TEXT: [&str; 3] = ["internvl", "internvl_chat", "llava_next"];
 /// Tokens of a block that is known by what was sent, where the server has blocks of single tokens.
 const PRESUMED: u32 = 16;
 
-/// What a server has to be asked for before it can be used.
+/// The facts about a server that are needed before it can be used.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) model: models::Found,
@@ -41,7 +42,7 @@ pub(crate) struct Found {
     kv: KvSource,
 }
 
-/// How this server wants to be asked.
+/// The form in which this server takes requests.
 #[derive(Debug)]
 pub(crate) struct Manner {
     /// Why it is given no images. A server of a model without images ignores those that it is given, silently.
@@ -53,8 +54,9 @@ pub(crate) struct Manner {
 }
 
 impl Manner {
-    /// Whether the next prompt with images is to be compared token by token, for which it is told back with each event of its answer: so are
-    /// the first ones and some later ones. Of all others the number of tokens is compared.
+    /// Returns `true` if the next prompt with images is to be compared token by token. The server
+    /// then sends the prompt with each event, so only the first prompts and some later ones are
+    /// compared so. Of all others the number of tokens is compared.
     pub(super) fn compares_next(&self) -> bool {
         /// So many of the first, and one of so many later on.
         const EACH: u64 = 16;
@@ -92,7 +94,7 @@ struct InternalState {
     effective_max_running_requests_per_dp: Option<usize>,
 }
 
-/// Where it publishes.
+/// The endpoint at which it publishes.
 #[derive(Debug, Deserialize)]
 struct KvEvents {
     publisher: String,
@@ -162,7 +164,7 @@ impl Found {
         Ok(Self { model, info, max_model_len, block_size, without_images: model_info.without_images(), kv })
     }
 
-    /// How it wants to be asked.
+    /// Returns the form in which the server takes requests.
     pub(crate) fn manner(&self) -> Manner {
         let ServerInfo { enable_priority_scheduling, schedule_low_priority_values_first, .. } = self.info;
         Manner {
@@ -236,7 +238,8 @@ fn wants_key() -> String {
     "it wants a key (api-key-file=FILE behind its address)".to_owned()
 }
 
-/// Whether it generates: an empty request is refused by what is there, and unknown to what is not.
+/// Checks that a server generates: then it refuses an empty request, and does not answer that the
+/// path is unknown.
 async fn can_generate(server: &Server) -> Result<(), String> {
     let answer = server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
     match answer.map_err(|error| error.to_string())?.status().as_u16() {
@@ -247,7 +250,7 @@ async fn can_generate(server: &Server) -> Result<(), String> {
     }
 }
 
-/// Where its KV events are, if they tell all that has to be known and mean what is expected.
+/// Returns the source of a server's KV events if they are complete and have the expected meaning.
 fn kv_source(info: &ServerInfo, locality: &Locality) -> KvSource {
     let Some(events) = info.kv_events.as_ref().filter(|events| events.publisher == "zmq") else {
         return unknown("it publishes no KV events (--kv-events-config)");
@@ -261,7 +264,7 @@ fn kv_source(info: &ServerInfo, locality: &Locality) -> KvSource {
     stream.map_or_else(|| unknown("where its KV events are published can't be reached from here"), KvSource::Events)
 }
 
-/// How this version hashes blocks, if that is known.
+/// Returns how this version hashes blocks, if that is known.
 fn hashing(version: &str) -> Option<KeyScheme> {
     KNOWN.into_iter().find_map(|(known, keys)| (known == version).then_some(keys))
 }

@@ -20,15 +20,16 @@ use crate::pieces::Pieces;
 use crate::request::headers;
 use crate::running::DONE;
 
-/// A job, and what has come of it that nobody has asked for yet.
+/// A job, and its outputs that have come and were not polled yet.
 pub(crate) struct RunningSglangJob {
     shared: Arc<Shared>,
     job: Arc<Job>,
     /// One for each continuation.
     answers: Vec<Answer>,
-    /// Whether the prompt is computed, which the other continuations wait for: then they find it in the cache.
+    /// `true` once the prompt is computed. The other continuations wait for that, so that they find
+    /// the prompt in the cache.
     is_computed: watch::Sender<bool>,
-    /// Which answer is looked at first, so that none waits for the others.
+    /// The index of the answer that is polled first. It rotates, so that no answer starves.
     turn: usize,
     delivered: Delivered,
     /// The end of the server, which may be known before its connections fail.
@@ -38,7 +39,8 @@ pub(crate) struct RunningSglangJob {
 type Body = BoxStream<'static, Result<Bytes, JobError>>;
 
 struct Answer {
-    /// `None` once all has come, or nothing more is wanted. Dropping it ends the connection, by which the server knows.
+    /// `None` once all has come, or nothing more is wanted. Dropping it ends the connection, which
+    /// makes the server abort.
     body: Option<Body>,
     events: Events,
     came: VecDeque<Output>,
@@ -47,10 +49,10 @@ struct Answer {
     tokens: usize,
 }
 
-/// Asks a server for what a job wants. Returns once the server has the first of its requests.
+/// Sends a job's requests to a server. Returns with the head of the first answer.
 ///
 /// # Errors
-/// Those of [`Backend::start`](chiasm_backend::Backend::start).
+/// The errors of [`Backend::start`](chiasm_backend::Backend::start).
 pub(crate) async fn begin(shared: &Arc<Shared>, manner: &Manner, job: Arc<Job>) -> Result<RunningSglangJob, JobError> {
     request::check(&job, manner)?;
     let asking = Asking {
@@ -62,12 +64,15 @@ pub(crate) async fn begin(shared: &Arc<Shared>, manner: &Manner, job: Arc<Job>) 
     let delivered = shared.delivered(job.media.len() * job.sampling.n);
     let is_computed = watch::Sender::new(false);
     let later = (1..job.sampling.n).map(|choice| {
-        let (shared, job, mut is_computed) = (shared.clone(), job.clone(), is_computed.subscribe());
+        let shared = shared.clone();
+        let job = job.clone();
+        let mut is_computed = is_computed.subscribe();
         let asked = async move {
-            // It is gone with the job alone.
+            // The sender lives as long as the job.
             let _ = is_computed.wait_for(|is_computed| *is_computed).await;
             let response = ask(shared, job, asking, choice).await.map_err(|error| match error {
-                // It had the others.
+                // The server has begun with the first request of the job, so none of these errors
+                // means that it did not begin.
                 JobError::NotTaken(death) => JobError::Dead(death),
                 JobError::KeyRefused { status, message } | JobError::Overloaded { status, message, .. } => {
                     JobError::ServerFailed { status, message }
@@ -87,7 +92,8 @@ pub(crate) async fn begin(shared: &Arc<Shared>, manner: &Manner, job: Arc<Job>) 
         tokens: 0,
     };
     let answers: Vec<Answer> = std::iter::once(first).chain(later).map(answer).collect();
-    let (shared, ended) = (shared.clone(), shared.when_ended());
+    let ended = shared.when_ended();
+    let shared = shared.clone();
     Ok(RunningSglangJob { shared, job, answers, is_computed, turn: 0, delivered, ended })
 }
 
@@ -96,18 +102,18 @@ async fn ask(shared: Arc<Shared>, job: Arc<Job>, asking: Asking, choice: usize) 
     shared.ask(GENERATE, body, headers(&job.id, job.trace.as_ref()), &job).await
 }
 
-/// The rest of an answer, as it comes.
+/// Returns the body of an answer as it comes.
 fn chunks(response: Response) -> impl stream::Stream<Item = Result<Bytes, JobError>> + Send {
     Pieces::of(response).map_err(|error| JobError::Dead(Death::new(format!("the server: {error}"))))
 }
 
 impl RunningSglangJob {
-    /// A server that says what no server of its kind says: what it has is not to be trusted.
+    /// Builds the error for an answer that no server of this kind gives.
     fn nonsense(&self, what: &str) -> JobError {
         JobError::Dead(Death::new(format!("the server tells nonsense: {what}")))
     }
 
-    /// Takes in what has come of one continuation.
+    /// Parses the bytes that have come of one continuation.
     fn take(&mut self, choice: usize, bytes: &[u8]) -> Result<(), JobError> {
         let pushed = self.answers[choice].events.push(bytes);
         pushed.map_err(|TooLong| self.nonsense("an event is too long"))?;
@@ -120,7 +126,7 @@ impl RunningSglangJob {
             let event: Event = serde_json::from_slice(&data).map_err(|error| self.nonsense(&error.to_string()))?;
             self.take_event(choice, &event)?;
             if self.answers[choice].body.is_none() {
-                // It was cut off: what comes after is not wanted.
+                // The continuation was cut off here: later tokens are not wanted.
                 break;
             }
         }
@@ -155,7 +161,7 @@ impl RunningSglangJob {
         Ok(())
     }
 
-    /// Holds what the server made of the prompt against what was expected.
+    /// Compares the server's prompt with the expected one.
     fn compare(&self, event: &Event) {
         let expected = match &self.job.input {
             Input::Marked { expanded, .. } => expanded,
@@ -171,17 +177,18 @@ impl RunningSglangJob {
             _ => None,
         };
         if why.is_some() || count != expected.len() {
-            let (all, why) = (expected.len(), why.unwrap_or_default());
+            let all = expected.len();
+            let why = why.unwrap_or_default();
             self.shared.distrust(format!("it makes {count} tokens of a prompt that was expected to have {all}{why}"));
         }
     }
 
-    /// What has come, of whichever continuation.
+    /// Takes the next output of any continuation.
     fn next_output(&mut self) -> Option<Output> {
         self.answers.iter_mut().find_map(|answer| answer.came.pop_front())
     }
 
-    /// Looks at all connections once; whether anything has come.
+    /// Polls all connections once. Returns `true` if anything has come.
     fn look(&mut self, context: &mut Context<'_>) -> Result<bool, JobError> {
         let mut has_come = false;
         self.turn += 1;
@@ -190,9 +197,10 @@ impl RunningSglangJob {
             let Some(body) = &mut self.answers[choice].body else { continue };
             match body.poll_next_unpin(context) {
                 Poll::Pending => continue,
-                Poll::Ready(Some(bytes)) => self.take(choice, &bytes?)?,
-                // It ends without its last word.
-                Poll::Ready(None) if self.answers[choice].has_ended => self.answers[choice].body = None,
+                Poll::Ready(Some(Ok(bytes))) => self.take(choice, &bytes)?,
+                // All of the continuation has come; the server's last word is not needed.
+                Poll::Ready(_) if self.answers[choice].has_ended => self.answers[choice].body = None,
+                Poll::Ready(Some(Err(error))) => return Err(error),
                 Poll::Ready(None) => {
                     return Err(JobError::Dead(Death::new("the server ended its answer too early")));
                 }

@@ -40,7 +40,7 @@ pub(crate) struct LimitArgs {
     /// Seconds after which a connection is closed whose client reads nothing of its answer
     #[arg(long, env = "CHIASM_WRITE_TIMEOUT", value_parser = seconds, default_value = "60")]
     pub(crate) write_timeout: Duration,
-    /// Most bytes of answers that wait for clients to read them; for more, the answer that is furthest behind is cut
+    /// Most bytes of all answers together that wait to be read; beyond that the answer that is furthest behind is cut
     #[arg(long, env = "CHIASM_MAX_UNREAD_BYTES", default_value_t = DEFAULT_MAX_BYTES, value_parser = some())]
     pub(crate) max_unread_bytes: usize,
     /// Most requests in flight; more get 503 [default: twice what the engines run at once, but at least 1024]

@@ -69,7 +69,7 @@ pub(crate) struct RoutingArgs {
     pub(crate) index_max_bytes: usize,
 }
 
-/// Parses a part of a KV cache; at 0 every engine would be busy.
+/// Parses a fraction of a KV cache above 0: at 0 every engine would be busy.
 fn busy_kv_usage(text: &str) -> Result<f64, String> {
     let part = fraction(text)?;
     if part > 0.0 { Ok(part) } else { Err("expected more than 0: 0 makes every engine busy".to_owned()) }

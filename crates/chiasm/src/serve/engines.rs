@@ -150,7 +150,7 @@ fn launch_host(
 #[derive(Default)]
 pub(super) struct Upstreams {
     pub(super) connectors: Vec<Box<dyn Connector>>,
-    /// The keys that they are shown.
+    /// The keys that requests to them carry.
     pub(super) keys: Vec<Arc<UpstreamKey>>,
 }
 

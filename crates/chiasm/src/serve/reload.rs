@@ -8,18 +8,18 @@ use chiasm_upstream::UpstreamKey;
 use crate::cli::AccessArgs;
 use crate::signals::{Hangup, Hangups};
 
-/// The files that are read again, and whose they are. One that can't be used changes nothing.
+/// The files that are read again, and the parts that use them. A file that can't be used changes nothing.
 pub(super) struct Reload {
     pub(super) hangups: Hangups,
     pub(super) certificate: Option<Arc<Certificate>>,
     pub(super) access: AccessArgs,
-    /// The keys that servers of others want to see.
+    /// The keys for servers of `--upstream`.
     pub(super) upstream_keys: Vec<Arc<UpstreamKey>>,
     pub(super) frontend: Arc<Frontend>,
 }
 
 impl Reload {
-    /// Reads the files at each SIGHUP. Ends with the terminal that the process was started at: nobody is left to look after it.
+    /// Reads the files at each SIGHUP. Returns when the terminal that the process was started at is gone.
     pub(super) async fn follow(mut self) {
         while self.hangups.next().await == Hangup::Reload {
             self.reload().await;

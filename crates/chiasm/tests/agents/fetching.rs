@@ -23,14 +23,14 @@ fn picture(name: &str) -> Vec<u8> {
     [DAWN.jpeg, name.as_bytes()].concat()
 }
 
-/// Requests that the origin has got.
+/// The requests that the origin has received.
 #[derive(Clone, Default)]
 struct Asked {
-    /// How often each picture was asked for.
+    /// The number of requests for each picture.
     times: Arc<Mutex<HashMap<String, usize>>>,
-    /// Requests that wait for a picture that never comes.
+    /// The number of requests that wait for a picture that never comes.
     hanging: Arc<AtomicUsize>,
-    /// The most that did at one time.
+    /// The maximum of `hanging` so far.
     most_hanging: Arc<AtomicUsize>,
 }
 

@@ -34,7 +34,7 @@ async fn second_interrupt_ends_the_drain_delay_and_requests() {
     streamed.chunk().await.expect("a first chunk");
     send_signal(server.pid(), "INT");
     server.logged("a second Ctrl-C cuts them off");
-    // It is looked for right behind that line.
+    // Ctrl-C is listened for right after that line.
     let ready = async || Some(server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16());
     wait_for("503 at /ready", SOON, async || ready().await == Some(503)).await;
     send_signal(server.pid(), "INT");

@@ -98,7 +98,7 @@ async fn hangup_reloads_certificate_and_keys() {
     };
     assert_eq!(session(&first).await, 204);
 
-    // What can't be used changes nothing, and the rest is taken.
+    // A file that can't be used changes nothing, and the others are taken.
     let renewed = files.renew();
     std::fs::write(&keys, "# none\n").expect("written");
     send_signal(server.pid(), "HUP");

@@ -6,7 +6,7 @@ use crate::before;
 use crate::ends::{CHAT, MESSAGES, RESPONSES, asked, event, whole};
 use crate::scripted::{Script, Scripted, Then};
 
-/// What a server sends before it has a token.
+/// The events that a server sends before it has a token.
 fn prelude(path: &str) -> String {
     match path {
         RESPONSES => event("response.created", &json!({"type": "response.created", "response": {"id": "r"}})),
@@ -15,7 +15,7 @@ fn prelude(path: &str) -> String {
     }
 }
 
-/// What a server says whose engine has died.
+/// The error of a server whose engine has died.
 fn failure(path: &str) -> String {
     let error = json!({"type": "server_error", "code": "server_error", "message": "the engine has died"});
     match path {
@@ -24,7 +24,7 @@ fn failure(path: &str) -> String {
     }
 }
 
-/// Sends requests to a fleet of a server with this script and one that is well: all are answered by the latter.
+/// Checks that requests move from a server with this script to one that is well, whose answers arrive.
 async fn all_move(script: impl Fn(&str) -> Script + Send + Sync + 'static) {
     let bad = Scripted::start(script).await;
     let well = Scripted::start(|path| Script::stream(vec![whole(path)], Then::Ends)).await;

@@ -51,7 +51,7 @@ pub(crate) fn whole(path: &str) -> String {
     begun(path) + &last
 }
 
-/// What a server sends that stops within an event.
+/// A server's stream that stops within an event.
 fn halved(path: &str, then: Then) -> Script {
     Script::stream(vec![begun(path), "event: x\ndata: {\"half".to_owned()], then)
 }
@@ -67,7 +67,7 @@ fn events(answer: &Answer) -> Vec<(String, String)> {
     answer.text.split_terminator("\n\n").map(parse).collect()
 }
 
-/// Checks that a stream has its whole events and one end, and that this says what went wrong in the words of its API.
+/// Checks that a stream consists of whole events and has one end, an error in the form of its API.
 #[track_caller]
 fn ends_with(path: &str, answer: &Answer, code: &str, anthropic: &str) {
     assert_eq!(answer.status, 200, "{}", answer.text);
@@ -96,7 +96,7 @@ fn ends_with(path: &str, answer: &Answer, code: &str, anthropic: &str) {
 }
 
 #[tokio::test]
-async fn broken_stream_ends_in_words_of_its_api() {
+async fn broken_stream_ends_with_an_error_of_its_api() {
     for then in [Then::Breaks, Then::Ends] {
         let server = Scripted::start(move |path| halved(path, then)).await;
         let frontend = before(&[&server.url], &[]).await;
@@ -119,7 +119,7 @@ async fn timed_out_stream_ends_and_says_so() {
 }
 
 #[tokio::test]
-async fn stream_whose_end_came_is_whole_however_it_goes_on() {
+async fn stream_is_whole_once_its_end_has_come() {
     for then in [Then::Breaks, Then::Ends] {
         let server = Scripted::start(move |path| Script::stream(vec![whole(path)], then)).await;
         let frontend = before(&[&server.url], &[]).await;

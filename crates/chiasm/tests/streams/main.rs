@@ -1,4 +1,4 @@
-//! Streams from beginning to end: requests that move before they have a token, ends in the words of each API, and answers that nobody
+//! Streams from beginning to end: requests that move before they have a token, ends in the form of each API, and answers that nobody
 //! reads.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What follows the pieces of a scripted answer.
+/// The end of a scripted answer, behind its pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// The body ends as HTTP has it.
+    /// The body ends with the last chunk of HTTP.
     Ends,
     /// The connection is reset.
     Breaks,
@@ -41,7 +41,7 @@ impl Script {
 pub(crate) struct Scripted {
     /// `http://127.0.0.1:port`
     pub(crate) url: String,
-    /// The paths of requests that it was given, but for those that ask about itself.
+    /// The paths of the requests that it was given, without those that ask about the server.
     pub(crate) given: Arc<Mutex<Vec<String>>>,
 }
 
@@ -51,10 +51,11 @@ impl Scripted {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let given = Arc::<Mutex<Vec<String>>>::default();
-        let (takes, script) = (given.clone(), Arc::new(script));
+        let paths = given.clone();
+        let script = Arc::new(script);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, script.clone(), takes.clone()));
+                tokio::spawn(serve(stream, script.clone(), paths.clone()));
             }
         });
         Self { url, given }
@@ -99,7 +100,7 @@ async fn next_request(stream: &mut TcpStream, heard: &mut Vec<u8>) -> Option<(St
     }
 }
 
-/// What a server of vLLM 0.33 says of itself, beside which it can be given tokens.
+/// Answers as vLLM 0.33 does where a request asks about the server. It takes tokens, too.
 fn about_itself(path: &str, body: &str) -> Option<(&'static str, String)> {
     let metrics = "vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_waiting{engine=\"0\"} 0\n\
         vllm:kv_cache_usage_perc{engine=\"0\"} 0.0\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"1000\"} 1.0\n";
@@ -121,10 +122,10 @@ async fn play(mut stream: TcpStream, Script { content_type, pieces, then }: Scri
     stream.write_all(answer.as_bytes()).await.expect("it is read");
     match then {
         Then::Ends => stream.write_all(b"0\r\n\r\n").await.expect("it is read"),
-        // What was written has arrived: the other end reads it before it hears of the reset.
+        // Everything written has arrived, and the other end reads it before it notices the reset.
         Then::Breaks => stream.set_zero_linger().expect("an option"),
         Then::HangsOn => {
-            // Until the other end goes.
+            // Until the other end closes the connection.
             let _ = stream.read(&mut [0]).await;
         }
     }

@@ -10,7 +10,7 @@ use crate::ends::CHAT;
 use crate::support::{Server, demo_model, wait_for};
 
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What all answers may leave unread.
+/// The bound for the unread parts of all answers.
 const BOUND_BYTES: u64 = 1 << 20;
 
 /// Asks for an answer with some kilobytes for each step.

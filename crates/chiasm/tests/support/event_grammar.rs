@@ -1,5 +1,5 @@
-//! The grammars of the three streaming APIs: panics where a stream breaks one, and returns what the stream says. The same for whole
-//! answers, so that the two can be compared.
+//! The grammars of the three streaming APIs. Parsing a stream panics where it breaks its grammar; whole answers are parsed to the same
+//! type, so that the two can be compared.
 //!
 //! `chiasm-server` has this file in its unit tests, too.
 #![allow(clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
@@ -59,7 +59,7 @@ impl Said {
         })
     }
 
-    /// The same without the order of its kinds, as a whole chat message has it.
+    /// Returns the pieces as a whole chat message has them: reasoning, then text, then calls.
     pub fn unordered(&self) -> Self {
         let mut reasoning = String::new();
         let mut text = String::new();
@@ -96,7 +96,7 @@ fn named_events(stream: &str) -> Vec<Value> {
     stream.split_terminator("\n\n").map(event).collect()
 }
 
-/// What a stream of chat chunks or completions says: one for each choice, by index.
+/// Parses a stream of chat chunks or completions. Returns its choices by index.
 pub fn chat(stream: &str) -> Vec<Said> {
     assert!(stream.ends_with("\n\n"), "a stream ends with a whole event");
     let mut choices: Vec<Said> = Vec::new();
@@ -163,7 +163,7 @@ fn chat_choice(said: &mut Said, choice: &Value) {
     }
 }
 
-/// What a whole chat answer says, of its first choice.
+/// Parses a whole chat answer. Returns its first choice.
 pub fn whole_chat(answer: &Value) -> Said {
     let choice = &answer["choices"][0];
     let message = &choice["message"];
@@ -184,7 +184,7 @@ pub fn whole_chat(answer: &Value) -> Said {
     said
 }
 
-/// What a stream of Messages says.
+/// Parses a stream of the Messages API.
 pub fn messages(stream: &str) -> Said {
     let mut said = Said::default();
     let mut blocks = 0;
@@ -268,7 +268,7 @@ pub fn messages(stream: &str) -> Said {
     said
 }
 
-/// What a whole message says.
+/// Parses a whole message.
 pub fn whole_message(message: &Value) -> Said {
     let mut said = Said { pieces: Vec::new(), end: Some(string(&message["stop_reason"])) };
     for block in message["content"].as_array().expect("blocks") {
@@ -292,7 +292,7 @@ fn as_object(arguments: &str) -> String {
     Value::Object(serde_json::from_str(arguments).unwrap_or_default()).to_string()
 }
 
-/// What a stream of the Responses API says.
+/// Parses a stream of the Responses API.
 pub fn responses(stream: &str) -> Said {
     let events = named_events(stream);
     let mut items = ResponseItems::default();
@@ -344,7 +344,7 @@ struct OpenItem {
     id: String,
     kind: String,
     has_part: bool,
-    /// What has been said to be done of it: its text, its part.
+    /// The parts of it whose `.done` event has come: `text`, `part`.
     done: Vec<&'static str>,
 }
 
@@ -433,7 +433,7 @@ fn response_item(item: &Value) -> Piece {
     }
 }
 
-/// What a whole response says.
+/// Parses a whole response.
 pub fn whole_response(response: &Value) -> Said {
     let pieces = response["output"].as_array().expect("an output").iter().map(response_item).collect();
     let end = string(&response["status"]);

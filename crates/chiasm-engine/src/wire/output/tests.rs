@@ -34,7 +34,7 @@ fn whatever_else_an_output_brings_is_received() {
     }
 }
 
-/// An array of a request id, a token, `known` fields that say nothing, and the appended ones.
+/// Encodes an output: a request id, a token, `known` fields at their defaults, and the appended ones.
 fn appended_to(known: usize, appended: &[&[u8]]) -> Bytes {
     let mut output = vec![0xdc, 0, (2 + known + appended.len()) as u8];
     output.extend_from_slice(b"\xa1r\x91\x07");

@@ -150,14 +150,14 @@ fn turns_of_one_role_are_joined() {
     let mut messages = chat.unwrap().messages;
     assert_eq!(messages, expected);
 
-    put_into_results(&mut messages);
+    append_user_to_results(&mut messages);
     expected.pop();
     expected[2].content = parts(vec![place(), text("e")]);
     assert_eq!(messages, expected);
 }
 
 #[test]
-fn user_messages_around_a_system_message_that_moves_are_joined() {
+fn user_messages_around_moved_system_message_are_joined() {
     let mut messages = ["user", "system", "user"].map(|role| message(role, role.to_owned())).to_vec();
     put_system_first(&mut messages);
     let text = |text: &str| ChatPart::Text(text.to_owned());

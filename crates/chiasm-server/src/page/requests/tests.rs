@@ -4,7 +4,7 @@ use tracing::Span;
 
 use super::*;
 use crate::openai::Usage;
-use crate::pipeline::{Prepared, Prompt, Sampling, collect};
+use crate::pipeline::{Attempted, Prepared, Prompt, Sampling, collect};
 use crate::record::Record;
 use crate::stand::Stand;
 
@@ -92,6 +92,22 @@ async fn client_that_leaves_ends_the_entry() {
     assert_eq!(shown(&stand), [row("worker_0", "running", None)]);
     drop(record);
     assert_eq!(shown(&stand), [row("worker_0", "499", None)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn passed_on_request_shows_its_first_token() {
+    let stand = stand(1).await;
+    stand.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Length));
+    let record = record(&stand);
+    let (_, attempted) = collect(&stand.frontend, &prepare(&stand, &record).await).await.unwrap();
+    // A request that is passed on is recorded with the head of its answer, and nobody may count its
+    // tokens.
+    record.attempted(Attempted { first_token: None, ..attempted });
+    record.first_token(Duration::from_millis(250));
+    record.answered(200, None);
+    drop(record);
+    let outcome = stand.frontend.page.as_ref().unwrap().requests.all().remove(0).outcome.unwrap();
+    assert_eq!((outcome.ttft, outcome.found), (Some(0.25), None));
 }
 
 #[tokio::test(start_paused = true)]

@@ -37,13 +37,14 @@ pub(super) enum Failure {
 pub(crate) struct Attempts {
     /// The workers that it was lost with or that declined it, then those that never had it.
     pub(crate) exclude: Vec<WorkerId>,
-    /// How many workers it was lost with.
+    /// The number of workers that it was lost with. They are first in `exclude`.
     pub(crate) lost: usize,
-    /// How many workers declined it: they are not tried again.
+    /// The number of workers that declined it. They are next in `exclude`, and not tried again.
     pub(crate) declined: usize,
-    /// What the workers did wrong that it has been to.
+    /// The faults of the workers that it has been to.
     pub(crate) faults: Vec<WorkerFault>,
-    /// How many of those were given tokens: a server's failures don't say that a prompt kills engines.
+    /// The number of workers that it was lost with which were given tokens. Only they count for the
+    /// quarantine: the failure of a server that is given messages does not say that a prompt kills engines.
     pub(crate) lost_in_engines: usize,
     /// A server that is given messages may answer it, too.
     pub(crate) may_be_passed_on: bool,
@@ -119,7 +120,7 @@ impl Attempts {
     /// A worker that is merely suspect may answer at any time. One that could not take the request may do so soon.
     ///
     /// # Errors
-    /// `error` if it has another cause, and what the workers said when there is none to wait for.
+    /// `error` if no worker can mend it, or the fault of a worker if there is none to wait for.
     pub(crate) async fn await_worker(
         &mut self,
         frontend: &Frontend,
@@ -129,12 +130,12 @@ impl Attempts {
         if !matches!(error.cause, Cause::NoWorker(_) | Cause::Silent) {
             return Err(error);
         }
-        // First: what changes from here on ends the wait.
+        // Before the look at the workers, so that no change is missed.
         let mut changes = frontend.fleet.changes();
         let never_tried = self.lost + self.declined;
         if matches!(error.cause, Cause::Silent) && frontend.fleet.has_suspect() {
             self.exclude.truncate(never_tried);
-            // The sender is the fleet's, which is here.
+            // It can't fail: the fleet has the sender.
             return within(deadline, changes.changed()).await.map(drop);
         }
         if self.exclude.len() > never_tried && frontend.fleet.can_answer() {
@@ -144,11 +145,11 @@ impl Attempts {
         Err(self.without_worker(frontend, error))
     }
 
-    /// Returns what a request is told that no worker can take.
+    /// Returns the error of a request that no worker can take.
     fn without_worker(&self, frontend: &Frontend, error: RequestError) -> RequestError {
         let outages = frontend.fleet.outages();
         let faults = self.faults.iter().chain(&outages);
-        // What ends soonest, or says most about the servers.
+        // First the outage that ends soonest, then the fault that says most about the servers.
         let rank = |fault: &&WorkerFault| match fault {
             WorkerFault::Overloaded { until, .. } => (0, Some(*until)),
             WorkerFault::Failed { .. } => (1, None),
@@ -168,7 +169,7 @@ impl Attempts {
         self.exclude.push(worker);
     }
 
-    /// A worker did not begin with the request, and will not: another one is to be tried.
+    /// Records that a worker did not begin with the request, and will not: another one is to be tried.
     pub(crate) fn declined_by(&mut self, frontend: &Frontend, worker: WorkerId, fault: WorkerFault) {
         frontend.metrics.retried(Retry::NotTaken);
         self.exclude.insert(self.lost + self.declined, worker);
@@ -179,7 +180,7 @@ impl Attempts {
     /// A worker failed with the request in it: another one is to be tried.
     ///
     /// # Errors
-    /// The cause when it may not move any more.
+    /// `cause` when the request may not move any more.
     pub(crate) fn lost_with(
         &mut self,
         frontend: &Frontend,
@@ -206,7 +207,8 @@ impl Attempts {
         Ok(())
     }
 
-    /// A worker is suspect with the request in it: what the attempt on another one has to know. `None` if it may not move any more.
+    /// Returns the state of an attempt beside the one at `worker`, which is suspect with the request in it.
+    /// `None` if the request may not move any more.
     pub(super) fn moved_from(&self, frontend: &Frontend, worker: WorkerId) -> Option<Self> {
         if self.lost == MAX_MOVES {
             return None;
@@ -245,7 +247,7 @@ impl Failure {
         match error {
             JobError::NotTaken(_) => Self::NotTaken(worker),
             JobError::Dead(death) => Self::Lost(worker, death),
-            // It failed this job alone, for all that is known.
+            // As far as is known the worker failed with this job alone.
             JobError::Failed => Self::Final(error.into()),
             error => match WorkerFault::from_error(&error, Instant::now()) {
                 Some(fault @ WorkerFault::Failed { .. }) => Self::Failed(worker, fault),

@@ -1,8 +1,8 @@
-//! Requests that wait for the first token of a worker that has become suspect, beside others that can begin at once.
+//! Requests that wait for the first token of a suspect worker while other workers could begin at once.
 //!
-//! The worker may be in a long step and answer yet, so a request stays there until it has begun elsewhere. The oldest goes first, and no
-//! more go at once than other workers have seats free, within the budget of requests that move: engines in long steps do not double the
-//! work of the fleet.
+//! The worker may be in a long step and answer yet, so a request stays there until it has begun elsewhere.
+//! The oldest request moves first. No more requests move at once than other workers have free seats, and
+//! each move is charged to the retry budget: engines in long steps do not double the work of the fleet.
 
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
@@ -22,8 +22,8 @@ use crate::fleet::{Condition, Worker};
 use crate::frontend::Frontend;
 use crate::pipeline::prepare::Prepared;
 
-/// How often a request looks whether it can begin elsewhere.
-const LOOK: Duration = Duration::from_millis(100);
+/// The pause between two looks of a request for a free seat elsewhere.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Generation {
     /// Attempts the request until its first output. If its worker becomes suspect before that, it is begun elsewhere, too: whichever
@@ -36,19 +36,25 @@ impl Generation {
         let waits_for = WaitsFor::default();
         let mut first = pin!(Self::first_delta(frontend, prepared, attempts, &waits_for));
         let turn = pin!(frontend.displaced.turn(frontend, prepared.arrived, &waits_for, attempts));
-        let (worker, _moving) = match select(first.as_mut(), turn).await {
+        let (worker, moving) = match select(first.as_mut(), turn).await {
             Either::Left((begun, _)) => return begun,
             Either::Right((turn, _)) => turn,
         };
-        let Some(moved) = attempts.moved_from(frontend, worker) else { return first.await };
-        match select(first, Self::begin_elsewhere(frontend, prepared, moved)).await {
+        let Some(moved) = attempts.moved_from(frontend, worker) else {
+            // It stays where it is: the seat is another request's.
+            drop(moving);
+            return first.await;
+        };
+        let begun = match select(first, Self::begin_elsewhere(frontend, prepared, moved)).await {
             Either::Left((Ok(begun), _)) | Either::Right((Ok(begun), _)) => Ok(begun),
             Either::Left((Err(_), second)) => second.await,
             Either::Right((Err(_), first)) => first.await,
-        }
+        };
+        drop(moving);
+        begun
     }
 
-    /// The same in a box, as it is asked for within itself.
+    /// Does what [`begin`](Self::begin) does, in a box: the two call each other.
     fn begin_elsewhere<'a>(
         frontend: &'a Arc<Frontend>,
         prepared: &'a Prepared,
@@ -63,7 +69,7 @@ impl Generation {
 pub(super) struct WaitsFor(Mutex<Option<Arc<Worker>>>);
 
 impl WaitsFor {
-    /// Takes note of the worker that is waited for from now on.
+    /// Sets the worker that the attempt waits for from now on.
     pub(super) fn set(&self, worker: &Arc<Worker>) {
         *self.worker() = Some(worker.clone());
     }
@@ -100,15 +106,16 @@ pub(crate) struct Displaced(Mutex<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// By their arrival, and a number that tells those of one moment apart.
+    /// Ordered by arrival. The number tells requests of one instant apart.
     waiting: BTreeSet<(Instant, u64)>,
     last: u64,
-    /// Those that have had their turn, and have not begun elsewhere yet.
+    /// The number of requests that had their turn and have not begun elsewhere yet.
     moving: usize,
 }
 
 impl Displaced {
-    /// Returns when it is a request's turn to begin elsewhere: its worker is suspect, and others have seats for it and all older ones.
+    /// Waits for a request's turn to begin elsewhere: its worker is suspect, and other workers have free
+    /// seats for it and for all older requests. Returns the suspect worker.
     async fn turn(
         &self,
         frontend: &Frontend,
@@ -123,7 +130,7 @@ impl Displaced {
                 if let Some(moving) = ticket.turn(free_seats(frontend, &attempts.exclude)) {
                     return (worker.id, moving);
                 }
-                sleep(LOOK).await;
+                sleep(LOOK_INTERVAL).await;
             }
         }
     }
@@ -166,7 +173,7 @@ impl Drop for Ticket<'_> {
     }
 }
 
-/// A request that begins elsewhere, until it has.
+/// A request that is beginning elsewhere.
 struct Moving<'a>(&'a Displaced);
 
 impl Drop for Moving<'_> {
@@ -175,7 +182,7 @@ impl Drop for Moving<'_> {
     }
 }
 
-/// Requests that workers can begin at once, but for these workers.
+/// Returns the number of requests that workers can begin at once, without the workers in `exclude`.
 fn free_seats(frontend: &Frontend, exclude: &[WorkerId]) -> usize {
     let seats = |worker: &Arc<Worker>| {
         let can = worker.backend.capabilities();
@@ -188,7 +195,7 @@ fn free_seats(frontend: &Frontend, exclude: &[WorkerId]) -> usize {
             && !exclude.contains(&worker.id);
         match can.max_running {
             _ if !begins_at_once => 0,
-            // It does not tell, and lets nobody wait.
+            // It reports no limit, and nothing waits there.
             0 => 1,
             most => most.saturating_sub(usize::try_from(load.running).unwrap_or(usize::MAX)),
         }

@@ -261,7 +261,7 @@ async fn request_stays_at_a_suspect_worker_while_others_are_busy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn error_behind_the_last_token_is_none() {
+async fn error_after_the_last_token_is_ignored() {
     let stand = Stand::of(1).await;
     let answer = Script::tokens(&[40, 41]).finish(Finish::Length);
     stand.backends[0].next_job(answer.fail(died()));
@@ -372,13 +372,14 @@ async fn outputs_behind_a_stop_string_are_left_out() {
         script.outputs[1].prefill = Some(late);
         script
     };
-    let sampling = || Sampling { stop: vec!["lazy".to_owned()], ..Sampling::default() };
+    let sampling = || Sampling { stop: vec!["lazy".to_owned()], logprobs: Some(0), ..Sampling::default() };
     let ended = Finish::StopString("lazy".to_owned());
 
     stand.backends[0].next_job(script());
     let (choices, attempted) = collect(&stand.frontend, &stand.text(sampling()).await).await.unwrap();
     assert_eq!((choices[0].events.text_alone(), &choices[0].finish), (Some("over the "), &ended));
     assert_eq!(attempted.prefill.cached_tokens, 1);
+    assert!(choices[0].logprobs.is_some(), "a late output takes none away");
     let counted = choices[0].tokens.len();
 
     stand.backends[0].next_job(script());

@@ -19,9 +19,10 @@ pub(super) fn tag(model: &ServedModel, tools: &ToolUse) -> Option<Constraint> {
     Some(Constraint::StructuralTag(tag.to_string().into()))
 }
 
-/// Either calls in the model's own format or an answer that `own` asks for, of a model that calls if
-/// it likes. `None` if there is nothing that calls are held to, or no way to: `own` alone holds then.
-/// As in vLLM (`adjust_request`, `vllm/parser/abstract_parser.py`), a single call is nothing beside it.
+/// Returns a constraint that allows calls in the model's own format or an answer that meets `own`, for a
+/// model that may call. `None` if calls are held to nothing, or no tag has their format: then `own` alone
+/// holds. As in vLLM (`adjust_request`, `vllm/parser/abstract_parser.py`), the limit to a single call does
+/// not hold calls to anything here.
 pub(in crate::pipeline) fn calls_or(model: &ServedModel, tools: &ToolUse, own: &Constraint) -> Option<Constraint> {
     if tools.allowed.is_none() && !has_strict(tools) {
         return None;
@@ -54,7 +55,7 @@ fn is_strict(tool: &Value) -> bool {
     tool["function"]["strict"] == true
 }
 
-/// Returns the structural tag that holds an answer to calls, for models that write them so.
+/// Returns the structural tag for calls in the model's own format. `None` if no tag has that format.
 fn structural_tag(model: &ServedModel, tools: &ToolUse, has_to_call: bool) -> Option<Value> {
     let format = &model.answers.whole;
     let lacks_token = |token| model.tokenizer.token_to_id(token).is_none();

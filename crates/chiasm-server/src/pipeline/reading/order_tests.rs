@@ -12,12 +12,12 @@ use crate::openai::{AnswerHead, Usage, chat};
 use crate::pipeline::FinishedChoice;
 use crate::responses::in_tests::Responses;
 
-/// A format, and how it writes what a model thinks and two calls.
+/// A format, with its spelling of reasoning and of two calls.
 struct Written {
     tools: &'static str,
     reasoning: &'static str,
     think: [&'static str; 2],
-    /// What stands before all calls, between them and behind them.
+    /// The markers before all calls, between them and behind them.
     around: [&'static str; 3],
     calls: [&'static str; 2],
 }
@@ -191,7 +191,7 @@ impl Chats {
     }
 }
 
-/// Pieces without what only one API says of a call, or says in its own way.
+/// Returns pieces without the parts of calls that differ between the APIs.
 fn bare(said: &Said) -> Vec<Piece> {
     let mut pieces = said.pieces.clone();
     for piece in &mut pieces {

@@ -260,7 +260,7 @@ async fn call_that_was_closed_before_the_cut_is_completed() {
 }
 
 #[tokio::test]
-async fn delta_over_a_border_keeps_its_order() {
+async fn delta_across_items_keeps_event_order() {
     let deltas = vec![
         said([piece(0, Some(("a", "f")), "{")]),
         said([piece(0, None, "}"), closed(), reasoning("hm"), text("so")]),

@@ -43,7 +43,7 @@ fn fields_become_what_the_pipeline_is_asked() {
 }
 
 #[test]
-fn penalties_are_those_of_the_sampling() {
+fn penalties_reach_the_sampling() {
     let sampling = |extra: Value| parse(&extra).unwrap().generate.sampling;
     let given = sampling(json!({"presence_penalty": 0.5, "frequency_penalty": -2}));
     assert_eq!((given.presence_penalty, given.frequency_penalty), (Some(0.5), Some(-2.0)));
@@ -52,7 +52,7 @@ fn penalties_are_those_of_the_sampling() {
 }
 
 #[test]
-fn either_field_asks_for_log_probabilities_of_the_text() {
+fn either_field_asks_for_logprobs_of_the_text() {
     let include = json!(["message.output_text.logprobs"]);
     for (extra, top) in [
         (json!({}), None),

@@ -1,4 +1,4 @@
-//! Workers that fail again and again, and those that merely say nothing.
+//! Workers that fail repeatedly, and workers that are merely silent.
 
 use chiasm_backend::fake::Script;
 use chiasm_backend::{Finish, JobError};
@@ -52,7 +52,7 @@ async fn becomes_half_open(stand: &Stand, worker: u32, pause: f64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failing_worker_costs_its_own_share_only() {
+async fn failing_worker_gets_five_requests_and_a_probe() {
     let stand = Stand::of(2).await;
     fails(&stand, 0, 6, || failed(500));
     answers(&stand, 1, 100);
@@ -90,7 +90,7 @@ async fn spent_budget_leaves_the_healthy_worker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_of_all_servers_are_told_as_a_gateways() {
+async fn failures_of_all_servers_become_gateway_errors() {
     for (status, expected) in [(500, 502), (503, 502), (504, 504)] {
         let stand = Stand::of(2).await;
         fails(&stand, 0, 1, || failed(status));
@@ -103,7 +103,7 @@ async fn failures_of_all_servers_are_told_as_a_gateways() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_key_opens_at_once_and_is_never_the_clients() {
+async fn refused_key_opens_at_once() {
     let stand = Stand::of(2).await;
     fails(&stand, 0, 1, key_refused);
     answers(&stand, 1, 3);
@@ -119,11 +119,11 @@ async fn refused_key_opens_at_once_and_is_never_the_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shortest_retry_after_of_all_servers_is_told() {
+async fn shortest_retry_after_of_all_servers_is_returned() {
     let stand = Stand::of(2).await;
     fails(&stand, 0, 1, || overloaded(429, 30));
     fails(&stand, 1, 1, || overloaded(503, 7));
-    // Of the second request nobody is asked.
+    // The second request reaches no server.
     for waited in [0, 2] {
         tokio::time::sleep(Duration::from_secs(waited)).await;
         let Err(Cause::Overloaded { status, retry_after, .. }) = ask(&stand).await else { panic!("it is taken") };
