@@ -270,7 +270,8 @@ fn words(status: &Status) -> String {
     }
 }
 
-/// How an engine went whose agent's connection failed so.
-fn lost(address: &str, status: &Status) -> Death {
-    Death::new(format!("the connection to the agent at {address} was lost: {}", words(status)))
+/// The end of an engine whose agent's connection failed. Clients may read it, so it has no address: logs
+/// name the worker beside it.
+fn lost(status: &Status) -> Death {
+    Death::new(format!("the connection to its agent was lost: {}", words(status)))
 }

@@ -118,7 +118,7 @@ impl Shared {
                     let is_refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
                     let since = *failing_since.get_or_insert_with(Instant::now);
                     if is_refused || since.elapsed() >= GONE {
-                        return self.end(Death::new(format!("{} can't be connected to: {error}", self.name)));
+                        return self.end(Death::new(format!("it can't be connected to: {error}")));
                     }
                 }
             }
@@ -215,7 +215,7 @@ impl DynamoBackend {
         let may_have_begun = asked.iter().any(|asked| asked.as_ref().err().is_none_or(|error| !error.is_unbegun()));
         // Requests that were taken are aborted when their answers are dropped.
         let answers = asked.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| {
-            let death = Death::new(format!("{}: {error}", shared.name));
+            let death = Death::new(error.to_string());
             if matches!(&error, AskError::Refused(words) if words.contains(NOT_THERE)) {
                 shared.end(death.clone());
             }

@@ -74,7 +74,7 @@ impl RunningDynamoJob {
 
     /// Takes in what has come of one continuation.
     fn take(&mut self, choice: usize, output: EngineOutput) -> Result<(), JobError> {
-        let nonsense = |what: &str| JobError::Dead(Death::new(format!("{} tells nonsense: {what}", self.shared.name)));
+        let nonsense = |what: &str| JobError::Dead(Death::new(format!("it tells nonsense: {what}")));
         let sampling = &self.job.sampling;
         let Some(continuation) = self.continuations.get_mut(choice) else { return Ok(()) };
         if continuation.has_ended {
@@ -167,7 +167,7 @@ impl RunningDynamoJob {
                 tracing::warn!(worker = self.shared.name, why, "a worker could not do a request");
                 JobError::Failed
             }
-            error => JobError::Dead(Death::new(format!("{}: {error}", self.shared.name))),
+            error => JobError::Dead(Death::new(error.to_string())),
         }
     }
 }

@@ -62,6 +62,15 @@ pub enum CallEnd {
     Unfinished,
 }
 
+impl CallEnd {
+    /// Returns the end of several calls, of which `next` is the last: unfinished if one is, because clients
+    /// run all calls of an answer or none.
+    #[must_use]
+    pub fn joined(before: Option<Self>, next: Self) -> Self {
+        if before == Some(Self::Unfinished) { Self::Unfinished } else { next }
+    }
+}
+
 /// An answer as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collected {

@@ -75,9 +75,10 @@ impl Jobs {
         let replies = replies.map_err(|_| Status::deadline_exceeded("it does not answer"))??.into_inner();
         let running = Arc::<Running>::default();
         let mut hearing = JoinSet::new();
-        let (hears, aborts, address) = (running.clone(), requests.clone(), link.address.clone());
+        let hears = running.clone();
+        let aborts = requests.clone();
         hearing.spawn(async move {
-            hears.hear(replies, &aborts, &address).await;
+            hears.hear(replies, &aborts).await;
         });
         Ok(Self { requests, running, last: AtomicU64::new(0), _hearing: hearing })
     }
@@ -161,20 +162,15 @@ fn message(request: Request) -> GenerateRequest {
 
 impl Running {
     /// Passes on what is told, to the end of the call, and ends all jobs then.
-    async fn hear(
-        &self,
-        mut replies: Streaming<GenerateReply>,
-        aborts: &mpsc::UnboundedSender<GenerateRequest>,
-        address: &str,
-    ) {
+    async fn hear(&self, mut replies: Streaming<GenerateReply>, aborts: &mpsc::UnboundedSender<GenerateRequest>) {
         loop {
             let events = match replies.message().await {
                 Ok(Some(GenerateReply { events })) => events,
                 Ok(None) => {
-                    let death = Death::new(format!("the agent at {address} says no more of its jobs"));
+                    let death = Death::new("its agent says no more of its jobs");
                     return self.end(death, Unheard::NotTaken);
                 }
-                Err(status) => return self.end(lost(address, &status), Unheard::Lost),
+                Err(status) => return self.end(lost(&status), Unheard::Lost),
             };
             let mut jobs = self.jobs();
             for JobEvent { job: number, event } in events {

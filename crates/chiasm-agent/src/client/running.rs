@@ -73,9 +73,7 @@ impl RunningAgentJob {
             }
             Event::Output(output) => {
                 let output = output_from_message(output).filter(|output| output.choice < self.open.len());
-                let output = output.ok_or_else(|| {
-                    JobError::Dead(Death::new(format!("the agent at {} tells nonsense", self.shared.link.address)))
-                })?;
+                let output = output.ok_or_else(|| JobError::Dead(Death::new("its agent tells nonsense")))?;
                 // Otherwise the agent has not heard yet that it is not wanted.
                 if self.open[output.choice] {
                     self.open[output.choice] = output.finish.is_none();
@@ -138,7 +136,7 @@ async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
             send_tensors(shared, &item.hash, &fields).await
         }
     };
-    sent.map_err(|status| not_taken(shared, &status))
+    sent.map_err(|status| not_taken(&status))
 }
 
 /// Has the agent get an item's tensors: it reads them here if both sides are told so, otherwise or if that fails they are sent.
@@ -171,12 +169,12 @@ impl TensorMemory for OwnMemory {
 }
 
 /// Why an agent did not take a job: what it refuses without being gone, another may take.
-fn not_taken(shared: &Shared, status: &Status) -> JobError {
+fn not_taken(status: &Status) -> JobError {
     match status.code() {
         Code::InvalidArgument | Code::OutOfRange => {
             JobError::Refused { field: "body".to_owned(), message: status.message().to_owned() }
         }
-        _ => JobError::NotTaken(lost(&shared.link.address, status)),
+        _ => JobError::NotTaken(lost(status)),
     }
 }
 

@@ -45,8 +45,8 @@ async fn follow(
             Ok(Some(WatchEvent { event: Some(event) })) => event,
             // A kind of event that a later version tells of.
             Ok(Some(WatchEvent { event: None })) => continue,
-            Ok(None) => return Death::new(format!("the agent at {} says no more of it", shared.link.address)),
-            Err(status) => return lost(&shared.link.address, &status),
+            Ok(None) => return Death::new("its agent says no more of it"),
+            Err(status) => return lost(&status),
         };
         let told = match event {
             Event::Ready(_) => Ok(()),
@@ -70,7 +70,7 @@ async fn follow(
             }
         };
         if let Err(why) = told {
-            return Death::new(format!("the agent at {} tells nonsense of its KV cache: {why}", shared.link.address));
+            return Death::new(format!("its agent tells nonsense of its KV cache: {why}"));
         }
     }
 }

@@ -65,15 +65,15 @@ pub(super) struct Events {
     open: Open,
     /// The index of the block that is open, or else of the next.
     index: usize,
-    /// The way the last call ended; `None` before the first one's end.
-    last_call: Option<CallEnd>,
+    /// The way the calls ended; `None` before the first one's end.
+    calls_end: Option<CallEnd>,
     /// The events that have not been sent yet.
     out: Vec<u8>,
 }
 
 impl Events {
     pub(super) fn new() -> Self {
-        Self { open: Open::Nothing, index: 0, last_call: None, out: Vec::new() }
+        Self { open: Open::Nothing, index: 0, calls_end: None, out: Vec::new() }
     }
 
     /// The events of a delta, of which the last one needs the usage of all; `None` if it has none.
@@ -90,7 +90,7 @@ impl Events {
                 }
                 AnswerEvent::Call(piece) => self.call(piece),
                 AnswerEvent::EndCall(end) => {
-                    self.last_call = Some(*end);
+                    self.calls_end = Some(CallEnd::joined(self.calls_end, *end));
                     self.close();
                 }
             }
@@ -101,7 +101,7 @@ impl Events {
                 self.enter(Open::Text, || Block::Text { text: "" });
                 self.close();
             }
-            let ending = Ending::new(finish, self.last_call);
+            let ending = Ending::new(finish, self.calls_end);
             write(&mut self.out, &Event::MessageDelta { delta: ending, usage: usage.into() });
         }
         (!self.out.is_empty()).then(|| std::mem::take(&mut self.out).into())

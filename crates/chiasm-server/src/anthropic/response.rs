@@ -58,11 +58,11 @@ pub(super) struct Ending<'a> {
 }
 
 impl<'a> Ending<'a> {
-    /// Creates the end of an answer. `last_call` is the end of its last call, if there is one. A
-    /// closed call wins over a stop sequence. An answer that ends within a call has no `tool_use`
-    /// as its reason: clients would run the unfinished call.
-    pub(super) fn new(finish: &'a Finish, last_call: Option<CallEnd>) -> Self {
-        let calls = last_call == Some(CallEnd::Closed);
+    /// Creates the end of an answer. `calls_end` is the end of its calls, if there are any. Closed
+    /// calls win over a stop sequence. An answer with an unfinished call has no `tool_use` as its
+    /// reason: clients would run that call, too.
+    pub(super) fn new(finish: &'a Finish, calls_end: Option<CallEnd>) -> Self {
+        let calls = calls_end == Some(CallEnd::Closed);
         let stop_reason = match finish {
             Finish::Length => Some("max_tokens"),
             // As in vLLM: Anthropic has no word for it.
@@ -108,19 +108,19 @@ pub(super) fn signature() -> String {
 /// events has a block with an empty text, because clients expect a first block.
 pub(super) fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Message<'a> {
     let mut content = Vec::new();
-    let mut last_call = None;
+    let mut calls_end = None;
     for event in choice.events.iter() {
         match event {
             AnswerEvent::Reasoning(text) => content.push(Block::Thinking { thinking: text, signature: signature() }),
             AnswerEvent::Text(text) => content.push(Block::Text { text }),
             AnswerEvent::Call(call) => content.push(tool_use(call)),
-            AnswerEvent::EndCall(end) => last_call = Some(*end),
+            AnswerEvent::EndCall(end) => calls_end = Some(CallEnd::joined(calls_end, *end)),
         }
     }
     if content.is_empty() {
         content.push(Block::Text { text: "" });
     }
-    head.message(content, Ending::new(&choice.finish, last_call), usage)
+    head.message(content, Ending::new(&choice.finish, calls_end), usage)
 }
 
 /// A call. Its input is an object even if what the model wrote is none.
@@ -220,7 +220,7 @@ mod tests {
         let stop = || Finish::StopString("x".to_owned());
         let closed = Some(CallEnd::Closed);
         let unfinished = Some(CallEnd::Unfinished);
-        for (finish, last_call, reason, sequence) in [
+        for (finish, calls_end, reason, sequence) in [
             (Finish::Eos, None, Some("end_turn"), None),
             (Finish::Eos, closed, Some("tool_use"), None),
             (Finish::Eos, unfinished, Some("end_turn"), None),
@@ -233,7 +233,7 @@ mod tests {
             (stop(), closed, Some("tool_use"), None),
         ] {
             let expected = Ending { stop_reason: reason, stop_sequence: sequence };
-            assert_eq!(Ending::new(&finish, last_call), expected, "{finish:?} {last_call:?}");
+            assert_eq!(Ending::new(&finish, calls_end), expected, "{finish:?} {calls_end:?}");
         }
     }
 }

@@ -254,13 +254,17 @@ impl Passing<'_> {
             };
             let Some((reservation, explanation)) = picked else { return Ok(Taken::Engine(self.tried)) };
             let worker = reservation.worker;
-            let taken = match self.frontend.fleet.worker(worker) {
-                Some(server) if server.backend.capabilities().input == InputForm::Tokens => {
+            // The worker may be half-open, and gets no other request until a trial ends. So the trial begins
+            // before anything can fail.
+            let server = self.frontend.fleet.worker(worker);
+            let trial = server.map(|server| (Trial::begin(&self.frontend.fleet, server.clone()), server));
+            let taken = match trial {
+                Some((_, server)) if server.backend.capabilities().input == InputForm::Tokens => {
                     return Ok(Taken::Engine(self.tried));
                 }
-                Some(server) => {
+                Some((trial, server)) => {
                     let explained = self.tell_page(explanation);
-                    self.give(server, reservation, begun, explained).await?
+                    self.give(server, trial, reservation, begun, explained).await?
                 }
                 None => Err(JobError::NotTaken(Death::new("it left in this moment"))),
             };
@@ -322,6 +326,7 @@ impl Passing<'_> {
     async fn give(
         &self,
         server: Arc<Worker>,
+        mut trial: Trial,
         reservation: Reservation,
         handed_over: Instant,
         explained: Option<u64>,
@@ -340,7 +345,6 @@ impl Passing<'_> {
                 Forward { prompt, ..self.with_names(class).await? }
             }
         };
-        let mut trial = Trial::begin(&self.frontend.fleet, server.clone());
         let first_token = Deadlines::of(self.caller.arrived, &self.frontend.limits).first_token;
         let begins = async {
             let answer = server.backend.forward(forward).await?;

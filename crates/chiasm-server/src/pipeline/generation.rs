@@ -86,7 +86,10 @@ impl Generation {
                     generation.hung = None;
                     return Ok(generation);
                 }
-                Err(failure) => attempts.again(frontend, prepared, failure).await?,
+                Err((failure, after)) => {
+                    attempts = after;
+                    attempts.again(frontend, prepared, failure).await?;
+                }
             }
         }
     }
@@ -110,6 +113,16 @@ impl Generation {
     /// The deltas of all continuations as they come, each marked with its continuation's index.
     pub(crate) fn into_deltas(self) -> Deltas {
         Deltas { generation: Some(Box::new(self)) }
+    }
+
+    /// Waits for the whole answer.
+    async fn finish(mut self) -> Result<(Vec<FinishedChoice>, Attempted), Failure> {
+        let mut partial: Vec<ChoiceDelta> = self.choices.iter().map(|_| ChoiceDelta::default()).collect();
+        while let Some(delta) = self.next_delta().await? {
+            partial[delta.index].append(delta);
+        }
+        let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Result<_, _>>()?;
+        Ok((choices, self.attempted))
     }
 
     async fn attempt(
@@ -390,7 +403,10 @@ pub(crate) async fn collect(
     loop {
         match collect_once(frontend, prepared, &attempts).await {
             Ok(done) => return Ok(done),
-            Err(failure) => attempts.again(frontend, prepared, failure).await?,
+            Err((failure, after)) => {
+                attempts = after;
+                attempts.again(frontend, prepared, failure).await?;
+            }
         }
     }
 }
@@ -399,14 +415,9 @@ async fn collect_once(
     frontend: &Arc<Frontend>,
     prepared: &Prepared,
     attempts: &Attempts,
-) -> Result<(Vec<FinishedChoice>, Attempted), Failure> {
-    let mut generation = Generation::begin(frontend, prepared, attempts).await?;
-    let mut partial: Vec<ChoiceDelta> = generation.choices.iter().map(|_| ChoiceDelta::default()).collect();
-    while let Some(delta) = generation.next_delta().await? {
-        partial[delta.index].append(delta);
-    }
-    let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Result<_, _>>()?;
-    Ok((choices, generation.attempted))
+) -> Result<(Vec<FinishedChoice>, Attempted), (Failure, Attempts)> {
+    let generation = Generation::begin(frontend, prepared, attempts).await?;
+    generation.finish().await.map_err(|failure| (failure, attempts.clone()))
 }
 
 #[cfg(test)]

@@ -123,8 +123,9 @@ pub(super) struct Reader {
 #[derive(Debug, Default)]
 struct Calls {
     begun: usize,
-    /// The way the last one ended; `None` while it goes on.
-    last: Option<CallEnd>,
+    is_open: bool,
+    /// The way those that ended did.
+    ended: Option<CallEnd>,
 }
 
 impl Reader {
@@ -144,8 +145,9 @@ impl Reader {
         let Self { parser, reading, calls } = self;
         parser.finish(&mut EventSink { reading, calls, events: &mut delta.events });
         let ended_by_itself = matches!(delta.finish, Some(Finish::Eos | Finish::StopToken(_)));
-        // Clients run the calls of an answer with this finish, so half a call at its end must not have it.
-        if reading.ends_with_calls && ended_by_itself && calls.last == Some(CallEnd::Closed) {
+        // Clients run the calls of an answer with this finish, so an answer with half a call must not have it.
+        let are_whole = !calls.is_open && calls.ended == Some(CallEnd::Closed);
+        if reading.ends_with_calls && ended_by_itself && are_whole {
             delta.finish = Some(Finish::ToolCalls);
         }
     }
@@ -179,7 +181,7 @@ impl Sink for EventSink<'_> {
         };
         self.events.push(AnswerEvent::Call(first));
         self.calls.begun += 1;
-        self.calls.last = None;
+        self.calls.is_open = true;
     }
 
     fn arguments(&mut self, json: &str) {
@@ -189,7 +191,8 @@ impl Sink for EventSink<'_> {
     }
 
     fn end_call(&mut self, end: CallEnd) {
-        self.calls.last = Some(end);
+        self.calls.is_open = false;
+        self.calls.ended = Some(CallEnd::joined(self.calls.ended, end));
         self.events.push(AnswerEvent::EndCall(end));
     }
 }

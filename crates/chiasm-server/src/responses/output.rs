@@ -128,9 +128,10 @@ impl Answer {
         if let Some(finish) = &delta.finish {
             let is_cut = *finish == Finish::Length;
             self.incomplete_reason = is_cut.then_some(IncompleteReason::MaxOutputTokens);
-            let is_incomplete = is_cut || self.items.last().is_some_and(Item::is_unfinished_call);
+            let is_incomplete = is_cut || self.items.iter().any(Item::is_unfinished_call);
             self.status = if is_incomplete { Status::Incomplete } else { Status::Completed };
-            self.close(self.status);
+            // An unfinished call was closed before.
+            self.close(if is_cut { Status::Incomplete } else { Status::Completed });
         }
     }
 

@@ -26,7 +26,7 @@ pub(super) enum Failure {
     Declined(WorkerId, WorkerFault),
     /// The worker died or hangs with the request in it.
     Lost(WorkerId, Death),
-    /// The worker, a server, failed with the request in it.
+    /// The worker, a server, failed with the request in it, and told so.
     Failed(WorkerId, WorkerFault),
     /// The request can't be served.
     Final(RequestError),
@@ -87,8 +87,9 @@ impl Attempts {
                 self.lost_in_engine(frontend, prepared, worker, cause)
             }
             Failure::Failed(worker, fault) => {
+                // The server has told its failure, so the prompt did not kill it.
                 self.faults.push(fault.clone());
-                self.lost_in_engine(frontend, prepared, worker, fault.into())
+                self.lost_with(frontend, worker, fault)
             }
             Failure::Final(error) => {
                 let error = self.or_servers(frontend, error);
@@ -223,6 +224,12 @@ impl Attempts {
         moved.exclude.insert(moved.lost, worker);
         moved.lost += 1;
         Some(moved)
+    }
+
+    /// Returns the state after the attempt that the request was moved from has failed, too.
+    pub(super) fn after_failure(self, failure: &Failure) -> Self {
+        let is_in_engine = matches!(failure, Failure::Lost(..));
+        Self { lost_in_engines: self.lost_in_engines + usize::from(is_in_engine), ..self }
     }
 
     /// The error of a request that no worker takes which is given tokens. It is left to servers that are given messages if it may be and

@@ -28,27 +28,35 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 impl Generation {
     /// Attempts the request until its first output. If its worker becomes suspect before that, it is begun elsewhere, too: whichever
     /// begins first goes on, and the other is aborted.
+    ///
+    /// # Errors
+    /// The last failure, and the attempts before that one.
     pub(super) async fn begin(
         frontend: &Arc<Frontend>,
         prepared: &Prepared,
         attempts: &Attempts,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, (Failure, Attempts)> {
+        let alone = |failure| (failure, attempts.clone());
         let waits_for = WaitsFor::default();
         let mut first = pin!(Self::first_delta(frontend, prepared, attempts, &waits_for));
         let turn = pin!(frontend.displaced.turn(frontend, prepared.arrived, &waits_for, attempts));
         let (worker, moving) = match select(first.as_mut(), turn).await {
-            Either::Left((begun, _)) => return begun,
+            Either::Left((begun, _)) => return begun.map_err(alone),
             Either::Right((turn, _)) => turn,
         };
         let Some(moved) = attempts.moved_from(frontend, worker) else {
             // It stays where it is: the seat is another request's.
             drop(moving);
-            return first.await;
+            return first.await.map_err(alone);
         };
         let begun = match select(first, Self::begin_elsewhere(frontend, prepared, moved)).await {
             Either::Left((Ok(begun), _)) | Either::Right((Ok(begun), _)) => Ok(begun),
-            Either::Left((Err(_), second)) => second.await,
-            Either::Right((Err(_), first)) => first.await,
+            Either::Left((Err(failure), second)) => {
+                second.await.map_err(|(last, after)| (last, after.after_failure(&failure)))
+            }
+            Either::Right((Err((last, after)), first)) => {
+                first.await.map_err(|failure| (last, after.after_failure(&failure)))
+            }
         };
         drop(moving);
         begun
@@ -59,7 +67,7 @@ impl Generation {
         frontend: &'a Arc<Frontend>,
         prepared: &'a Prepared,
         attempts: Attempts,
-    ) -> BoxFuture<'a, Result<Self, Failure>> {
+    ) -> BoxFuture<'a, Result<Self, (Failure, Attempts)>> {
         async move { Self::begin(frontend, prepared, &attempts).await }.boxed()
     }
 }

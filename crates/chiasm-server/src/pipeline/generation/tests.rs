@@ -229,6 +229,23 @@ async fn request_without_token_leaves_a_suspect_worker() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn moved_request_counts_both_workers_that_die() {
+    let stand = Stand::of(4).await;
+    stand.backends[0].fall_silent(true);
+    stand.backends[0].next_job(Script { pause: Duration::from_secs(20), ..Script::default().fail(died()) });
+    stand.backends[1].next_job(Script { pause: Duration::from_secs(30), ..Script::default().fail(died()) });
+    for backend in &stand.backends[2..] {
+        backend.next_job(Script::refuse(died()));
+    }
+    let prompt = stand.text(Sampling::default()).await;
+    let error = collect(&stand.frontend, &prompt).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::EngineGone(_)), "{error}");
+    let jobs = stand.backends.iter().map(|backend| backend.jobs().len());
+    assert_eq!(jobs.sum::<usize>(), 3, "as many as without a move");
+    assert_eq!(stand.frontend.metrics.retries(Retry::Quarantined), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn suspect_worker_that_answers_first_keeps_its_request() {
     let stand = Stand::of(2).await;
     stand.backends[0].fall_silent(true);

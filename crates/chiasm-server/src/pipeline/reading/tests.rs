@@ -137,6 +137,17 @@ fn without_functions_calls_are_text_and_without_a_format_all_is() {
 }
 
 #[test]
+fn broken_call_before_a_closed_one_is_not_to_be_run() {
+    let model = model("hermes", "none");
+    let answer = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1} x</tool_call>\
+                  <tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+    let whole = whole(deltas(&model, Some(&tools(ToolChoice::Auto)), "", answer));
+    let ends: Vec<_> = whole.events.calls().into_iter().map(|call| call.end).collect();
+    assert_eq!(ends, [CallEnd::Unfinished, CallEnd::Closed]);
+    assert_eq!(whole.finish, Some(Finish::Eos), "clients run all calls of an answer or none");
+}
+
+#[test]
 fn what_the_prompt_has_closed_is_no_reasoning() {
     let model = model("none", "qwen3");
     let pair = |reasoning: &str, text: &str| (reasoning.to_owned(), text.to_owned());
