@@ -60,7 +60,11 @@ impl StreamApi {
     /// Returns `true` if an event ends its stream. A server's own error does so, too.
     pub(crate) fn is_end(self, name: &[u8], data: &[u8]) -> bool {
         match self {
-            Self::Completions => data == b"[DONE]" || data.starts_with(b"{\"error\"") || name == b"error",
+            Self::Completions => {
+                // Some servers write `"error": null` into each chunk.
+                let error = data.strip_prefix(b"{\"error\":").map(<[u8]>::trim_ascii_start);
+                data == b"[DONE]" || name == b"error" || error.is_some_and(|error| !error.starts_with(b"null"))
+            }
             Self::Responses => {
                 matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed" | b"error")
             }
@@ -116,6 +120,7 @@ mod tests {
     #[test]
     fn text_about_an_end_is_no_end() {
         assert!(!StreamApi::Completions.is_end(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#));
+        assert!(!StreamApi::Completions.is_end(b"", br#"{"error": null,"choices":[]}"#));
         assert!(!StreamApi::Messages.is_end(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#));
         assert!(!StreamApi::Responses.is_end(b"response.created", b"{}"));
     }

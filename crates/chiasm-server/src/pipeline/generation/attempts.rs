@@ -134,12 +134,14 @@ impl Attempts {
         // Before the look at the workers, so that no change is missed.
         let mut changes = frontend.fleet.changes();
         let never_tried = self.lost + self.declined;
-        if matches!(error.cause, Cause::Silent) && frontend.fleet.has_suspect() {
+        let was_suspect = matches!(error.cause, Cause::Silent);
+        if was_suspect && frontend.fleet.has_suspect() {
             self.exclude.truncate(never_tried);
             // It can't fail: the fleet has the sender.
             return within(deadline, changes.changed()).await.map(drop);
         }
-        if self.exclude.len() > never_tried && frontend.fleet.can_answer() {
+        // A suspect worker may have answered since the pick.
+        if (was_suspect || self.exclude.len() > never_tried) && frontend.fleet.can_answer() {
             self.exclude.truncate(never_tried);
             return within(deadline, tokio::time::sleep(PAUSE)).await;
         }
