@@ -18,6 +18,9 @@ use crate::pipeline::retries::MAX_MOVES;
 /// Before workers are tried again that could not be given a request, as they were about to leave.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The status of a server's failure if its connection broke, or if a proxy says so.
+const BAD_GATEWAY: u16 = 502;
+
 /// Why an attempt ended early.
 pub(super) enum Failure {
     /// The worker was gone before it had the request.
@@ -26,7 +29,7 @@ pub(super) enum Failure {
     Declined(WorkerId, WorkerFault),
     /// The worker died or hangs with the request in it.
     Lost(WorkerId, Death),
-    /// The worker, a server, failed with the request in it, and told so.
+    /// The worker, a server, failed with the request in it.
     Failed(WorkerId, WorkerFault),
     /// The request can't be served.
     Final(RequestError),
@@ -87,9 +90,14 @@ impl Attempts {
                 self.lost_in_engine(frontend, prepared, worker, cause)
             }
             Failure::Failed(worker, fault) => {
-                // The server has told its failure, so the prompt did not kill it.
+                // A server that tells its own failure was not killed by the prompt.
+                let may_have_died = matches!(fault, WorkerFault::Failed { status: BAD_GATEWAY, .. });
                 self.faults.push(fault.clone());
-                self.lost_with(frontend, worker, fault)
+                if may_have_died {
+                    self.lost_in_engine(frontend, prepared, worker, fault.into())
+                } else {
+                    self.lost_with(frontend, worker, fault)
+                }
             }
             Failure::Final(error) => {
                 let error = self.or_servers(frontend, error);

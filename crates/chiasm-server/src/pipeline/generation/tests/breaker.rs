@@ -103,6 +103,17 @@ async fn failures_of_all_servers_become_gateway_errors() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn only_broken_connections_quarantine_a_prompt() {
+    for (status, quarantined) in [(502, 1), (500, 0)] {
+        let stand = Stand::of(3).await;
+        (0..3).for_each(|worker| fails(&stand, worker, 1, || failed(status)));
+        let error = ask(&stand).await.unwrap_err();
+        assert!(matches!(error, Cause::ServerFailed { .. }), "{error}");
+        assert_eq!(stand.frontend.metrics.retries(Retry::Quarantined), quarantined, "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_key_opens_at_once() {
     let stand = Stand::of(2).await;
     fails(&stand, 0, 1, key_refused);
