@@ -5,6 +5,8 @@ use crate::cross::Target;
 use crate::dist::Profile;
 use crate::error::Error;
 use crate::sglang_env;
+use crate::test_run::Asked;
+use crate::test_steps;
 use crate::vllm_env::VLLM_VERSION;
 use crate::vllm_overlay::{NEWEST, VERSIONS};
 
@@ -12,11 +14,15 @@ use crate::vllm_overlay::{NEWEST, VERSIONS};
 pub(crate) const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test [--no-vllm | --vllm VERSION | --vllm all] [--sglang [VERSION]]
-                    everything that has to pass: format, lints, docs, licences, tests, real engines of the newest vLLM
+  test [--no-vllm | --vllm VERSION | --vllm all] [--sglang [VERSION]] [--no-budgets] [STEP…]
+                    everything that has to pass: format, lints, docs, licences, tests, real engines of the newest vLLM;
+                    or the steps that are named: format build tests lints docs licences arm etcd dynamo page prometheus
+                    manifests weather vllm real-engines processor real-processor clients real-engine nixl plugin
+                    dynamo-tensors wheel drift real-sglang
                     --vllm takes engines of another version, or of each, the newest first, and keeps what passed in
                     docs/versions.md; --no-vllm leaves them out, loudly; --sglang adds real SGLang servers,
-                    of the newest version unless another one is named
+                    of the newest version unless another one is named; --no-budgets lets steps take any time
+  check             format, lints, and unit tests of the crates that have changed since the branch left main
   soak [--minutes N] [--seed S]
                     mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
                     random seed unless they are given
@@ -108,14 +114,9 @@ pub(crate) enum Command {
         json: bool,
         sides: DoorSides,
     },
-    /// Tests with real engines of these versions, one after the other.
-    Test {
-        versions: Vec<&'static str>,
-        /// Whether what passed is kept, for `docs/versions.md`.
-        record: bool,
-        /// The version of SGLang that there are tests with, too.
-        sglang: Option<&'static str>,
-    },
+    Test(Asked),
+    /// Formats, lints and unit tests of changed crates.
+    Check,
     /// Builds what people install.
     Dist {
         profile: Profile,
@@ -166,20 +167,28 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false, sides: DoorSides::default() }
             }
         },
-        "test" => Command::Test { versions: vec![NEWEST], record: false, sglang: None },
+        "test" => Command::Test(Asked {
+            versions: vec![NEWEST],
+            record: false,
+            sglang: None,
+            steps: Vec::new(),
+            has_budgets: true,
+        }),
+        "check" => Command::Check,
         "soak" => Command::Soak { minutes: 2, seed: None },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
     };
     while let Some(flag) = flags.next() {
         match (flag.as_str(), &mut command) {
-            ("--no-vllm", Command::Test { versions, .. }) => versions.clear(),
-            ("--sglang", Command::Test { sglang, .. }) => {
-                let named = flags.next_if(|next| !next.starts_with("--"));
-                *sglang = Some(named.map_or(Ok(sglang_env::NEWEST), |name| sglang_version(name))?);
+            ("--no-vllm", Command::Test(asked)) => asked.versions.clear(),
+            ("--no-budgets", Command::Test(asked)) => asked.has_budgets = false,
+            ("--sglang", Command::Test(asked)) => {
+                let named = flags.next_if(|next| next.starts_with(|first: char| first.is_ascii_digit()));
+                asked.sglang = Some(named.map_or(Ok(sglang_env::NEWEST), |name| sglang_version(name))?);
             }
-            ("--vllm", Command::Test { versions, record, .. }) => {
-                *record = true;
-                *versions = match flags.next().map(String::as_str) {
+            ("--vllm", Command::Test(asked)) => {
+                asked.record = true;
+                asked.versions = match flags.next().map(String::as_str) {
                     Some("all") => VERSIONS.into_iter().rev().collect(),
                     name => vec![version(name)?],
                 }
@@ -228,10 +237,14 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 sides.engines = number.ok_or_else(|| Error::Engines { found: found.to_owned() })?;
             }
             ("--help" | "-h", _) => return Ok(Command::Help),
+            (step, Command::Test(asked)) if !step.starts_with('-') => asked.steps.push(step.to_owned()),
             _ => {
                 return Err(Error::UnknownFlag { command: name.clone(), flag: flag.clone() });
             }
         }
+    }
+    if let Command::Test(Asked { steps, .. }) = &command {
+        test_steps::named(steps)?;
     }
     Ok(command)
 }
@@ -281,21 +294,43 @@ mod tests {
         assert_eq!(parse_words("models --help").unwrap(), Command::Help);
     }
 
+    /// What `test` with these flags asks for.
+    fn asked(flags: &str) -> Result<Asked, Error> {
+        match parse_words(&format!("test {flags}"))? {
+            Command::Test(asked) => Ok(asked),
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn test_leaves_the_engines_out_only_when_told() {
-        let told =
-            |versions: &[&'static str], record| Command::Test { versions: versions.to_vec(), record, sglang: None };
-        let test = |versions| told(versions, true);
-        assert_eq!(parse_words("test").unwrap(), told(&["0.33.0"], false));
-        assert_eq!(parse_words("test --no-vllm").unwrap(), told(&[], false));
-        let with_sglang = |version| Command::Test { versions: Vec::new(), record: false, sglang: Some(version) };
-        assert_eq!(parse_words("test --sglang --no-vllm").unwrap(), with_sglang("0.5.23"));
-        assert_eq!(parse_words("test --no-vllm --sglang 0.5.22").unwrap(), with_sglang("0.5.22"));
-        assert!(parse_words("test --sglang 0.1").is_err());
-        assert_eq!(parse_words("test --vllm 0.32").unwrap(), test(&["0.32.0"]));
-        assert_eq!(parse_words("test --vllm all").unwrap(), test(&["0.33.0", "0.32.0", "0.31.0"]));
-        let error = parse_words("test --vllm 0.30").unwrap_err().to_string();
-        assert!(error.contains("0.31.0, 0.32.0, 0.33.0") && parse_words("test --vllm").is_err(), "{error}");
+        let all = asked("").unwrap();
+        assert_eq!((all.versions, all.record, all.sglang, all.has_budgets), (vec!["0.33.0"], false, None, true));
+        assert_eq!(asked("--no-vllm").unwrap().versions, [""; 0]);
+        let with_sglang = |flags| asked(flags).map(|asked| asked.sglang);
+        assert_eq!(with_sglang("--sglang --no-vllm").unwrap(), Some("0.5.23"));
+        assert_eq!(with_sglang("--no-vllm --sglang 0.5.22").unwrap(), Some("0.5.22"));
+        assert!(with_sglang("--sglang 0.1").is_err());
+        let with_vllm = |flags| asked(flags).map(|asked| (asked.versions, asked.record));
+        assert_eq!(with_vllm("--vllm 0.32").unwrap(), (vec!["0.32.0"], true));
+        assert_eq!(with_vllm("--vllm all").unwrap(), (vec!["0.33.0", "0.32.0", "0.31.0"], true));
+        let error = with_vllm("--vllm 0.30").unwrap_err().to_string();
+        assert!(error.contains("0.31.0, 0.32.0, 0.33.0") && with_vllm("--vllm").is_err(), "{error}");
+    }
+
+    #[test]
+    fn test_takes_the_steps_to_run() {
+        assert_eq!(asked("lints --no-budgets page").unwrap().steps, ["lints", "page"]);
+        assert!(!asked("tests --no-budgets").unwrap().has_budgets);
+        assert_eq!(asked("--sglang real-sglang").unwrap().steps, ["real-sglang"]);
+        assert!(asked("pages").unwrap_err().to_string().contains("`pages`"));
+    }
+
+    #[test]
+    fn usage_names_all_steps() {
+        for step in test_steps::plan(true, true) {
+            assert!(USAGE.contains(step.name), "{}", step.name);
+        }
     }
 
     #[test]
@@ -384,6 +419,5 @@ mod tests {
         let error = parse_words("models --no-vllm").unwrap_err();
         assert!(error.to_string().contains("--no-vllm"), "{error}");
         assert!(parse_words("test --no-vlm").is_err());
-        assert!(parse_words("test real_vllm").is_err());
     }
 }

@@ -16,6 +16,12 @@ pub(crate) enum Error {
     #[error("`{command}` does not take `{flag}`, see `cargo xtask help`")]
     UnknownFlag { command: String, flag: String },
 
+    #[error("there is no step `{name}`; there are {known}")]
+    UnknownStep { name: String, known: String },
+
+    #[error("what Chiasm relies on has changed, see above")]
+    Drifted,
+
     #[error("there is no bench `{name}`, see `cargo xtask help`")]
     UnknownBench { name: String },
 

@@ -3,7 +3,9 @@
 //! | file | is |
 //! |---|---|
 //! | `command_line` | what was asked for |
-//! | `test_steps`, `test_run` | the table of what `test` does; walking it |
+//! | `test_steps`, `test_run`, `test_step_run` | the table of what `test` does; walking it; one step |
+//! | `check` | the short form of `test`, for changed crates |
+//! | `real_engines` | the environments and models of the real engines, made beside other work |
 //! | `debian`, `etcd`, `chromium`, `prometheus`, `nginx` | packages unpacked without root, and programs of them for tests and benches |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
@@ -30,6 +32,7 @@
 
 mod agent_proto;
 mod bench_peers;
+mod check;
 mod child;
 mod chromium;
 mod clients_env;
@@ -52,10 +55,12 @@ mod page_links;
 mod plugin;
 mod prometheus;
 mod python;
+mod real_engines;
 mod sbom;
 mod sglang_env;
 mod soak;
 mod test_run;
+mod test_step_run;
 mod test_steps;
 mod versions_page;
 mod vllm_drift;
@@ -75,7 +80,7 @@ use crate::workspace::Workspace;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match command_line::parse(&arguments).and_then(run) {
+    match command_line::parse(&arguments).and_then(|command| run(command, &arguments)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
@@ -84,11 +89,22 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs a command in the release build of this program.
+fn optimized(setup: &Setup, arguments: &[String]) -> Result<(), Error> {
+    let mut cargo = test_run::cargo(&setup.workspace);
+    cargo.args(["run", "--quiet", "--release", "--package", "xtask", "--"]).args(arguments);
+    match cargo.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Error::Failed { what: arguments.join(" "), status, log: String::new() }),
+        Err(source) => Err(Error::Spawn { program: "cargo".to_owned(), source }),
+    }
+}
+
 fn exit_code(passed: bool) -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run(command: Command) -> Result<ExitCode, Error> {
+fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
     let setup = || -> Result<Setup, Error> {
         Ok(Setup { workspace: Workspace::find()?, output: Output::Terminal, cancel: Cancel::default() })
     };
@@ -129,6 +145,8 @@ fn run(command: Command) -> Result<ExitCode, Error> {
                 _ => goldens::compare(&setup, &env, &models)?,
             }
         }
+        // What makes the load has to be fast.
+        Command::BenchPeers { .. } if cfg!(debug_assertions) => optimized(&setup()?, arguments)?,
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
         Command::Dist { profile, target, test } => {
@@ -146,9 +164,8 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         Command::ModelsPage => models_page::run(&setup()?)?,
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
-        Command::Test { versions, record, sglang } => {
-            return test_run::run(&Workspace::find()?, &versions, record, sglang).map(exit_code);
-        }
+        Command::Test(asked) => return test_run::run(&Workspace::find()?, &asked).map(exit_code),
+        Command::Check => check::run(&setup()?)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,17 +1,24 @@
 //! What `cargo xtask test` does, in its order. A new check is a new line in the table.
 //!
-//! All steps use the release profile, and the whole workspace with one set of features: so dependencies are checked
+//! All steps use the dev profile, and the whole workspace with one set of features: so dependencies are checked
 //! once (clippy and doc share that) and compiled once. `-p CRATE` instead would pick other features of the dependencies
 //! and compile many of them a second time. So would a feature for tests that need real engines: these are `#[ignore]`d.
 //!
-//! Budgets are what a step may take on two idle cores, with room for a third more. Machines that run this are seldom idle: twice
-//! the budget is a failure. Steps that compile or download have none, as they depend on what is in caches.
+//! Steps with real engines run beside the others: most of their time is one core's, which imports Python modules.
+//!
+//! Budgets are what a step took on two cores with nothing else to do, beside the other steps. The run names every step
+//! that takes a fifth more. Twice the budget is a failure. Steps that compile or download have no budget, as they
+//! depend on what is in caches.
 
 use std::time::Duration;
+
+use crate::error::Error;
 
 /// One thing that has to pass.
 #[derive(Debug)]
 pub(crate) struct Step {
+    /// What `cargo xtask test NAME` calls it.
+    pub(crate) name: &'static str,
     pub(crate) title: &'static str,
     pub(crate) action: Action,
     /// Variables set for this step.
@@ -24,8 +31,8 @@ pub(crate) struct Step {
 /// How a step is done.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// cargo with these arguments.
-    Cargo(&'static [&'static str]),
+    /// cargo with these arguments, which spaces divide.
+    Cargo(&'static str),
     /// Holding the manifests of `deploy/kubernetes` against Kubernetes' schemas.
     Manifests,
     /// Waiting for the environment and the models that are being made in the background.
@@ -70,235 +77,102 @@ pub(crate) enum Needs {
 /// The ARM target whose vector code is compiled, though not run.
 pub(crate) const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
 
-const fn seconds(seconds: u64) -> Option<Duration> {
-    Some(Duration::from_secs(seconds))
+/// Tests that need more than the toolchain, by the beginning of their paths. They run one at a time: engines are big, and
+/// several that start at once slow each other down.
+macro_rules! in_turn {
+    ($tests:literal) => {
+        Action::Cargo(concat!("test --workspace --test testsuite -- ", $tests, " --ignored --test-threads=1"))
+    };
 }
 
 const STEPS: &[Step] = &[
-    Step {
-        title: "format",
-        action: Action::Cargo(&["fmt", "--all", "--check"]),
-        variables: &[],
-        needs: Needs::Toolchain,
-        budget: seconds(20),
-    },
-    Step {
-        title: "lints",
-        action: Action::Cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-Dwarnings"]),
-        variables: &[],
-        needs: Needs::Toolchain,
-        budget: None,
-    },
-    Step {
-        title: "docs",
-        action: Action::Cargo(&["doc", "--release", "--workspace", "--no-deps"]),
-        variables: &[("RUSTDOCFLAGS", "-Dwarnings")],
-        needs: Needs::Toolchain,
-        budget: None,
-    },
-    Step {
-        title: "licences, bans, sources",
-        action: Action::Cargo(&["deny", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"]),
-        variables: &[],
-        needs: Needs::CargoDeny,
-        budget: seconds(60),
-    },
-    Step {
-        title: "vector code for ARM compiles",
-        action: Action::Cargo(&["check", "--release", "--package=chiasm-vision", "--target", ARM_TARGET]),
-        variables: &[("RUSTFLAGS", "-Dwarnings")],
-        needs: Needs::ArmTarget,
-        budget: None,
-    },
-    Step {
-        title: "build",
-        action: Action::Cargo(&["test", "--release", "--workspace", "--no-run"]),
-        variables: &[],
-        needs: Needs::Toolchain,
-        budget: None,
-    },
-    Step {
-        title: "tests",
-        action: Action::Cargo(&["test", "--release", "--workspace"]),
-        variables: &[],
-        needs: Needs::Toolchain,
-        budget: seconds(360),
-    },
-    Step {
-        title: "discovery by etcd",
-        action: Action::Cargo(&[
-            "test",
-            "--release",
-            "--workspace",
-            "--lib",
-            "--test",
-            "agents",
-            "--",
-            "etcd",
-            "--ignored",
-        ]),
-        variables: &[],
-        needs: Needs::Etcd,
-        budget: seconds(90),
-    },
-    Step {
-        title: "workers of Dynamo",
-        action: Action::Cargo(&[
-            "test",
-            "--release",
-            "--workspace",
-            "--test",
-            "dynamo",
-            "--",
-            "--ignored",
-            "--test-threads=1",
-        ]),
-        variables: &[],
-        needs: Needs::Dynamo,
-        budget: seconds(90),
-    },
-    Step {
-        title: "live page in a browser",
-        action: Action::Cargo(&[
-            "test",
-            "--release",
-            "--workspace",
-            "--test",
-            "page",
-            "--",
-            "--ignored",
-            "--test-threads=1",
-        ]),
-        variables: &[],
-        needs: Needs::Chromium,
-        budget: seconds(60),
-    },
-    Step {
-        title: "dashboard and alerts in Prometheus",
-        action: Action::Cargo(&[
-            "test",
-            "--release",
-            "--workspace",
-            "--test",
-            "operations",
-            "--",
-            "prometheus",
-            "--ignored",
-        ]),
-        variables: &[],
-        needs: Needs::Prometheus,
-        budget: seconds(40),
-    },
-    Step {
-        title: "Kubernetes manifests",
-        action: Action::Manifests,
-        variables: &[],
-        needs: Needs::Python,
-        budget: None,
-    },
-    Step {
-        title: "any weather",
-        action: Action::Cargo(crate::soak::ARGUMENTS),
-        variables: &[("CHIASM_SOAK_SECONDS", "120")],
-        needs: Needs::Toolchain,
-        budget: seconds(180),
-    },
-    Step {
-        title: "vLLM and models ready",
-        action: Action::AwaitEngines,
-        variables: &[],
-        needs: Needs::RealEngines,
-        budget: None,
-    },
-    Step {
-        title: "tensors read by NIXL",
-        action: Action::Cargo(&[
-            "test",
-            "--release",
-            "--workspace",
-            "--lib",
-            "--test",
-            "processes",
-            "--test",
-            "agents",
-            "--",
-            "by_nixl",
-            "--ignored",
-            "--test-threads=1",
-        ]),
-        variables: &crate::vllm_env::ENGINE_VARIABLES,
-        needs: Needs::RealEngines,
-        budget: seconds(90),
-    },
-    Step {
-        title: "plugin for vLLM",
-        action: Action::PluginTests,
-        variables: &[],
-        needs: Needs::RealEngines,
-        budget: seconds(60),
-    },
-    Step {
-        title: "vLLM's processor",
-        action: Action::ProcessorTests,
-        variables: &[],
-        needs: Needs::RealEngines,
-        budget: seconds(90),
-    },
-    Step {
-        title: "tensors for workers of Dynamo",
-        action: Action::Cargo(&[
-            "test",
-            "--release",
-            "--workspace",
-            "--test",
-            "dynamo",
-            "--",
-            "dynamo_reads_what_vllm_s_own_processor_makes",
-            "--ignored",
-        ]),
-        variables: &[],
-        needs: Needs::RealEnginesAndDynamo,
-        budget: seconds(60),
-    },
-    Step {
-        title: "installed wheel",
-        action: Action::Wheel,
-        variables: &[],
-        needs: Needs::RealEngines,
-        budget: seconds(90),
-    },
-    Step { title: "drift", action: Action::Drift, variables: &[], needs: Needs::RealEngines, budget: seconds(60) },
-    real_engine_test("vLLM's processor: server", REAL_PROCESSOR, seconds(180)),
-    real_engine_test("clients of others", CLIENTS, seconds(90)),
-    real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
-    real_engine_test("real engines: server", REAL_VLLM, seconds(720)),
-    Step {
-        title: "real SGLang",
-        action: Action::Cargo(REAL_SGLANG),
-        variables: &[],
-        needs: Needs::RealSglang,
-        budget: seconds(420),
-    },
+    step("format", "format", Action::Cargo("fmt --all --check")).budget(20),
+    step("build", "build", Action::Cargo("test --workspace --no-run")),
+    step("tests", "tests", Action::Cargo("test --workspace")).budget(360),
+    step("lints", "lints", Action::Cargo("clippy --workspace --all-targets -- -Dwarnings")),
+    step("docs", "docs", Action::Cargo("doc --workspace --no-deps")).variables(&[("RUSTDOCFLAGS", "-Dwarnings")]),
+    step(
+        "licences",
+        "licences, bans, sources",
+        Action::Cargo("deny check --hide-inclusion-graph bans licenses sources"),
+    )
+    .needs(Needs::CargoDeny)
+    .budget(60),
+    step(
+        "arm",
+        "vector code for ARM compiles",
+        Action::Cargo("check --package=chiasm-vision --target aarch64-unknown-linux-gnu"),
+    )
+    .variables(&[("RUSTFLAGS", "-Dwarnings")])
+    .needs(Needs::ArmTarget),
+    step(
+        "etcd",
+        "discovery by etcd",
+        Action::Cargo("test --workspace --lib --test testsuite -- etcd::tests::real agents::discovery --ignored"),
+    )
+    .needs(Needs::Etcd)
+    .budget(90),
+    step("dynamo", "workers of Dynamo", in_turn!("dynamo::")).needs(Needs::Dynamo).budget(90),
+    step("page", "live page in a browser", in_turn!("page::")).needs(Needs::Chromium).budget(60),
+    step("prometheus", "dashboard and alerts in Prometheus", in_turn!("operations::prometheus"))
+        .needs(Needs::Prometheus)
+        .budget(40),
+    step("manifests", "Kubernetes manifests", Action::Manifests).needs(Needs::Python),
+    step("weather", "any weather", Action::Cargo(crate::soak::ARGUMENTS))
+        .variables(&[("CHIASM_SOAK_SECONDS", "120")])
+        .budget(180),
+    step("vllm", "vLLM and models ready", Action::AwaitEngines).needs(Needs::RealEngines),
+    step("real-engines", "real engines: server", in_turn!("real_vllm::")).real_engines(720),
+    step("processor", "vLLM's processor", Action::ProcessorTests).real_engines(90),
+    step("real-processor", "vLLM's processor: server", in_turn!("real_processor::")).real_engines(180),
+    step("clients", "clients of others", in_turn!("clients::")).real_engines(90),
+    step("real-engine", "real engine: client", in_turn!("real_engine::")).real_engines(120),
+    step(
+        "nixl",
+        "tensors read by NIXL",
+        Action::Cargo("test --workspace --lib --test testsuite --test processes -- by_nixl --ignored --test-threads=1"),
+    )
+    .real_engines(90),
+    step("plugin", "plugin for vLLM", Action::PluginTests).real_engines(60),
+    step(
+        "dynamo-tensors",
+        "tensors for workers of Dynamo",
+        in_turn!("dynamo::tensors::dynamo_reads_what_vllm_s_own_processor_makes"),
+    )
+    .real_engines(60)
+    .needs(Needs::RealEnginesAndDynamo),
+    step("wheel", "installed wheel", Action::Wheel).real_engines(90),
+    step("drift", "drift", Action::Drift).real_engines(60),
+    step("real-sglang", "real SGLang", in_turn!("real_sglang::")).needs(Needs::RealSglang).budget(420),
 ];
 
-const CLIENTS: &[&str] = &real_engine_arguments("clients");
-const REAL_ENGINE: &[&str] = &real_engine_arguments("real_engine");
-const REAL_PROCESSOR: &[&str] = &real_engine_arguments("real_processor");
-const REAL_VLLM: &[&str] = &real_engine_arguments("real_vllm");
-const REAL_SGLANG: &[&str] = &real_engine_arguments("real_sglang");
-
-/// One test at a time: engines are big, and slow to start when several do at once.
-const fn real_engine_arguments(target: &'static str) -> [&'static str; 8] {
-    ["test", "--release", "--workspace", "--test", target, "--", "--ignored", "--test-threads=1"]
+const fn step(name: &'static str, title: &'static str, action: Action) -> Step {
+    Step { name, title, action, variables: &[], needs: Needs::Toolchain, budget: None }
 }
 
-const fn real_engine_test(title: &'static str, arguments: &'static [&'static str], budget: Option<Duration>) -> Step {
-    Step {
-        title,
-        action: Action::Cargo(arguments),
-        variables: &crate::vllm_env::ENGINE_VARIABLES,
-        needs: Needs::RealEngines,
-        budget,
+impl Step {
+    const fn budget(mut self, seconds: u64) -> Self {
+        self.budget = Some(Duration::from_secs(seconds));
+        self
+    }
+
+    const fn variables(mut self, variables: &'static [(&'static str, &'static str)]) -> Self {
+        self.variables = variables;
+        self
+    }
+
+    const fn needs(mut self, needs: Needs) -> Self {
+        self.needs = needs;
+        self
+    }
+
+    const fn real_engines(self, budget: u64) -> Self {
+        self.needs(Needs::RealEngines).variables(&crate::vllm_env::ENGINE_VARIABLES).budget(budget)
+    }
+
+    /// Returns `true` for a step that needs the environment with vLLM. Such steps run beside the others.
+    pub(crate) fn has_engines(&self) -> bool {
+        matches!(self.needs, Needs::RealEngines | Needs::RealEnginesAndDynamo)
     }
 }
 
@@ -312,6 +186,20 @@ pub(crate) fn plan(real_engines: bool, sglang: bool) -> Vec<&'static Step> {
     STEPS.iter().filter(is_asked).collect()
 }
 
+/// The steps with these names, in the order of the table.
+///
+/// # Errors
+/// A name that no step has.
+pub(crate) fn named(names: &[String]) -> Result<Vec<&'static Step>, Error> {
+    for name in names {
+        if !STEPS.iter().any(|step| step.name == name) {
+            let known = STEPS.iter().map(|step| step.name).collect::<Vec<_>>().join(", ");
+            return Err(Error::UnknownStep { name: name.clone(), known });
+        }
+    }
+    Ok(STEPS.iter().filter(|step| names.iter().any(|name| name == step.name)).collect())
+}
+
 /// The steps with real engines alone.
 pub(crate) fn engine_steps() -> Vec<&'static Step> {
     STEPS.iter().filter(|step| step.needs == Needs::RealEngines).collect()
@@ -321,66 +209,75 @@ pub(crate) fn engine_steps() -> Vec<&'static Step> {
 mod tests {
     use super::*;
 
-    fn arguments(step: &Step) -> &'static [&'static str] {
+    fn arguments(step: &Step) -> Vec<&'static str> {
         match step.action {
-            Action::Cargo(arguments) => arguments,
+            Action::Cargo(arguments) => arguments.split(' ').collect(),
             Action::Manifests
             | Action::AwaitEngines
             | Action::PluginTests
             | Action::ProcessorTests
             | Action::Wheel
-            | Action::Drift => &[],
+            | Action::Drift => Vec::new(),
         }
     }
 
     #[test]
     fn without_engines_every_other_step_stays() {
-        let (all, some) = (plan(true, false), plan(false, false));
-        let left_out = all.len() - some.len();
-        let needs_engines = |step: &&&Step| matches!(step.needs, Needs::RealEngines | Needs::RealEnginesAndDynamo);
-        let engine_steps = all.iter().filter(needs_engines).count();
-        assert_eq!(left_out, engine_steps);
-        assert!(engine_steps >= 3);
-        assert!(some.iter().all(|step| ![Needs::RealEngines, Needs::RealSglang].contains(&step.needs)));
+        let all = plan(true, false);
+        let some = plan(false, false);
+        let with_engines = all.iter().filter(|step| step.has_engines()).count();
+        assert_eq!(all.len() - some.len(), with_engines);
+        assert!(with_engines >= 3);
+        assert!(!some.iter().any(|step| step.has_engines() || step.needs == Needs::RealSglang));
         assert_eq!(plan(false, true).len(), some.len() + 1);
     }
 
     #[test]
-    fn what_compiles_shares_profile_and_package_set() {
+    fn steps_are_found_by_unique_names() {
+        for step in STEPS {
+            let found = named(&[step.name.to_owned()]).unwrap();
+            assert_eq!(found.iter().map(|step| step.title).collect::<Vec<_>>(), [step.title]);
+        }
+        let names = ["page", "lints"].map(str::to_owned);
+        let titles: Vec<_> = named(&names).unwrap().iter().map(|step| step.name).collect();
+        assert_eq!(titles, ["lints", "page"]);
+        let error = named(&["pages".to_owned()]).unwrap_err().to_string();
+        assert!(error.contains("`pages`") && error.contains("real-engines"), "{error}");
+    }
+
+    #[test]
+    fn steps_that_compile_share_profile_and_packages() {
         for step in plan(true, true) {
             let arguments = arguments(step);
-            if let Some("clippy" | "doc" | "test") = arguments.first().copied() {
-                assert!(arguments.contains(&"--release"), "{}", step.title);
+            if let Some(&("clippy" | "doc" | "test")) = arguments.first() {
+                assert!(!arguments.contains(&"--release"), "{}", step.title);
                 assert!(arguments.contains(&"--workspace"), "{}", step.title);
             }
         }
     }
 
     #[test]
-    fn engines_are_awaited_before_the_first_test_that_uses_them() {
-        let plan = plan(true, true);
-        let await_at = plan.iter().position(|step| matches!(step.action, Action::AwaitEngines));
-        let first_use =
-            plan.iter().position(|step| step.needs == Needs::RealEngines && matches!(step.action, Action::Cargo(_)));
-        assert!(await_at.unwrap() < first_use.unwrap());
+    fn engines_are_awaited_before_tests_use_them() {
+        let first = engine_steps()[0];
+        assert!(matches!(first.action, Action::AwaitEngines), "{}", first.title);
     }
 
     #[test]
-    fn every_test_with_real_engines_is_asked_for_and_linted() {
+    fn tests_with_real_engines_are_asked_for_and_linted() {
         let plan = plan(true, true);
         for step in &plan {
             let arguments = arguments(step);
-            if step.needs == Needs::RealEngines && !arguments.is_empty() {
+            if step.has_engines() && !arguments.is_empty() {
                 assert!(arguments.contains(&"--ignored"), "{}", step.title);
                 assert!(step.variables.contains(&("VLLM_TARGET_DEVICE", "cpu")));
             }
         }
-        let lints = plan.iter().find(|step| step.title == "lints").unwrap();
+        let lints = plan.iter().find(|step| step.name == "lints").unwrap();
         assert!(arguments(lints).contains(&"--all-targets"));
     }
 
     #[test]
-    fn what_runs_tests_has_a_budget_and_finds_them_built() {
+    fn tests_have_budgets_and_are_built_before() {
         let plan = plan(true, true);
         let build = plan.iter().position(|step| arguments(step).contains(&"--no-run")).unwrap();
         for (index, step) in plan.iter().enumerate() {

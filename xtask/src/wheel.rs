@@ -20,7 +20,7 @@ pub(crate) fn tests(workspace: &Workspace, env: &VllmEnv, models: &Path) -> Resu
     child::read(env.python_command().arg("-B").arg(workspace.file(OF_MAKING)?), OF_MAKING)?;
     let folder = empty(workspace.root.join("target/wheel-test"))?;
     // Not built here: another set of features would compile the dependencies again.
-    let wheel = dist::make_wheel(workspace, &workspace.file("target/release/chiasm")?, None, &folder)?;
+    let wheel = dist::make_wheel(workspace, &workspace.file("target/debug/chiasm")?, None, &folder)?;
     tests_of(&wheel, workspace, env, models)
 }
 

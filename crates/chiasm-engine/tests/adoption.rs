@@ -1,17 +1,14 @@
 //! Engines that survive their frontend: the client against a scripted engine that was ready for another one.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod mock_engine;
-
+use crate::mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 use bytes::Bytes;
 use chiasm_engine::wire::{ClientMessage, EngineCoreOutputs, EngineReady, FinishReason, Utility, UtilityOutput, Value};
 use chiasm_engine::{ClientOptions, EngineClient, EngineEndpoints, PendingEngine};
 use chiasm_types::TokenId;
-use mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 
 /// Over TCP: a path that is bound a second time in one process can be removed by the end of the first socket there.
 async fn bind() -> PendingEngine {
-    mock_engine::abort_on_panics_of_the_client();
+    crate::mock_engine::abort_on_panics_of_the_client();
     let endpoints = EngineEndpoints::tcp("tcp://127.0.0.1:0", "127.0.0.1");
     EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap()
 }
@@ -154,13 +151,13 @@ async fn an_engine_that_was_loading_its_model_is_ready_for_the_next_frontend() {
     let pending = bind().await;
     let endpoints = pending.endpoints().clone();
     let waiting = tokio::spawn(pending.ready());
-    let (mut handshake, _init) = soon(mock_engine::hello(&endpoints, 0)).await;
+    let (mut handshake, _init) = soon(crate::mock_engine::hello(&endpoints, 0)).await;
     waiting.abort();
     assert!(waiting.await.is_err());
     drop(handshake);
     let pending = EngineClient::bind(endpoints.clone(), ClientOptions::default()).await.unwrap();
     let ready = tokio::spawn(pending.ready());
-    handshake = soon(mock_engine::ready_without_hello(&endpoints)).await;
+    handshake = soon(crate::mock_engine::ready_without_hello(&endpoints)).await;
     let client = soon(ready).await.unwrap().unwrap();
     assert!(!client.is_adopted());
     drop(handshake);

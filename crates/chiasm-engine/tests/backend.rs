@@ -1,13 +1,11 @@
 //! An engine behind the seam: what it lacks is asked for, what it turns out to lack is sent again, before anybody learns of
 //! it.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-mod mock_engine;
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::mock_engine::{MockEngine, Order, report, soon};
 use bytes::Bytes;
 use chiasm_backend::{
     Backend, ConnectError, Connected, Connector, Constraint, Content, Death, Delivered, Embeddings, EncodedItem,
@@ -28,7 +26,6 @@ use chiasm_engine::{
 use chiasm_transfer::LAYOUT_VERSION;
 use chiasm_types::{Dtype, MmHash, Modality, Placeholder, Role, TensorField, TokenId, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, pending};
-use mock_engine::{MockEngine, Order, report, soon};
 use tokio::sync::oneshot;
 
 const ELEMENTS: usize = 1000;
@@ -147,14 +144,14 @@ impl Stand {
         arena: ArenaPolicy,
         embeddings: Option<Arc<EmbeddingStore>>,
     ) -> Self {
-        mock_engine::abort_on_panics_of_the_client();
+        crate::mock_engine::abort_on_panics_of_the_client();
         let (started, engine) = oneshot::channel();
         let has_plugin = arena != ArenaPolicy::Never;
         let log = LastLines::default();
         let started = Mutex::new(Some(started));
         let host = MockHost { report, started, over_tcp, has_plugin, log: log.clone() };
         let options = EngineOptions {
-            startup_timeout: mock_engine::PATIENCE,
+            startup_timeout: crate::mock_engine::PATIENCE,
             client: ClientOptions { receiver_cache_bytes, ..ClientOptions::default() },
             format: FormatPolicy::Float,
             arena,

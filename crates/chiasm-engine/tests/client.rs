@@ -1,22 +1,19 @@
 //! The client against a scripted engine.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-mod mock_engine;
 
 use std::time::Duration;
 
+use crate::mock_engine::{MockEngine, Order, connect, hello, report, soon, text_request};
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason, Logprobs, PrefillStats,
     SchedulerStats, UtilityOutput, Value, output,
 };
 use chiasm_engine::{ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir};
 use chiasm_types::TokenId;
-use mock_engine::{MockEngine, Order, connect, hello, report, soon, text_request};
 
 const ANY_PORT: &str = "tcp://127.0.0.1:0";
 
 async fn pending(dir: &SocketDir) -> PendingEngine {
-    mock_engine::abort_on_panics_of_the_client();
+    crate::mock_engine::abort_on_panics_of_the_client();
     EngineClient::bind(EngineEndpoints::local(ANY_PORT, dir), ClientOptions::default()).await.unwrap()
 }
 
@@ -44,7 +41,7 @@ async fn the_handshake_works_in_either_order() {
 #[tokio::test]
 async fn an_engine_that_says_nothing_is_asked_once_and_whatever_it_says_is_an_answer() {
     let dir = SocketDir::new().unwrap();
-    mock_engine::abort_on_panics_of_the_client();
+    crate::mock_engine::abort_on_panics_of_the_client();
     let options = ClientOptions { ask_after: Some(Duration::from_millis(20)), ..ClientOptions::default() };
     let pending = EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options).await.unwrap();
     let (client, mut engine) = connect(pending, report(), Order::ReportFirst).await;
@@ -324,7 +321,7 @@ async fn method_calls_get_their_own_answers() {
     let calls = {
         let client = client.clone();
         tokio::spawn(async move {
-            let timeout = mock_engine::PATIENCE;
+            let timeout = crate::mock_engine::PATIENCE;
             tokio::join!(
                 client.utility("reset_prefix_cache", vec![false.into()], timeout),
                 client.utility("nope", vec![], timeout)
@@ -375,7 +372,7 @@ async fn reported_death_ends_every_stream_and_call() {
     let mut streams: Vec<_> = (0..3).map(|i| client.submit(text_request(&i.to_string())).unwrap()).collect();
     let call = {
         let client = client.clone();
-        tokio::spawn(async move { client.utility("reset_mm_cache", vec![], mock_engine::PATIENCE).await })
+        tokio::spawn(async move { client.utility("reset_mm_cache", vec![], crate::mock_engine::PATIENCE).await })
     };
     // All four messages have been sent.
     for _ in 0..4 {
@@ -392,7 +389,7 @@ async fn reported_death_ends_every_stream_and_call() {
     assert_eq!(soon(client.closed()).await, DeathCause::Reported);
     assert!(!client.is_alive());
     assert!(matches!(client.submit(text_request("late")), Err(EngineError::NotSent { .. })));
-    let late = client.utility("reset_mm_cache", vec![], mock_engine::PATIENCE).await;
+    let late = client.utility("reset_mm_cache", vec![], crate::mock_engine::PATIENCE).await;
     assert!(late.is_err_and(|error| error.is_dead()));
 }
 

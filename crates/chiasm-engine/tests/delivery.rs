@@ -1,12 +1,10 @@
 //! How tensors travel: a scripted engine that reads slots as the plugin in vLLM does.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-mod mock_engine;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 use bytes::Bytes;
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, TensorData,
@@ -17,14 +15,13 @@ use chiasm_engine::{
 };
 use chiasm_transfer::{Arena, ArenaReader, Handle, LAYOUT_VERSION, SHM_DIR, SlotView};
 use chiasm_types::{Dtype, Placeholder, TokenId};
-use mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 
 const IMAGE: usize = 40_000;
 const ARENA: u64 = 1 << 20;
 
 /// A client whose engine has a receiver cache of so many bytes, if any.
 async fn connected(dir: &SocketDir, receiver_cache_bytes: Option<u64>) -> (EngineClient, MockEngine) {
-    mock_engine::abort_on_panics_of_the_client();
+    crate::mock_engine::abort_on_panics_of_the_client();
     let options = ClientOptions { receiver_cache_bytes, ..ClientOptions::default() };
     let pending = EngineClient::bind(EngineEndpoints::local("tcp://127.0.0.1:0", dir), options).await.unwrap();
     connect(pending, report(), Order::ReportFirst).await

@@ -1,5 +1,4 @@
 //! The launcher with a shell script in the place of vLLM.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -125,7 +124,7 @@ async fn frontend_to_be_killed(keep: Option<Keep>) {
 /// Lets another process launch an engine in the test of this name, and kills that process. The engine's process and watchdog.
 fn left_by_a_killed_frontend(test: &str, output: &Path) -> (u32, u32) {
     let mut frontend = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("launch::{test}"), "--nocapture"])
         .env(FRONTEND, output)
         .stdout(Stdio::piped())
         .spawn()

@@ -2,7 +2,6 @@
 //!
 //! Needs `CHIASM_TEST_VLLM` (the program), `CHIASM_TEST_VLLM_VERSION` and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`), so it is
 //! ignored unless `cargo xtask test` asks for it. One engine at a time; a start takes about 20 s.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 use std::process::Command;

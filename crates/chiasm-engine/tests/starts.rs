@@ -1,12 +1,10 @@
 //! Engines that start one after the other, as those on one GPU have to.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-mod mock_engine;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::mock_engine::{MockEngine, Order, report, soon};
 use chiasm_backend::{ConnectError, Connected, Connector, Delivered, LargestItem, MediaObserver};
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions, FormatPolicy,
@@ -14,7 +12,6 @@ use chiasm_engine::{
 };
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, pending};
-use mock_engine::{MockEngine, Order, report, soon};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -93,7 +90,7 @@ fn connect(engines: u32, starts: Option<Arc<Mutex<()>>>) -> Starts {
     let (sender, started) = mpsc::unbounded_channel();
     let connect = |number| {
         let options = EngineOptions {
-            startup_timeout: mock_engine::PATIENCE,
+            startup_timeout: crate::mock_engine::PATIENCE,
             client: ClientOptions::default(),
             format: FormatPolicy::Float,
             arena: ArenaPolicy::Never,

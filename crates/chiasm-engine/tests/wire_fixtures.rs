@@ -1,5 +1,4 @@
 //! Frames captured from a real engine decode to what they meant there, and our encoding says the same.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 

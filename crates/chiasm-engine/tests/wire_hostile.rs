@@ -1,6 +1,5 @@
 //! Whatever arrives is decoded or refused, without panic and without memory for more than what arrived; and what
 //! was encoded decodes to the same.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,4 @@
 //! Frames captured from vLLM 0.32: everything in them is read, and written again byte for byte.
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::path::PathBuf;
 

@@ -1,5 +1,4 @@
 //! The prefix index against a model that keeps every copy of every block with its whole past.
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::collections::HashMap;
 

@@ -1,5 +1,4 @@
 //! Frames captured from SGLang 0.5.23: its blocks are found by the hashes that are made here of prompts.
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::path::PathBuf;
 

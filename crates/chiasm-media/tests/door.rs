@@ -1,5 +1,4 @@
 //! The door from outside: every kind of URL, one identity.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
 

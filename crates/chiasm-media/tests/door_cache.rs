@@ -1,5 +1,4 @@
 //! The door's memory: what is fetched once, what is asked again, what is forgotten, and who shares.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

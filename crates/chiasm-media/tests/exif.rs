@@ -1,5 +1,4 @@
 //! EXIF blocks that are broken, in every container that may hold one: the image is read, and is turned as Pillow turns it.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use chiasm_media::{EncodedMedia, MediaHeader, MediaLimits, RgbImage, decode};
 use libjpeg_turbo_rs as jpeg;

@@ -2,7 +2,6 @@
 //! image.
 //!
 //! For longer runs there are fuzz targets in `fuzz/`.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::cell::RefCell;
 use std::path::PathBuf;

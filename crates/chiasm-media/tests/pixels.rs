@@ -1,5 +1,4 @@
 //! Every fixture against what vLLM's own loader makes of it, bit for bit. `python/media_goldens` makes them.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::path::PathBuf;
 

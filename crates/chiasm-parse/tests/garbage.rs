@@ -1,5 +1,4 @@
 //! Answers of chance: nothing of them ends a parser, or takes it long, and how they are cut makes no difference.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,7 +2,6 @@
 //!
 //! Where the two differ is in `goldens/differences.txt`, with the reasons: all of it, and nothing else. Left out are answers that vLLM
 //! fails of, and those that it reads otherwise because of the request or the prompt, which are the server's business here.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

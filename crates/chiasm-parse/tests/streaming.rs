@@ -1,5 +1,4 @@
 //! Streaming of calls: every format passes on names and long texts while the answer grows.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 

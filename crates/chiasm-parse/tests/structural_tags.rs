@@ -1,5 +1,4 @@
 //! What an engine is told to hold an answer to, against what vLLM tells it (`python/parse_goldens`).
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 

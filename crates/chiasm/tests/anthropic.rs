@@ -1,16 +1,13 @@
 //! Anthropic's Messages API over HTTP before a simulated engine. `anthropic_client.py` has the same with Anthropic's own package.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::event_grammar::{Piece, Said};
+use crate::support::{Answer, Server, demo_model, event_grammar};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
-use support::event_grammar::{Piece, Said};
-use support::{Answer, Server, demo_model, event_grammar};
 
 const MESSAGES: &str = "/v1/messages";
 const COUNT_TOKENS: &str = "/v1/messages/count_tokens";

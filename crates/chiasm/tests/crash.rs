@@ -1,8 +1,5 @@
 //! kill -9 of frontends and engines at random moments under load, with simulated engines as processes of their own that
 //! check every slot they read. Engines go with their frontend or are taken over by the next one.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::support::{Process, Server, chiasm, client, demo_model, free_port, wait_for};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::PICTURES;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
-use support::{Process, Server, chiasm, client, demo_model, free_port, wait_for};
 use tempfile::TempDir;
 use tokio::sync::watch;
 
@@ -264,7 +261,7 @@ async fn shows_pictures(frontend: &Server, truth: &Truth, salt: u64) {
 async fn known_blocks(frontend: &Server, prompt: &Value) -> u64 {
     let exact = async || {
         let Ok(response) = frontend.client.get(format!("{}/workers", frontend.url)).send().await else { return false };
-        let workers: Value = support::json(response).await;
+        let workers: Value = crate::support::json(response).await;
         workers["workers"].as_array().is_some_and(|all| all.iter().all(|worker| worker["knowledge"] == "exact"))
     };
     wait_for("exact knowledge", PATIENCE, exact).await;

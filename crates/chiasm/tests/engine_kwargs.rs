@@ -1,15 +1,12 @@
 //! Settings of the image processor for all requests: what `--mm-processor-kwargs` makes of prompts.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{Server, chiasm, demo_model};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
-use support::{Server, chiasm, demo_model};
 
 const SOON: Duration = Duration::from_secs(20);
 /// The demo's model makes 80 tokens of an image of 280x224, and 20 within this area.

@@ -1,7 +1,4 @@
 //! A light client beside heavy ones: what others ask for must not be what it waits for.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -9,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::support::{Process, Server, chiasm, client, demo_model, free_port, wait_for};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use chiasm::scenarios::DAWN;
 use libjpeg_turbo_rs::{Encoder, PixelFormat};
 use serde_json::{Value, json};
-use support::{Process, Server, chiasm, client, demo_model, free_port, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

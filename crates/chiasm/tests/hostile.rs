@@ -1,11 +1,9 @@
 //! Requests that no sane client sends: each gets an answer, none a server error, and the engine lives on.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
 
+use crate::support::{Server, demo_model};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::DAWN;
@@ -13,7 +11,6 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
-use support::{Server, demo_model};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -165,7 +162,8 @@ async fn connections_that_say_nothing_do_not_keep_others_out() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(begun.elapsed() >= Duration::from_millis(500), "it did not wait");
     for connection in [&silent, &slow] {
-        support::wait_for("end of the connection", Duration::from_secs(20), async || is_closed(connection)).await;
+        crate::support::wait_for("end of the connection", Duration::from_secs(20), async || is_closed(connection))
+            .await;
     }
     // Only HTTP/1.1 is spoken.
     let mut http2 = connect().await;
@@ -194,5 +192,5 @@ async fn a_small_request_does_not_make_an_answer_that_takes_all_memory() {
     assert_eq!(server.post("/detokenize", &json!({"tokens": vec![1; (1 << 20) + 1]})).await.refused(400), "tokens");
     // Each is given back once its client has it.
     let patience = Duration::from_secs(20);
-    support::wait_for("memory", patience, async || server.metric("chiasm_held_bytes").await == 0.0).await;
+    crate::support::wait_for("memory", patience, async || server.metric("chiasm_held_bytes").await == 0.0).await;
 }

@@ -1,7 +1,4 @@
 //! Models by their ids on the Hugging Face hub, from a small hub on loopback.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,13 +7,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::{Server, chiasm, demo_model, wait_for};
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::json;
-use support::{Server, chiasm, demo_model, wait_for};
 use tempfile::TempDir;
 
 const ID: &str = "owner/demo";

@@ -1,13 +1,10 @@
 //! One identity: a request's id and trace from the client's header to the log.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{Answer, Server, wait_for};
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
-use support::{Answer, Server, wait_for};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/model");
 const SOON: Duration = Duration::from_secs(20);

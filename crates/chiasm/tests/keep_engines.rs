@@ -1,13 +1,10 @@
 //! Launched engines that outlive their frontend, with simulated ones in the place of vLLM's.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::{Server, chiasm, demo_model, send_signal, wait_for};
 use serde_json::{Value, json};
-use support::{Server, chiasm, demo_model, send_signal, wait_for};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,12 +1,9 @@
 //! What the frontend knows of its engines' caches, how far that can be trusted, and what follows from it for a client.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{Answer, Process, Server, chiasm, demo_model, free_port, wait_for};
 use serde_json::{Value, json};
-use support::{Answer, Process, Server, chiasm, demo_model, free_port, wait_for};
 use tempfile::TempDir;
 
 const SOON: Duration = Duration::from_secs(20);

@@ -1,13 +1,10 @@
 //! LoRA adapters before simulated engines, which say who has answered.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::adapters::{adapter, answered_by, body, overlap};
+use crate::support::{Answer, Server, demo_model};
 use serde_json::{Value, json};
-use support::adapters::{adapter, answered_by, body, overlap};
-use support::{Answer, Server, demo_model};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -139,7 +136,7 @@ async fn a_wrong_adapter_is_told_at_the_start() {
     let model = demo_model().display().to_string();
     let run = |flags: &[&str]| {
         let fixed = ["serve", &model, "--served-model-name", "m", "--sim", "1", "--port", "0"];
-        let ended = support::chiasm(&[&fixed, flags].concat()).output().expect("chiasm runs");
+        let ended = crate::support::chiasm(&[&fixed, flags].concat()).output().expect("chiasm runs");
         assert!(!ended.status.success());
         String::from_utf8_lossy(&ended.stderr).into_owned()
     };

@@ -1,20 +1,15 @@
 //! The media door of a running server: what is asked once, and what is refused how.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-#[path = "support/hostile_origin.rs"]
-mod hostile_origin;
-mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::hostile_origin::{HOSTILE, HostileOrigin};
+use crate::support::{Answer, Server, demo_model};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, SNOW};
-use hostile_origin::{HOSTILE, HostileOrigin};
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -62,7 +57,7 @@ async fn one_of_everything(server: &Arc<Server>, url: &str, origin: Option<&Host
         .collect();
     if let Some(origin) = origin {
         let all_there = async || server.metric("chiasm_in_flight_requests").await == REQUESTS as f64;
-        support::wait_for("requests that wait for the image", Duration::from_secs(120), all_there).await;
+        crate::support::wait_for("requests that wait for the image", Duration::from_secs(120), all_there).await;
         origin.release();
     }
     let mut transfers: BTreeMap<String, usize> = BTreeMap::new();
@@ -135,7 +130,7 @@ async fn a_hostile_origin_is_answered_for_in_time_and_with_the_right_status() {
     }
     // What drips would drip on for minutes: that it was answered for with 504 shows that the time limits ended it.
     // Nothing is left behind, and the server serves.
-    support::wait_for("closed connections", SOON, async || origin.connections() == 0).await;
+    crate::support::wait_for("closed connections", SOON, async || origin.connections() == 0).await;
     server.chat(&about("And now?", &[&origin.url("/good")])).await.ok();
 }
 
@@ -257,5 +252,5 @@ async fn a_picture_that_has_no_room_is_worth_asking_for_again() {
     }
     assert_eq!(origin.asked(), 3);
     server.chat(&about("What is this?", &[])).await.ok();
-    support::wait_for("memory given back", SOON, async || server.metric("chiasm_held_bytes").await == 0.0).await;
+    crate::support::wait_for("memory given back", SOON, async || server.metric("chiasm_held_bytes").await == 0.0).await;
 }

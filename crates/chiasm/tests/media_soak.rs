@@ -1,24 +1,19 @@
 //! A minute of hostile traffic from many connections: memory stays flat, and well-behaved requests are served all the while.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-#[path = "support/hostile_origin.rs"]
-mod hostile_origin;
-mod support;
 
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::hostile_origin::{HOSTILE, HostileOrigin};
+use crate::support::{Process, Server, chiasm, demo_model, free_port};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, STORM};
-use hostile_origin::{HOSTILE, HostileOrigin};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
-use support::{Process, Server, chiasm, demo_model, free_port};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -183,7 +178,7 @@ async fn a_minute_of_hostile_traffic_leaves_memory_flat_and_others_served() {
     assert!(most < warm + GROWTH, "memory grew from {} to {} MiB", warm >> 20, most >> 20);
 
     // What was held for them is given back, down to what the cache keeps.
-    support::wait_for("memory given back", Duration::from_secs(20), async || {
+    crate::support::wait_for("memory given back", Duration::from_secs(20), async || {
         server.metric("chiasm_held_bytes").await <= server.metric("chiasm_media_cache_bytes").await + CACHE as f64
     })
     .await;

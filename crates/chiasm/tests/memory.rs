@@ -1,20 +1,17 @@
 //! Resident memory of a running server: requests that are larger than they look, and many large images.
 #![cfg(target_os = "linux")]
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::support::{Process, Server, chiasm, demo_model, free_port};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::STORM;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 use serde_json::json;
-use support::{Process, Server, chiasm, demo_model, free_port};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -44,7 +41,7 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     let post = async |path: &str, body: String| {
         let request = server.client.post(format!("{}{path}", server.url)).header("content-type", "application/json");
         let request = request.body(body);
-        support::Answer::of(request.send().await.expect("an answer")).await
+        crate::support::Answer::of(request.send().await.expect("an answer")).await
     };
     let chat = async |fields: String| post("/v1/chat/completions", format!("{{\"model\":\"m\",{fields}}}")).await;
     // Token ids are small. A million of them is a long prompt, and no attack.

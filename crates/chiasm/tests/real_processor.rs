@@ -1,15 +1,13 @@
 //! vLLM's own processor before simulated engines: no engine has to start, and what an engine saw is in its answer, with a digest.
 //! `cargo xtask test` sets up what this needs and runs it. `CHIASM_TEST_FAMILIES=llava,gemma3` compares these image families.
 #![cfg(target_os = "linux")]
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::support::{Answer, Process, Server, chiasm, free_port, scenario_run, wait_for};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, NIGHT, SNOW};
@@ -17,7 +15,6 @@ use futures_util::future::join_all;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
-use support::{Answer, Process, Server, chiasm, free_port, scenario_run, wait_for};
 
 const STARTUP: Duration = Duration::from_secs(120);
 

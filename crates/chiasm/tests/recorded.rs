@@ -1,14 +1,11 @@
 //! What packages of clients send is taken: bodies that `cargo xtask record-clients` has recorded, sent to a simulated engine.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::{Server, demo_model};
 use serde_json::{Value, json};
-use support::{Server, demo_model};
 
 /// Clients whose calls have to be among them, by the beginnings of their names.
 const CLIENTS: [&str; 11] = [

@@ -1,15 +1,12 @@
 //! The Responses API of a process before a simulated engine. `real_vllm` has the `openai` package ask real ones.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{Answer, Server, demo_model, event_grammar};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model, event_grammar};
 
 const PATH: &str = "/v1/responses";
 

@@ -1,7 +1,4 @@
 //! Simulated engines that encode, prefill or decode alone, which check what they hand to each other.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::path::Path;
 use std::process::Stdio;
@@ -9,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::support::{Answer, Process, Server, chiasm, demo_model, free_port, json, scenario_run, wait_for};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::PICTURES;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
-use support::{Answer, Process, Server, chiasm, demo_model, free_port, json, scenario_run, wait_for};
 
 const SOON: Duration = Duration::from_secs(30);
 /// Whatever is not computed yet is computed by engines that are there for it.

@@ -1,10 +1,7 @@
 //! `chiasm simulate` as a user runs it.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::support::chiasm;
 use serde_json::Value;
-use support::chiasm;
 
 fn simulate(args: &[&str]) -> (bool, String, String) {
     let workers = if args.contains(&"--workers") { &[][..] } else { &["--workers", "2"] };

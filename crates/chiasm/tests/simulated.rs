@@ -1,16 +1,13 @@
 //! The frontend as a process before simulated engines: everything that needs neither Python nor vLLM.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::process::Stdio;
 use std::time::Duration;
 
+use crate::support::{Process, Server, chiasm, demo_model, free_port, scenario_run, wait_for};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, NIGHT, Picture, SNOW, STORM};
 use serde_json::{Value, json};
-use support::{Process, Server, chiasm, demo_model, free_port, scenario_run, wait_for};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -274,7 +271,7 @@ async fn private_addresses_are_off_limits_unless_allowed() {
     let model = demo_model().display().to_string();
     let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1"]);
     server.wait_ready(1, SOON).await;
-    let origin = support::origin::Origin::start().await;
+    let origin = crate::support::origin::Origin::start().await;
     let answer = server.chat(&image_url(&format!("{}/dawn.jpg", origin.url()))).await;
     assert_eq!(answer.refused(403), "messages[0].content[1].image_url");
     assert_eq!(origin.hits.load(std::sync::atomic::Ordering::SeqCst), 0);
@@ -302,7 +299,7 @@ async fn a_uuid_is_a_name_for_what_its_owner_sent_and_nothing_else() {
         let request = request.header("content-type", "application/json").body(body.to_string());
         let response = request.send().await.expect("the server answers");
         let status = response.status().as_u16();
-        (status, support::json(response).await)
+        (status, crate::support::json(response).await)
     };
     let named = json!({"type": "image_url", "image_url": null, "uuid": "cat"});
     let with =
@@ -400,7 +397,7 @@ async fn a_client_that_goes_away_aborts_its_request() {
     assert_eq!(server.metric("chiasm_in_flight_requests").await, 0.0);
 
     // The same for an answer that is not streamed.
-    let client = support::client();
+    let client = crate::support::client();
     let url = format!("{}/v1/chat/completions", server.url);
     let body = with(ask("y"), json!({"ignore_eos": true, "max_tokens": 500})).to_string();
     let waiting = tokio::spawn(client.post(url).header("content-type", "application/json").body(body).send());
@@ -486,7 +483,7 @@ async fn sigterm_drains() {
     let rest = response.text().await.expect("the rest");
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
     assert!(ended.await.expect("joined"), "exit code 0 in time");
-    assert!(support::client().post(url).send().await.is_err(), "nobody listens any more");
+    assert!(crate::support::client().post(url).send().await.is_err(), "nobody listens any more");
 }
 
 #[tokio::test]

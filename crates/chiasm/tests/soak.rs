@@ -7,30 +7,23 @@
 //! `CHIASM_SOAK_SECONDS` is how long it lasts, 20 unless it is given; `cargo xtask soak --minutes N --seed S` sets it.
 //! `CHIASM_TEST_SEED`, which it prints, chooses the weather.
 #![cfg(target_os = "linux")]
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
-#[path = "soak/bad_clients.rs"]
 mod bad_clients;
-#[path = "soak/garbage_peer.rs"]
 mod garbage_peer;
-#[path = "soak/good_clients.rs"]
 mod good_clients;
-#[path = "soak/small_shm.rs"]
 mod small_shm;
-#[path = "soak/stand.rs"]
 mod stand;
-mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use crate::support::wait_for;
 use bad_clients::BadClient;
 use good_clients::{Load, Tally};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stand::{ENGINES, Stand};
-use support::wait_for;
 
 /// Clients that ask for answers all the time.
 const CLIENTS: u64 = 6;
@@ -179,7 +172,7 @@ async fn no_weather_takes_the_service_down() {
 /// How long a question takes that needs no engine, on a connection of its own.
 async fn light_question(url: String) -> Duration {
     let asked = Instant::now();
-    let answer = support::client().get(format!("{url}/health")).send().await;
+    let answer = crate::support::client().get(format!("{url}/health")).send().await;
     assert_eq!(answer.expect("the frontend lives").status(), 200);
     asked.elapsed()
 }

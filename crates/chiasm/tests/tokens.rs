@@ -1,15 +1,12 @@
 //! What is told of a prompt's tokens: `/tokenize` and `/detokenize`.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{Answer, Server, demo_model};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model};
 
 const SOON: Duration = Duration::from_secs(20);
 /// Words that no simulated engine has room for.
@@ -165,7 +162,7 @@ fn conversation() -> Value {
 async fn the_tokens_of_a_conversation_are_those_that_an_engine_gets() {
     let server = serve(&[]).await;
     let context = server.client.get(format!("{}/v1/models", server.url)).send().await.expect("models");
-    let context = support::json(context).await["data"][0]["max_model_len"].clone();
+    let context = crate::support::json(context).await["data"][0]["max_model_len"].clone();
     for changes in [
         json!({}),
         json!({"add_generation_prompt": false}),

@@ -1,16 +1,13 @@
 //! How images reach simulated engines: in every mode the same answers, item by item in the right way.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::{Answer, Server, demo_model, scenario_run, wait_for};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, DUSK, NIGHT, NOON, PICTURES, Picture, SNOW, STORM};
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model, scenario_run, wait_for};
 
 const SOON: Duration = Duration::from_secs(20);
 /// Bytes of the smaller pictures' raw patches: 320 patches of 1,176 values.
@@ -171,7 +168,7 @@ async fn an_engine_without_the_plugin_is_not_used_if_shared_memory_is_demanded()
 async fn too_small_a_shared_memory_ends_the_start_if_it_is_demanded() {
     let model = demo_model().display().to_string();
     let args = ["serve", &model, "--sim", "2", "--port", "0", "--mm-transfer", "shm", "--mm-arena-gb", "1e6"];
-    let output = support::chiasm(&args).output().expect("it ends");
+    let output = crate::support::chiasm(&args).output().expect("it ends");
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("/dev/shm has ") && said.contains("--mm-arena-gb"), "{said}");

@@ -1,18 +1,15 @@
 //! Servers of OpenAI's API that somebody else runs, which are given requests as they come.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::HashMap;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::{Answer, Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use support::{Answer, Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

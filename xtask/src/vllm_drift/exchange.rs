@@ -41,7 +41,7 @@ impl fmt::Display for Exchange {
 fn ours(setup: &Setup, folder: &Path, test: &str) -> Result<(), Error> {
     let mut half = cargo(&setup.workspace);
     // This is how all tests are built, so dependencies are compiled once.
-    half.args(["test", "--release", "--quiet", "--workspace", "--test", "vllm_exchange", "--"])
+    half.args(["test", "--quiet", "--workspace", "--test", "vllm_exchange", "--"])
         .args(["--ignored", "--exact", test])
         .env("CHIASM_EXCHANGE_DIR", folder)
         .stdin(Stdio::null());

@@ -10,7 +10,7 @@ use super::Cli;
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/flags.md");
 /// Set to 1, the test writes the page.
 const WRITE: &str = "CHIASM_WRITE_DOCS";
-const HOW: &str = "CHIASM_WRITE_DOCS=1 cargo test --release -p chiasm --lib reference";
+const HOW: &str = "CHIASM_WRITE_DOCS=1 cargo test -p chiasm --lib reference";
 
 const INTRODUCTION: &str = "# Flags
 

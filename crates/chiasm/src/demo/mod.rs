@@ -42,8 +42,8 @@ const DEMO_BYTES: u64 = 2 << 30;
 const ENGINE: SimArgs = SimArgs {
     sim_vllm_version: None,
     sim_block_size: 16,
-    sim_blocks: 4096,
-    sim_max_model_len: 8192,
+    sim_blocks: 16_384,
+    sim_max_model_len: 131_072,
     sim_max_num_seqs: 128,
     sim_answer: None,
     sim_step_log: None,

@@ -4,10 +4,10 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use super::cluster::Cluster;
+use super::{SOON, workers};
 use crate::support::adapters::{adapter, answered_by, body, overlap};
 use crate::support::{Answer, Server, chiasm, demo_model, wait_for};
-use crate::{SOON, workers};
 
 async fn models(server: &Server) -> Vec<Value> {
     let response = server.client.get(format!("{}/v1/models", server.url)).send().await.expect("an answer");

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cluster::Cluster;
-use crate::failures::answered;
+use super::cluster::Cluster;
+use super::failures::answered;
+use super::{SOON, workers};
 use crate::support::etcd::Etcd;
 use crate::support::{Server, wait_for};
-use crate::{SOON, workers};
 
 /// Agents that are asked at once of those without a worker.
 const MOST_ASKED: usize = 256;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use serde_json::json;
 
-use crate::cluster::Cluster;
+use super::cluster::Cluster;
+use super::{SOON, ask, workers};
 use crate::support::{Server, chiasm, wait_for};
-use crate::{SOON, ask, workers};
 
 /// How soon a machine that says nothing is to be noticed.
 pub(crate) const NOTICED: Duration = Duration::from_secs(3);

@@ -14,8 +14,8 @@ use base64::prelude::BASE64_STANDARD;
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
 
-use crate::SOON;
-use crate::cluster::Cluster;
+use super::SOON;
+use super::cluster::Cluster;
 use crate::support::Server;
 
 /// A picture of its own for each name: what follows its end makes another file of it.

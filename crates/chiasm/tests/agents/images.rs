@@ -9,10 +9,10 @@ use futures_util::future::join_all;
 use libjpeg_turbo_rs::{Encoder, PixelFormat};
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
-use crate::relay::Relay;
+use super::cluster::Cluster;
+use super::relay::Relay;
+use super::{BLOCK, FAST, SOON, workers};
 use crate::support::{Answer, Server, demo_model, scenario_run, send_signal, wait_for};
-use crate::{BLOCK, FAST, SOON, workers};
 
 /// A picture of its own for each name: what follows its end makes another file of it.
 fn named(picture: &[u8], name: &str) -> Vec<u8> {

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::cluster::{Agent, Cluster};
-use crate::failures::{NOTICED, answered, first_worker};
-use crate::network::{Link, Machine, Towards};
-use crate::relay::{DELAY, Relay};
-use crate::security::Authority;
+use super::cluster::{Agent, Cluster};
+use super::failures::{NOTICED, answered, first_worker};
+use super::network::{Link, Machine, Towards};
+use super::relay::{DELAY, Relay};
+use super::security::Authority;
+use super::{BLOCK, SOON, ask, workers};
 use crate::support::{Server, wait_for};
-use crate::{BLOCK, SOON, ask, workers};
 
 /// The name that all agents have in common.
 const AGENTS: &str = "agents.chiasm";

@@ -2,8 +2,8 @@
 
 use std::process::Stdio;
 
-use crate::SOON;
-use crate::cluster::{Agent, Cluster};
+use super::SOON;
+use super::cluster::{Agent, Cluster};
 use crate::support::{chiasm, wait_for};
 
 /// Whether a probe of an agent succeeds.

@@ -1,8 +1,8 @@
 //! Engines of agents that encode, prefill or decode alone.
 
-use crate::cluster::{Agent, Cluster};
+use super::cluster::{Agent, Cluster};
+use super::{BLOCK, SOON, ask, workers};
 use crate::support::{Answer, Server, scenario_run};
-use crate::{BLOCK, SOON, ask, workers};
 
 /// Whatever is not computed yet is computed by engines that are there for it.
 const ALWAYS: [&str; 5] = ["--disturb-weight", "1000", "--hop-weight", "0", "--allow-private-media"];

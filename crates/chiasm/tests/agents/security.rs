@@ -5,9 +5,9 @@ use std::process::Stdio;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-use crate::cluster::{Agent, Cluster};
+use super::cluster::{Agent, Cluster};
+use super::{SOON, ask};
 use crate::support::{Server, chiasm};
-use crate::{SOON, ask};
 
 /// An authority and the certificates that it has signed, as files.
 pub(crate) struct Authority {

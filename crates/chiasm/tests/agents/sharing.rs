@@ -5,9 +5,9 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use super::cluster::Cluster;
+use super::{SOON, workers};
 use crate::support::Server;
-use crate::{SOON, workers};
 
 /// Conversations, how many of them go on at a time, and turns of each.
 const CONVERSATIONS: usize = 48;

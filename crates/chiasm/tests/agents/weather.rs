@@ -13,10 +13,10 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::cluster::{Agent, Cluster};
-use crate::failures::answered;
+use super::cluster::{Agent, Cluster};
+use super::failures::answered;
+use super::{SOON, workers};
 use crate::support::{self, Server, demo_model, wait_for};
-use crate::{SOON, workers};
 
 /// Faults of a run that nobody has asked for more of.
 const FAULTS: usize = 25;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use crate::mocker::Mocker;
+use super::mocker::Mocker;
+use super::{NAMESPACE, SOON, ask, frontend, known_exactly, workers};
 use crate::support::etcd::Etcd;
 use crate::support::{Server, wait_for};
-use crate::{NAMESPACE, SOON, ask, frontend, known_exactly, workers};
 
 /// Clients that ask one after the other until they are told to stop.
 struct Load {

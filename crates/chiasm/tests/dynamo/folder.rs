@@ -1,8 +1,8 @@
 //! Workers that name themselves by files of a folder.
 
-use crate::mocker::Mocker;
+use super::mocker::Mocker;
+use super::{BLOCK, NAMESPACE, SOON, known_exactly, workers};
 use crate::support::{Server, demo_model, scenario_run, wait_for};
-use crate::{BLOCK, NAMESPACE, SOON, known_exactly, workers};
 
 #[tokio::test]
 #[ignore = "needs Dynamo"]

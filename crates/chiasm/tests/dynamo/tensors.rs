@@ -11,11 +11,11 @@ use chiasm::scenarios::{self, DAWN, PICTURES, Picture};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::mocker::{Mocker, planes};
+use super::mocker::{Mocker, planes};
+use super::{NAMESPACE, SOON};
 use crate::support::etcd::Etcd;
 use crate::support::origin::Origin;
 use crate::support::{Process, Server, chiasm, demo_model, wait_for};
-use crate::{NAMESPACE, SOON};
 
 /// A frontend that gives images to workers of this machine as tensors.
 fn frontend(etcd: &Etcd, model: &Path, tensors: &str, more: &[&str]) -> Server {

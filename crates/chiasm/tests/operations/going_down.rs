@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::{SOON, serve};
 use crate::support::{send_signal, wait_for};
-use crate::{SOON, serve};
 
 fn stream() -> Value {
     json!({"model": "m", "prompt": "a", "max_tokens": 8000, "ignore_eos": true, "stream": true})

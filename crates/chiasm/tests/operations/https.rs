@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::SOON;
+use super::SOON;
 use crate::support::{Server, demo_model, send_signal, wait_for};
 
 /// The files of a certificate.

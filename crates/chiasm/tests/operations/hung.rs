@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::SOON;
+use super::SOON;
 use crate::support::{Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
 
 /// Two simulated engines as processes of their own. Longer silences than they make by themselves are short here.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::SOON;
+use super::SOON;
 use crate::support::{Process, chiasm, free_port, send_signal, wait_for};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/model");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::SOON;
+use super::SOON;
 use crate::support::{Answer, Server, demo_model, wait_for};
 
 async fn serve(name: &str, more: &[&str]) -> Server {

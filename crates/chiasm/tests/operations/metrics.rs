@@ -7,15 +7,15 @@ use std::{env, fs};
 use serde_json::{Value, json};
 use yaml_rust2::{Yaml, YamlLoader};
 
+use super::{SOON, serve};
 use crate::support::{Server, demo_model};
-use crate::{SOON, serve};
 
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 /// What is above this line in the page is written by people, what is below it by this test.
 const MARK: &str = "<!-- made: see crates/chiasm/tests/operations/metrics.rs -->\n";
 /// Set to 1, the test writes the page.
 const WRITE: &str = "CHIASM_WRITE_DOCS";
-const HOW: &str = "CHIASM_WRITE_DOCS=1 cargo test --release -p chiasm --test operations metrics";
+const HOW: &str = "CHIASM_WRITE_DOCS=1 cargo test -p chiasm --test testsuite operations::metrics";
 /// An image of one pixel.
 const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNwaDgAAAKEAYEml6crAAAAAElFTkSuQmCC";
 

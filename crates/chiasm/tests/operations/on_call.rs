@@ -4,8 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use super::{SOON, serve};
 use crate::support::{Server, demo_model, free_port, wait_for};
-use crate::{SOON, serve};
 
 fn ask(tokens: u32, stream: bool) -> Value {
     json!({"model": "m", "prompt": "hello", "max_tokens": tokens, "ignore_eos": true, "stream": stream})

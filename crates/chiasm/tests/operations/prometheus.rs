@@ -7,8 +7,8 @@ use std::{env, fs};
 
 use serde_json::{Value, json};
 
-use crate::SOON;
-use crate::metrics::{ROOT, dashboard_queries, used};
+use super::SOON;
+use super::metrics::{ROOT, dashboard_queries, used};
 use crate::support::{Process, Server, client, demo_model, free_port, wait_for};
 
 /// A Prometheus that reads one server.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::serve;
+use super::serve;
 use crate::support::Server;
 
 /// Writes one word and as many more as it is told, and then as many as there are functions.

@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
-use crate::serve;
+use super::serve;
 
 const BODY: &str = "hello";
 

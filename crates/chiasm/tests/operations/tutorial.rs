@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::metrics::ROOT;
+use super::metrics::ROOT;
 use crate::support::{chiasm, demo_model, free_port};
 
 /// How blocks begin whose commands are run here, all of them by one shell.

@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::json;
 
-use crate::serve;
+use super::serve;
 use crate::support::{Answer, Server};
 
 const PAGE: &str = "https://chat.example";

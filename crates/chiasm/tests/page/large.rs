@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::SOON;
-use crate::browser::Browser;
+use super::SOON;
+use super::browser::Browser;
 
 const WORKERS: u64 = 1000;
 /// The longest that a page may take from one frame to the next, in milliseconds.

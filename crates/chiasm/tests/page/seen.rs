@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::browser::Browser;
+use super::browser::Browser;
+use super::visitors::image;
+use super::{SOON, serve};
 use crate::support::Server;
-use crate::visitors::image;
-use crate::{SOON, serve};
 
 /// A name that would run if it were taken for more than a text.
 const HOSTILE: &str = "<img src=x onerror=document.title='run'>\"'&amp;<script>document.title='run'</script>";

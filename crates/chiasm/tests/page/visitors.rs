@@ -7,8 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use reqwest::redirect::Policy;
 use serde_json::{Value, json};
 
+use super::{SOON, serve};
 use crate::support::{Answer, Server, wait_for};
-use crate::{SOON, serve};
 
 struct Visitor(reqwest::Client);
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 use chiasm::scenarios::{DAWN, SNOW};
 use serde_json::{Value, json};
 
-use crate::environment::{BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
-use crate::predictions::{found_as_predicted, settled};
-use crate::requests::{answers_are_those_of_vllm_serve, comparable_requests, ids, image, text};
+use super::environment::{BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
+use super::predictions::{found_as_predicted, settled};
+use super::requests::{answers_are_those_of_vllm_serve, comparable_requests, ids, image, text};
 use crate::support::Server;
 
 /// The model that has adapters.

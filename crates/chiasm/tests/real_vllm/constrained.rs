@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::modalities::ask;
+use super::modalities::ask;
 use crate::support::Server;
 
 /// Answers that have to be of a form, or of some tokens.

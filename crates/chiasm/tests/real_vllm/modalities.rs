@@ -7,16 +7,16 @@ use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, NIGHT};
 use serde_json::{Value, json};
 
-use crate::constrained::{constrained_requests, what_an_engine_fails_of_is_refused};
-use crate::environment::{ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
-use crate::predictions::{found_as_predicted, settled, workers};
-use crate::prompts;
-use crate::requests::{answers_are_those_of_vllm_serve, image, text};
-use crate::run_client;
-use crate::support::scenario_run;
-use crate::tools::{
+use super::constrained::{constrained_requests, what_an_engine_fails_of_is_refused};
+use super::environment::{ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
+use super::predictions::{found_as_predicted, settled, workers};
+use super::prompts;
+use super::requests::{answers_are_those_of_vllm_serve, image, text};
+use super::run_client;
+use super::tools::{
     TOOL_FLAGS, an_agent_calls_its_functions, custom_and_allowed_tools_are_forced, other_apis_call_alike, tool_requests,
 };
+use crate::support::scenario_run;
 
 /// A part with a file of `tests/clips`, by the end of whose name the modality is known.
 pub(crate) fn clip(name: &str) -> Value {

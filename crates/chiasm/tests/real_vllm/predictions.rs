@@ -7,8 +7,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::environment::{ARENA_GB, ENGINES, Environment, STARTUP};
-use crate::requests::{image, text};
+use super::environment::{ARENA_GB, ENGINES, Environment, STARTUP};
+use super::requests::{image, text};
 use crate::support::{self, Answer, Server, wait_for};
 
 /// Models with one kind of attention and with several (windows, chunks, linear), each with a cache so small that blocks are

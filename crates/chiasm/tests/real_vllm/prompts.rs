@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use chiasm::scenarios::DAWN;
 use serde_json::{Map, Value, json};
 
-use crate::environment::Reference;
-use crate::requests::{image, text};
+use super::environment::Reference;
+use super::requests::{image, text};
 use crate::support::{Answer, Server};
 
 /// What two runs of a model may differ by.

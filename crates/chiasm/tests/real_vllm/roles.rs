@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use crate::environment::{BLOCK_SIZE, ENGINE_FLAGS, ENGINES, Environment, Reference, STARTUP, serve_flags};
-use crate::processes::engine_process;
-use crate::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests};
+use super::environment::{BLOCK_SIZE, ENGINE_FLAGS, ENGINES, Environment, Reference, STARTUP, serve_flags};
+use super::processes::engine_process;
+use super::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests};
 use crate::support::{Process, Server, chiasm, free_port, scenario_run, send_signal, wait_for};
 
 /// Whatever is not computed yet is computed by an engine that is there for it.

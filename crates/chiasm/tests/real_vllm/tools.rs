@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::modalities::ask;
-use crate::requests::ids;
+use super::modalities::ask;
+use super::requests::ids;
 use crate::support::Server;
 
 /// What `vllm serve` needs for them; Chiasm sees it in the chat template.

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::environment::{
+use super::environment::{
     ENGINE_FLAGS, ENGINES, Environment, Place, ROOMY_ARENA_GB, STARTUP, serve_flags, vllm_serves,
 };
-use crate::modalities::{ask, clip};
-use crate::predictions::{settled, workers};
-use crate::requests::{family_requests, ids, text};
+use super::modalities::{ask, clip};
+use super::predictions::{settled, workers};
+use super::requests::{family_requests, ids, text};
 use crate::support::vllm_serves::VllmServes;
 use crate::support::{Server, wait_for};
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use chiasm::scenarios::STORM;
 use serde_json::{Value, json};
 
-use crate::environment::{BLOCK_SIZE, Environment, Reference, STARTUP};
-use crate::requests::{answers_are_those_of_vllm_serve, image, text};
+use super::environment::{BLOCK_SIZE, Environment, Reference, STARTUP};
+use super::requests::{answers_are_those_of_vllm_serve, image, text};
 use crate::support::{Server, scenario_run, wait_for};
 
 /// A frontend before these servers alone, which have such options.

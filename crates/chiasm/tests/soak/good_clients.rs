@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::Counts;
-use super::support::origin::Origin;
-use super::support::{Server, client, demo_model};
+use crate::support::origin::Origin;
+use crate::support::{Server, client, demo_model};
 
 /// `--request-timeout` and what a busy machine adds: who waits longer is hanging.
 const DEADLINE: Duration = Duration::from_secs(30);

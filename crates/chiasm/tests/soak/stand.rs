@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
-use super::support::{Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
+use crate::support::{Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
 
 pub(crate) const ENGINES: usize = 3;
 

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::before;
-use crate::ends::{CHAT, MESSAGES, RESPONSES, asked, event, whole};
-use crate::scripted::{Script, Scripted, Then};
+use super::before;
+use super::ends::{CHAT, MESSAGES, RESPONSES, asked, event, whole};
+use super::scripted::{Script, Scripted, Then};
 
 /// The events that a server sends before it has a token.
 fn prelude(path: &str) -> String {

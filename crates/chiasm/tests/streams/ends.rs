@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::before;
-use crate::scripted::{Script, Scripted, Then};
+use super::before;
+use super::scripted::{Script, Scripted, Then};
 use crate::support::Answer;
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";

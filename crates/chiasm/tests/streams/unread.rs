@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use serde_json::{Value, json};
 
-use crate::ends::CHAT;
+use super::ends::CHAT;
 use crate::support::{Server, demo_model, wait_for};
 
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -1,9 +1,10 @@
 //! A `chiasm` process and an HTTP client, as a user has them.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(unreachable_pub, reason = "modules of one test binary")]
 
 pub mod adapters;
 pub mod etcd;
 pub mod event_grammar;
+pub mod hostile_origin;
 pub mod origin;
 pub mod scenario_run;
 pub mod stand_ins;

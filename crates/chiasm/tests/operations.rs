@@ -1,6 +1,5 @@
 //! What whoever operates a server meets: a log that nobody reads, engines that hang, going down, clients that share, certificates,
 //! web pages and proxies, and what to look at when something is wrong.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod going_down;
 mod https;
@@ -12,15 +11,13 @@ mod mistakes;
 mod on_call;
 mod prometheus;
 mod prompts;
-#[path = "../support/mod.rs"]
-mod support;
 mod traces;
 mod tutorial;
 mod web_pages;
 
 use std::time::Duration;
 
-use support::{Server, demo_model};
+use crate::support::{Server, demo_model};
 
 const SOON: Duration = Duration::from_secs(20);
 

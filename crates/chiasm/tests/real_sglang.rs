@@ -1,10 +1,7 @@
 //! Real SGLang servers on CPU with tiny random models. `cargo xtask test --sglang` sets up what this needs and runs it; it is no part of the
 //! default run, as a server takes the better part of a minute to start. `CHIASM_TEST_SHOW_SGLANG=1` shows what the servers say.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod environment;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::time::Duration;
 
@@ -13,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, DUSK, NIGHT, Picture, SNOW, STORM};
 use serde_json::{Value, json};
 
-use crate::environment::{BLOCK_SIZE, Environment, STARTUP, Sglang, before, workers};
+use self::environment::{BLOCK_SIZE, Environment, STARTUP, Sglang, before, workers};
 use crate::support::{Answer, Server, scenario_run, wait_for};
 
 const SOON: Duration = Duration::from_secs(30);

@@ -1,9 +1,5 @@
 //! Streams from beginning to end: requests that move before they have a token, ends in the form of each API, and answers that nobody
 //! reads.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-#[path = "../support/mod.rs"]
-mod support;
 
 mod begins;
 mod ends;
@@ -12,7 +8,7 @@ mod unread;
 
 use std::time::Duration;
 
-use support::{Server, demo_model};
+use crate::support::{Server, demo_model};
 
 /// A frontend before these servers.
 async fn before(upstreams: &[&str], flags: &[&str]) -> Server {

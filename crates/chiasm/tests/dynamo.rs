@@ -2,10 +2,6 @@
 //!
 //! `CHIASM_TEST_DYNAMO` names a Python that has Dynamo 1.6.1, `CHIASM_TEST_ETCD` an etcd. With `CHIASM_TEST_PYTHON`, which has vLLM, and
 //! `CHIASM_TEST_MODELS` tensors are compared with those of vLLM's own processor.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-#[path = "../support/mod.rs"]
-mod support;
 
 mod failures;
 mod folder;
@@ -14,12 +10,12 @@ mod tensors;
 
 use std::time::Duration;
 
+use crate::support::etcd::Etcd;
+use crate::support::{Answer, Server, demo_model, scenario_run, wait_for};
 use base64::Engine;
 use chiasm::scenarios::DAWN;
 use mocker::Mocker;
 use serde_json::{Value, json};
-use support::etcd::Etcd;
-use support::{Answer, Server, demo_model, scenario_run, wait_for};
 
 /// How long processes may take to find each other on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -41,7 +37,7 @@ fn frontend(etcd: &Etcd, more: &[&str]) -> Server {
 /// What a frontend knows of all its workers.
 async fn workers(server: &Server) -> Vec<Value> {
     let response = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
-    support::json(response).await["workers"].as_array().expect("a list").clone()
+    crate::support::json(response).await["workers"].as_array().expect("a list").clone()
 }
 
 /// What each worker is known to hold, once that is exact for all of them.

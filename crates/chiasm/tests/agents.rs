@@ -1,8 +1,4 @@
 //! Engines of other machines: agents and frontends as processes, on addresses of this one.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-#[path = "../support/mod.rs"]
-mod support;
 
 mod adapters;
 mod cluster;
@@ -21,9 +17,9 @@ mod weather;
 
 use std::time::Duration;
 
+use crate::support::{Server, demo_model, scenario_run, wait_for};
 use cluster::Cluster;
 use serde_json::{Value, json};
-use support::{Server, demo_model, scenario_run, wait_for};
 
 /// How long processes may take to find each other on a busy machine.
 const SOON: Duration = Duration::from_secs(30);
@@ -39,7 +35,7 @@ fn ask(text: &str, tokens: u32) -> Value {
 /// What a frontend knows of all its workers.
 async fn workers(server: &Server) -> Vec<Value> {
     let response = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
-    support::json(response).await["workers"].as_array().expect("a list").clone()
+    crate::support::json(response).await["workers"].as_array().expect("a list").clone()
 }
 
 #[tokio::test]

@@ -4,7 +4,6 @@
 //! is Python importing vLLM. So `vllm serve`, which answers are compared with, and the engines of whatever is not about launching
 //! engines come from one process that has imported it; Chiasm attaches to these engines.
 //! `CHIASM_TEST_FAMILIES=llava,gemma3` runs these image families only.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod adapters;
 mod constrained;
@@ -15,8 +14,6 @@ mod processes;
 mod prompts;
 mod requests;
 mod roles;
-#[path = "../support/mod.rs"]
-mod support;
 mod tools;
 mod upgrade;
 mod upstream;
@@ -27,9 +24,9 @@ use std::time::Duration;
 use chiasm::scenarios::STORM;
 use serde_json::{Value, json};
 
-use crate::environment::{ARENA_GB, BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
-use crate::processes::{PROCESSES, descendants, engine_process, is_alive};
-use crate::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests, image, text};
+use self::environment::{ARENA_GB, BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
+use self::processes::{PROCESSES, descendants, engine_process, is_alive};
+use self::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests, image, text};
 use crate::support::{Server, scenario_run, send_signal, wait_for};
 
 /// Kills the engine that has the only request, which then moves to the other one.

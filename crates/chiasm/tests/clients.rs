@@ -2,10 +2,6 @@
 //! it breaks off ends in the engine. `cargo xtask test` provides the packages.
 //!
 //! The engines are simulated: they say what they saw, which tells whether all of a request arrived, or what they are told to.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::process::Command;
 use std::sync::Arc;

@@ -2,18 +2,15 @@
 //!
 //! Tests with a browser need Chromium, at the path in `CHIASM_TEST_CHROMIUM`; `cargo xtask test` finds or unpacks it. Pictures of what they
 //! saw are left in the folder `page` of the target directory's `tmp`.
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod browser;
 mod large;
 mod seen;
-#[path = "../support/mod.rs"]
-mod support;
 mod visitors;
 
 use std::time::Duration;
 
-use support::{Server, demo_model};
+use crate::support::{Server, demo_model};
 
 const SOON: Duration = Duration::from_secs(20);
 

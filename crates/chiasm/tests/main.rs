@@ -1,0 +1,37 @@
+//! The binary as its users have it: processes of `chiasm` before simulated engines, and before real ones where `cargo xtask test`
+//! provides them. One target, so that what they share is compiled and linked once.
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod agents;
+mod anthropic;
+mod clients;
+mod crash;
+mod demo_tools;
+mod dynamo;
+mod engine_kwargs;
+mod heavy_mixes;
+mod hostile;
+mod hub;
+mod identity;
+mod keep_engines;
+mod knowledge;
+mod lora;
+mod media_door;
+mod media_soak;
+mod memory;
+mod operations;
+mod page;
+mod real_processor;
+mod real_sglang;
+mod real_vllm;
+mod recorded;
+mod responses;
+mod roles;
+mod simulate;
+mod simulated;
+mod soak;
+mod streams;
+mod support;
+mod tokens;
+mod transfer;
+mod upstream;

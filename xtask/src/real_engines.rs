@@ -1,0 +1,114 @@
+//! The environments and models of the real engines, made on another thread while Rust compiles: it is mostly downloading.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+
+use crate::child::{Cancel, Output};
+use crate::clients_env::{self, ClientsEnv};
+use crate::error::Error;
+use crate::models;
+use crate::plugin;
+use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::vllm_overlay;
+use crate::workspace::Workspace;
+
+/// What the real-engine tests are told.
+#[derive(Clone, Debug)]
+pub(crate) struct Engines {
+    pub(crate) version: &'static str,
+    pub(crate) env: VllmEnv,
+    pub(crate) models: PathBuf,
+    plugin: PathBuf,
+    /// Another version, for tests of both together.
+    other_version: &'static str,
+    other: VllmEnv,
+    /// Clients that other people use.
+    clients: ClientsEnv,
+}
+
+impl Engines {
+    pub(crate) fn variables(&self) -> [(&'static str, OsString); 11] {
+        [
+            ("CHIASM_TEST_OTHER_VLLM_VERSION", self.other_version.into()),
+            ("CHIASM_TEST_OTHER_PYTHON", self.other.python().into()),
+            ("CHIASM_TEST_VLLM_VERSION", self.version.into()),
+            ("CHIASM_TEST_VLLM", self.env.vllm().into()),
+            ("CHIASM_TEST_PYTHON", self.env.python().into()),
+            // Another version's environment is over the one that has it.
+            ("CHIASM_TEST_NIXL", self.env.nixl().or_else(|| self.other.nixl()).unwrap_or_default().into()),
+            ("CHIASM_TEST_MODELS", self.models.clone().into()),
+            ("CHIASM_TEST_PLUGIN", self.plugin.clone().into()),
+            ("CHIASM_TEST_CLIENTS_PYTHON", self.clients.python().into()),
+            ("CHIASM_TEST_NODE", self.clients.node().into()),
+            ("CHIASM_TEST_NODE_PACKAGES", self.clients.packages().into()),
+        ]
+    }
+}
+
+/// The environment and the models, made on another thread; stopped when dropped before they are done.
+pub(crate) struct Background {
+    cancel: Cancel,
+    thread: Option<JoinHandle<Result<Engines, Error>>>,
+    engines: Option<Engines>,
+}
+
+impl Background {
+    pub(crate) fn start(workspace: &Workspace, version: &'static str) -> Result<Self, Error> {
+        std::fs::create_dir_all(&workspace.cache).map_err(Error::io("create", &workspace.cache))?;
+        let log = workspace.cache.join("vllm-env.log");
+        println!("making vLLM {version} and models ready in the background, log: {}", log.display());
+        let cancel = Cancel::default();
+        let setup = Setup { workspace: workspace.clone(), output: Output::Log(log), cancel: cancel.clone() };
+        let thread = thread::spawn(move || {
+            let result = vllm_env::ensure(&setup).and_then(|base| {
+                let models = models::ensure(&setup, &base)?;
+                let plugin = plugin::ensure(&setup, &base)?;
+                let env = vllm_overlay::ensure_version(&setup, &base, version)?;
+                let other_version = vllm_overlay::beside(version);
+                let other = vllm_overlay::ensure_version(&setup, &base, other_version)?;
+                let clients = clients_env::ensure(&setup)?;
+                Ok(Engines { version, env, models, plugin, other_version, other, clients })
+            });
+            match &result {
+                Ok(_) | Err(Error::Cancelled) => {}
+                // Minutes before the step that needs it: whoever watches can start to mend it now.
+                Err(error) => eprintln!("the real engines will fail: {error}"),
+            }
+            result
+        });
+        Ok(Self { cancel, thread: Some(thread), engines: None })
+    }
+
+    pub(crate) fn wait(&mut self) -> Result<Engines, Error> {
+        if let Some(thread) = self.thread.take() {
+            self.engines = Some(thread.join().map_err(|_| Error::Panicked)??);
+        }
+        // Empty only after a failure was returned, which ends the run.
+        self.engines.clone().ok_or(Error::Panicked)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        if let Some(thread) = self.thread.take() {
+            // Its result no longer matters, only that it and its children are gone.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_in_the_background_reaches_whoever_waits_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = Workspace { root: dir.path().join("empty"), cache: dir.path().join("cache") };
+        // No requirements there: the background work ends in an error that says so.
+        let error = Background::start(&workspace, vllm_env::VLLM_VERSION).unwrap().wait().unwrap_err();
+        assert!(error.to_string().contains("requirements.txt"), "{error}");
+    }
+}

@@ -1,0 +1,199 @@
+//! Performs one step: cargo, or a program of a prepared environment.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::bench_peers::door_peers;
+use crate::child::{self, Cancel, Output};
+use crate::chromium;
+use crate::error::Error;
+use crate::etcd;
+use crate::manifests;
+use crate::models;
+use crate::plugin;
+use crate::prometheus;
+use crate::real_engines::{Background, Engines};
+use crate::sglang_env;
+use crate::test_run::{Outcome, cargo};
+use crate::test_steps::{ARM_TARGET, Action, Needs, Step};
+use crate::vllm_drift;
+use crate::vllm_env::{self, Setup};
+use crate::wheel;
+use crate::workspace::Workspace;
+
+/// Performs steps on one thread.
+pub(crate) struct Performer<'a> {
+    pub(crate) workspace: &'a Workspace,
+    /// The real engines, if steps need them.
+    pub(crate) background: Option<Background>,
+    /// The version of SGLang that there are tests with.
+    pub(crate) sglang: Option<&'static str>,
+    /// Where the steps print.
+    pub(crate) output: Output,
+}
+
+/// Why a step has no result of its own.
+enum Missing {
+    LeftOut(&'static str),
+    Failed(Error),
+}
+
+impl From<Error> for Missing {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Performer<'_> {
+    /// Performs a step, and measures its time.
+    pub(crate) fn timed(&mut self, step: &Step) -> (Outcome, Duration) {
+        let start = Instant::now();
+        let outcome = match self.perform(step) {
+            Ok(()) => Outcome::Passed,
+            Err(Missing::LeftOut(reason)) => Outcome::LeftOut(reason),
+            Err(Missing::Failed(error)) => Outcome::Failed(error.to_string()),
+        };
+        (outcome, start.elapsed())
+    }
+
+    /// Performs a step that prints into a log. The log of a failed step is printed as a whole.
+    pub(crate) fn logged(&mut self, step: &Step, log: PathBuf) -> (Outcome, Duration) {
+        self.output = Output::Log(log.clone());
+        let (outcome, time) = self.timed(step);
+        if matches!(outcome, Outcome::Failed(_)) {
+            let printed = fs::read(&log).unwrap_or_default();
+            println!("\n==> what {} has printed\n{}", step.title, String::from_utf8_lossy(&printed));
+        }
+        (outcome, time)
+    }
+
+    fn perform(&mut self, step: &Step) -> Result<(), Missing> {
+        let engines = if step.has_engines() { Some(self.engines()?) } else { None };
+        match (&step.action, engines) {
+            (Action::Cargo(arguments), engines) => self.cargo(step, arguments, engines),
+            (Action::Manifests, _) => match manifests::tests(&self.setup()) {
+                Ok(mut tests) => self.run(&mut tests, "the manifests' tests"),
+                Err(error) => {
+                    self.output.say(&format!("    {error}"))?;
+                    Err(Missing::LeftOut("there is no Python for it, or its packages can't be fetched"))
+                }
+            },
+            (_, None) => Err(Missing::LeftOut("there is no vLLM")),
+            (Action::AwaitEngines, Some(engines)) => {
+                for (name, value) in engines.variables() {
+                    self.output.say(&format!("    {name}={}", value.display()))?;
+                }
+                Ok(())
+            }
+            (Action::PluginTests, Some(engines)) => {
+                self.run(&mut plugin::tests(self.workspace, &engines.env), "the plugin's tests")
+            }
+            (Action::ProcessorTests, Some(engines)) => self.run(
+                plugin::processor_tests(self.workspace, &engines.env).env("CHIASM_TEST_MODELS", &engines.models),
+                "the processor's tests",
+            ),
+            (Action::Wheel, Some(engines)) => {
+                let mut tests = wheel::tests(self.workspace, &engines.env, &engines.models)?;
+                self.run(&mut tests, "the wheel's tests")
+            }
+            (Action::Drift, Some(engines)) => match vllm_drift::run(&self.setup(), engines.version, false)? {
+                true => Ok(()),
+                false => Err(Error::Drifted.into()),
+            },
+        }
+    }
+
+    fn cargo(&self, step: &Step, arguments: &str, engines: Option<Engines>) -> Result<(), Missing> {
+        if step.needs == Needs::CargoDeny && !self.has_cargo_deny() {
+            return Err(Missing::LeftOut("cargo-deny is not installed"));
+        }
+        if step.needs == Needs::ArmTarget && !self.has_arm_target() {
+            return Err(Missing::LeftOut("rustup can't fetch the ARM target's standard library"));
+        }
+        let mut cargo = cargo(self.workspace);
+        cargo.args(arguments.split(' ')).envs(step.variables.iter().copied()).envs(self.programs(step.needs)?);
+        if let (Needs::RealSglang, Some(version)) = (step.needs, self.sglang) {
+            cargo.envs(self.sglang_variables(version)?);
+        }
+        if let Some(engines) = engines {
+            cargo.envs(engines.variables());
+        }
+        self.run(&mut cargo, &format!("`cargo {arguments}`"))
+    }
+
+    fn run(&self, command: &mut Command, what: &str) -> Result<(), Missing> {
+        Ok(child::run(command, what, &self.output, &Cancel::default())?)
+    }
+
+    fn engines(&mut self) -> Result<Engines, Missing> {
+        match &mut self.background {
+            Some(background) => Ok(background.wait()?),
+            None => Err(Missing::LeftOut("there is no vLLM")),
+        }
+    }
+
+    fn setup(&self) -> Setup {
+        Setup { workspace: self.workspace.clone(), output: self.output.clone(), cancel: Cancel::default() }
+    }
+
+    /// Returns what tests with real SGLang are told.
+    fn sglang_variables(&self, version: &'static str) -> Result<[(&'static str, PathBuf); 2], Error> {
+        let setup = self.setup();
+        let base = vllm_env::ensure(&setup)?;
+        let env = sglang_env::ensure(&setup, &base, version)?;
+        let models = models::ensure(&setup, &base)?;
+        Ok([("CHIASM_TEST_SGLANG_PYTHON", env.python()), ("CHIASM_TEST_MODELS", models)])
+    }
+
+    /// Returns the programs that a step's tests are told of.
+    fn programs(&self, needs: Needs) -> Result<Vec<(&'static str, PathBuf)>, Missing> {
+        let setup = self.setup();
+        let found = |variable, program: Result<PathBuf, Error>, why| match program {
+            Ok(program) => Ok(vec![(variable, program)]),
+            Err(error) => {
+                self.output.say(&format!("    {error}"))?;
+                Err(Missing::LeftOut(why))
+            }
+        };
+        match needs {
+            Needs::Etcd => {
+                found(etcd::VARIABLE, etcd::ensure(&setup), "there is no etcd, and its package can't be unpacked")
+            }
+            Needs::Dynamo | Needs::RealEnginesAndDynamo => {
+                let mut programs = self.programs(Needs::Etcd)?;
+                let python = door_peers::ensure(&setup).map(|peers| peers.python());
+                programs.extend(found(door_peers::VARIABLE, python, "Dynamo's packages can't be had")?);
+                Ok(programs)
+            }
+            Needs::Chromium => {
+                let why = "there is no Chromium, and its package can't be unpacked";
+                found(chromium::VARIABLE, chromium::ensure(&setup), why)
+            }
+            Needs::Prometheus => {
+                let why = "there is no Prometheus, and its package can't be unpacked";
+                found(prometheus::VARIABLE, prometheus::ensure(&setup), why)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns `true` if the compiler has the target, by now: rustup is asked to fetch it if it is missing.
+    fn has_arm_target(&self) -> bool {
+        let mut ask = Command::new("rustc");
+        ask.args(["--print", "target-libdir", "--target", ARM_TARGET]).current_dir(&self.workspace.root);
+        if child::read(&mut ask, "rustc").is_ok_and(|folder| Path::new(&folder).is_dir()) {
+            return true;
+        }
+        let mut add = Command::new("rustup");
+        add.args(["target", "add", ARM_TARGET]).current_dir(&self.workspace.root).stdin(Stdio::null());
+        add.status().is_ok_and(|status| status.success())
+    }
+
+    fn has_cargo_deny(&self) -> bool {
+        let mut ask = cargo(self.workspace);
+        ask.args(["deny", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+        ask.status().is_ok_and(|status| status.success())
+    }
+}
