@@ -1,4 +1,4 @@
-//! The short form of `test`, for the time of writing: format, lints, and the unit tests of crates that have changed.
+//! A quick check while editing: format, lints, and the unit tests of crates that differ from `main`.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
-/// Checks the working tree against the commit at which it left `main`.
+/// Checks the working tree. Changes are those since its merge base with `main`.
 pub(crate) fn run(setup: &Setup) -> Result<(), Error> {
     let run = |arguments: &[&str]| {
         let start = Instant::now();
@@ -21,15 +21,14 @@ pub(crate) fn run(setup: &Setup) -> Result<(), Error> {
     run(&["fmt", "--all", "--check"])?;
     run(&["clippy", "--workspace", "--all-targets", "--", "-Dwarnings"])?;
     let changed = changed_files(setup)?;
-    let crates = crates(changed.lines());
-    if crates.is_empty() {
-        println!("no crate has changed since main");
-        return Ok(());
-    }
-    // One after the other: dependencies of a crate are built with its own features, as `cargo test -p` has them.
-    for name in crates {
-        let has_library = setup.workspace.root.join("crates").join(name).is_dir();
-        run(&["test", "--package", name, if has_library { "--lib" } else { "--bins" }])?;
+    let is_crate = |name: &&str| setup.workspace.root.join("crates").join(name).join("Cargo.toml").is_file();
+    // One call per crate, so that features are those of `cargo test --package`.
+    for name in changed_crates(changed.lines()) {
+        if is_crate(&name) {
+            run(&["test", "--package", name, "--lib"])?;
+        } else if name == "xtask" {
+            run(&["test", "--package", name, "--bins"])?;
+        }
     }
     Ok(())
 }
@@ -48,7 +47,7 @@ fn changed_files(setup: &Setup) -> Result<String, Error> {
 }
 
 /// Returns the packages of these files.
-fn crates<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
+fn changed_crates<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
     let package = |path: &'a str| match path.split_once('/')? {
         ("crates", rest) => rest.split_once('/').map(|(name, _)| name),
         ("xtask", _) => Some("xtask"),
@@ -64,7 +63,7 @@ mod tests {
     #[test]
     fn files_belong_to_the_crate_of_their_folder() {
         let paths = ["crates/chiasm-kv/src/lib.rs", "README.md", "crates/chiasm-kv/Cargo.toml", "xtask/src/main.rs"];
-        assert_eq!(crates(paths.into_iter()), BTreeSet::from(["chiasm-kv", "xtask"]));
-        assert!(crates(["docs/a.md", "crates"].into_iter()).is_empty());
+        assert_eq!(changed_crates(paths.into_iter()), BTreeSet::from(["chiasm-kv", "xtask"]));
+        assert!(changed_crates(["docs/a.md", "crates"].into_iter()).is_empty());
     }
 }

@@ -21,6 +21,8 @@ const TAIL_LINES: usize = 20;
 pub(crate) enum Output {
     /// All to standard error, so that standard output carries nothing but the command's result.
     Terminal,
+    /// Each to the same one of our own outputs.
+    Inherited,
     /// Appended to a file, by work that runs beside something else on the terminal.
     Log(PathBuf),
 }
@@ -30,6 +32,7 @@ impl Output {
     pub(crate) fn say(&self, line: &str) -> Result<(), Error> {
         match self {
             Self::Terminal => eprintln!("{line}"),
+            Self::Inherited => println!("{line}"),
             Self::Log(path) => {
                 use io::Write;
                 let mut log = open_log(path)?;
@@ -42,6 +45,7 @@ impl Output {
     fn stdio(&self) -> Result<(Stdio, Stdio), Error> {
         Ok(match self {
             Self::Terminal => (io::stderr().into(), io::stderr().into()),
+            Self::Inherited => (Stdio::inherit(), Stdio::inherit()),
             Self::Log(path) => (open_log(path)?.into(), open_log(path)?.into()),
         })
     }

@@ -5,7 +5,7 @@ use crate::cross::Target;
 use crate::dist::Profile;
 use crate::error::Error;
 use crate::sglang_env;
-use crate::test_run::Asked;
+use crate::test_run::TestOptions;
 use crate::test_steps;
 use crate::vllm_env::VLLM_VERSION;
 use crate::vllm_overlay::{NEWEST, VERSIONS};
@@ -22,7 +22,7 @@ usage: cargo xtask COMMAND
                     --vllm takes engines of another version, or of each, the newest first, and keeps what passed in
                     docs/versions.md; --no-vllm leaves them out, loudly; --sglang adds real SGLang servers,
                     of the newest version unless another one is named; --no-budgets lets steps take any time
-  check             format, lints, and unit tests of the crates that have changed since the branch left main
+  check             format, lints, and unit tests of the crates that differ from main
   soak [--minutes N] [--seed S]
                     mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
                     random seed unless they are given
@@ -114,7 +114,7 @@ pub(crate) enum Command {
         json: bool,
         sides: DoorSides,
     },
-    Test(Asked),
+    Test(TestOptions),
     /// Formats, lints and unit tests of changed crates.
     Check,
     /// Builds what people install.
@@ -167,12 +167,12 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false, sides: DoorSides::default() }
             }
         },
-        "test" => Command::Test(Asked {
+        "test" => Command::Test(TestOptions {
             versions: vec![NEWEST],
             record: false,
             sglang: None,
             steps: Vec::new(),
-            has_budgets: true,
+            enforces_budgets: true,
         }),
         "check" => Command::Check,
         "soak" => Command::Soak { minutes: 2, seed: None },
@@ -180,15 +180,15 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
     };
     while let Some(flag) = flags.next() {
         match (flag.as_str(), &mut command) {
-            ("--no-vllm", Command::Test(asked)) => asked.versions.clear(),
-            ("--no-budgets", Command::Test(asked)) => asked.has_budgets = false,
-            ("--sglang", Command::Test(asked)) => {
+            ("--no-vllm", Command::Test(options)) => options.versions.clear(),
+            ("--no-budgets", Command::Test(options)) => options.enforces_budgets = false,
+            ("--sglang", Command::Test(options)) => {
                 let named = flags.next_if(|next| next.starts_with(|first: char| first.is_ascii_digit()));
-                asked.sglang = Some(named.map_or(Ok(sglang_env::NEWEST), |name| sglang_version(name))?);
+                options.sglang = Some(named.map_or(Ok(sglang_env::NEWEST), |name| sglang_version(name))?);
             }
-            ("--vllm", Command::Test(asked)) => {
-                asked.record = true;
-                asked.versions = match flags.next().map(String::as_str) {
+            ("--vllm", Command::Test(options)) => {
+                options.record = true;
+                options.versions = match flags.next().map(String::as_str) {
                     Some("all") => VERSIONS.into_iter().rev().collect(),
                     name => vec![version(name)?],
                 }
@@ -237,13 +237,13 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 sides.engines = number.ok_or_else(|| Error::Engines { found: found.to_owned() })?;
             }
             ("--help" | "-h", _) => return Ok(Command::Help),
-            (step, Command::Test(asked)) if !step.starts_with('-') => asked.steps.push(step.to_owned()),
+            (step, Command::Test(options)) if !step.starts_with('-') => options.steps.push(step.to_owned()),
             _ => {
                 return Err(Error::UnknownFlag { command: name.clone(), flag: flag.clone() });
             }
         }
     }
-    if let Command::Test(Asked { steps, .. }) = &command {
+    if let Command::Test(TestOptions { steps, .. }) = &command {
         test_steps::named(steps)?;
     }
     Ok(command)
@@ -294,24 +294,24 @@ mod tests {
         assert_eq!(parse_words("models --help").unwrap(), Command::Help);
     }
 
-    /// What `test` with these flags asks for.
-    fn asked(flags: &str) -> Result<Asked, Error> {
+    /// The options of `test` with these flags.
+    fn options(flags: &str) -> Result<TestOptions, Error> {
         match parse_words(&format!("test {flags}"))? {
-            Command::Test(asked) => Ok(asked),
+            Command::Test(options) => Ok(options),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn test_leaves_the_engines_out_only_when_told() {
-        let all = asked("").unwrap();
-        assert_eq!((all.versions, all.record, all.sglang, all.has_budgets), (vec!["0.33.0"], false, None, true));
-        assert_eq!(asked("--no-vllm").unwrap().versions, [""; 0]);
-        let with_sglang = |flags| asked(flags).map(|asked| asked.sglang);
+        let all = options("").unwrap();
+        assert_eq!((all.versions, all.record, all.sglang, all.enforces_budgets), (vec!["0.33.0"], false, None, true));
+        assert_eq!(options("--no-vllm").unwrap().versions, [""; 0]);
+        let with_sglang = |flags| options(flags).map(|options| options.sglang);
         assert_eq!(with_sglang("--sglang --no-vllm").unwrap(), Some("0.5.23"));
         assert_eq!(with_sglang("--no-vllm --sglang 0.5.22").unwrap(), Some("0.5.22"));
         assert!(with_sglang("--sglang 0.1").is_err());
-        let with_vllm = |flags| asked(flags).map(|asked| (asked.versions, asked.record));
+        let with_vllm = |flags| options(flags).map(|options| (options.versions, options.record));
         assert_eq!(with_vllm("--vllm 0.32").unwrap(), (vec!["0.32.0"], true));
         assert_eq!(with_vllm("--vllm all").unwrap(), (vec!["0.33.0", "0.32.0", "0.31.0"], true));
         let error = with_vllm("--vllm 0.30").unwrap_err().to_string();
@@ -320,16 +320,16 @@ mod tests {
 
     #[test]
     fn test_takes_the_steps_to_run() {
-        assert_eq!(asked("lints --no-budgets page").unwrap().steps, ["lints", "page"]);
-        assert!(!asked("tests --no-budgets").unwrap().has_budgets);
-        assert_eq!(asked("--sglang real-sglang").unwrap().steps, ["real-sglang"]);
-        assert!(asked("pages").unwrap_err().to_string().contains("`pages`"));
+        assert_eq!(options("lints --no-budgets page").unwrap().steps, ["lints", "page"]);
+        assert!(!options("tests --no-budgets").unwrap().enforces_budgets);
+        assert_eq!(options("--sglang real-sglang").unwrap().steps, ["real-sglang"]);
+        assert!(options("pages").unwrap_err().to_string().contains("`pages`"));
     }
 
     #[test]
     fn usage_names_all_steps() {
         for step in test_steps::plan(true, true) {
-            assert!(USAGE.contains(step.name), "{}", step.name);
+            assert!(USAGE.split_whitespace().any(|word| word.trim_end_matches(';') == step.name), "{}", step.name);
         }
     }
 

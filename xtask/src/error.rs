@@ -19,7 +19,7 @@ pub(crate) enum Error {
     #[error("there is no step `{name}`; there are {known}")]
     UnknownStep { name: String, known: String },
 
-    #[error("what Chiasm relies on has changed, see above")]
+    #[error("vLLM differs from its manifest; the report is in the output above")]
     Drifted,
 
     #[error("there is no bench `{name}`, see `cargo xtask help`")]

@@ -90,14 +90,11 @@ fn main() -> ExitCode {
 }
 
 /// Runs a command in the release build of this program.
-fn optimized(setup: &Setup, arguments: &[String]) -> Result<(), Error> {
+fn rerun_in_release(setup: &Setup, arguments: &[String]) -> Result<ExitCode, Error> {
     let mut cargo = test_run::cargo(&setup.workspace);
     cargo.args(["run", "--quiet", "--release", "--package", "xtask", "--"]).args(arguments);
-    match cargo.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(Error::Failed { what: arguments.join(" "), status, log: String::new() }),
-        Err(source) => Err(Error::Spawn { program: "cargo".to_owned(), source }),
-    }
+    let status = cargo.status().map_err(|source| Error::Spawn { program: "cargo".to_owned(), source })?;
+    Ok(exit_code(status.success()))
 }
 
 fn exit_code(passed: bool) -> ExitCode {
@@ -145,8 +142,8 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
                 _ => goldens::compare(&setup, &env, &models)?,
             }
         }
-        // What makes the load has to be fast.
-        Command::BenchPeers { .. } if cfg!(debug_assertions) => optimized(&setup()?, arguments)?,
+        // An unoptimized program makes load too slowly to measure with.
+        Command::BenchPeers { .. } if cfg!(debug_assertions) => return rerun_in_release(&setup()?, arguments),
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
         Command::Dist { profile, target, test } => {
@@ -164,7 +161,7 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
         Command::ModelsPage => models_page::run(&setup()?)?,
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
-        Command::Test(asked) => return test_run::run(&Workspace::find()?, &asked).map(exit_code),
+        Command::Test(options) => return test_run::run(&Workspace::find()?, &options).map(exit_code),
         Command::Check => check::run(&setup()?)?,
     }
     Ok(ExitCode::SUCCESS)

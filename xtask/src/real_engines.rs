@@ -13,7 +13,7 @@ use crate::vllm_env::{self, Setup, VllmEnv};
 use crate::vllm_overlay;
 use crate::workspace::Workspace;
 
-/// What the real-engine tests are told.
+/// Paths and versions for the tests with real engines.
 #[derive(Clone, Debug)]
 pub(crate) struct Engines {
     pub(crate) version: &'static str,
@@ -28,6 +28,7 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
+    /// Returns the environment variables that tell tests of these.
     pub(crate) fn variables(&self) -> [(&'static str, OsString); 11] {
         [
             ("CHIASM_TEST_OTHER_VLLM_VERSION", self.other_version.into()),
@@ -47,13 +48,14 @@ impl Engines {
 }
 
 /// The environment and the models, made on another thread; stopped when dropped before they are done.
-pub(crate) struct Background {
+pub(crate) struct EngineSetup {
     cancel: Cancel,
     thread: Option<JoinHandle<Result<Engines, Error>>>,
     engines: Option<Engines>,
 }
 
-impl Background {
+impl EngineSetup {
+    /// Starts the thread.
     pub(crate) fn start(workspace: &Workspace, version: &'static str) -> Result<Self, Error> {
         std::fs::create_dir_all(&workspace.cache).map_err(Error::io("create", &workspace.cache))?;
         let log = workspace.cache.join("vllm-env.log");
@@ -80,6 +82,12 @@ impl Background {
         Ok(Self { cancel, thread: Some(thread), engines: None })
     }
 
+    /// Returns the handle that stops the setup.
+    pub(crate) fn canceller(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    /// Waits until the environments are ready.
     pub(crate) fn wait(&mut self) -> Result<Engines, Error> {
         if let Some(thread) = self.thread.take() {
             self.engines = Some(thread.join().map_err(|_| Error::Panicked)??);
@@ -89,7 +97,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for EngineSetup {
     fn drop(&mut self) {
         self.cancel.cancel();
         if let Some(thread) = self.thread.take() {
@@ -104,11 +112,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_in_the_background_reaches_whoever_waits_for_it() {
+    fn failed_setup_reaches_the_waiting_thread() {
         let dir = tempfile::tempdir().unwrap();
         let workspace = Workspace { root: dir.path().join("empty"), cache: dir.path().join("cache") };
         // No requirements there: the background work ends in an error that says so.
-        let error = Background::start(&workspace, vllm_env::VLLM_VERSION).unwrap().wait().unwrap_err();
+        let error = EngineSetup::start(&workspace, vllm_env::VLLM_VERSION).unwrap().wait().unwrap_err();
         assert!(error.to_string().contains("requirements.txt"), "{error}");
     }
 }

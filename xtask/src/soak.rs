@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
-/// Its arguments for cargo; `cargo xtask test` runs it with the same.
+/// Cargo's arguments for the soak test, which `cargo xtask test` runs, too.
 pub(crate) const ARGUMENTS: &str = "test --workspace --test testsuite -- soak::no_weather --ignored --nocapture";
 
 pub(crate) fn run(setup: &Setup, minutes: u32, seed: Option<u64>) -> Result<(), Error> {

@@ -1,21 +1,19 @@
-//! Walks the table of steps: a title and a time for each, a stop at the first failure, a summary at the end.
+//! Runs steps of the table: a title and a time for each, a stop at the first failure, a summary at the end.
 //!
-//! Once everything is built, steps with real engines run on a second thread. What they print goes to logs, which are
-//! shown when a step fails.
+//! Once everything is compiled, steps with real engines run on a second thread. They print into logs. The log of a step
+//! that fails is shown.
 
 use std::env;
-use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::child::Output;
+use crate::child::{Cancel, Output};
 use crate::error::Error;
-use crate::real_engines::Background;
-use crate::test_step_run::Performer;
+use crate::real_engines::EngineSetup;
+use crate::test_step_run::StepExecutor;
 use crate::test_steps::{self, Action, Step};
 use crate::versions_page::{self, Passed, Tested};
 use crate::workspace::Workspace;
@@ -26,19 +24,19 @@ const WITHOUT_ENGINES: &str = "\
 !!!  It does not show that a change is good; `cargo xtask test` does.
 !!!";
 
-/// What a run is asked for.
+/// The options of `cargo xtask test`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
-    /// The versions of vLLM with whose engines it tests, one after the other.
+pub(crate) struct TestOptions {
+    /// The vLLM versions to test, one after the other.
     pub(crate) versions: Vec<&'static str>,
-    /// Keeps what passed, for `docs/versions.md`.
+    /// Records what passed in `docs/versions.md`.
     pub(crate) record: bool,
-    /// The version of SGLang that there are tests with, too.
+    /// The SGLang version to test, if any.
     pub(crate) sglang: Option<&'static str>,
     /// The names of the only steps to run; all steps if there are none.
     pub(crate) steps: Vec<String>,
     /// A step that takes twice its budget fails.
-    pub(crate) has_budgets: bool,
+    pub(crate) enforces_budgets: bool,
 }
 
 /// How a step ended.
@@ -49,121 +47,138 @@ pub(crate) enum Outcome {
     LeftOut(&'static str),
 }
 
-/// One step that was come to.
+/// The result of one step.
 #[derive(Debug)]
-struct Entry {
+struct StepResult {
     title: &'static str,
     time: Duration,
     budget: Option<Duration>,
     outcome: Outcome,
+    /// It failed, and not only for its time.
+    has_broken: bool,
 }
 
-/// Runs all steps that are asked for, those with real engines for each version. Returns `true` if all passed.
-pub(crate) fn run(workspace: &Workspace, asked: &Asked) -> Result<bool, Error> {
-    let Asked { versions, record, sglang, steps, .. } = asked;
-    if !steps.is_empty() {
-        let plan = test_steps::named(steps)?;
-        let version = versions.first().copied().filter(|_| plan.iter().any(|step| step.has_engines()));
-        return Ok(run_plan(workspace, &plan, version, asked)?.is_some());
-    }
+/// Runs the steps of `options`, those with real engines for each version. Returns `true` if all passed.
+pub(crate) fn run(workspace: &Workspace, options: &TestOptions) -> Result<bool, Error> {
+    let TestOptions { versions, record, sglang, steps, .. } = options;
+    let first_plan = if steps.is_empty() {
+        test_steps::plan(!versions.is_empty(), sglang.is_some())
+    } else {
+        test_steps::named(steps)?
+    };
     let Some((first, others)) = versions.split_first() else {
         println!("{WITHOUT_ENGINES}\n");
-        let passed = run_plan(workspace, &test_steps::plan(false, sglang.is_some()), None, asked)?.is_some();
+        let passed = run_plan(workspace, &first_plan, None, options)?.is_some();
         println!("\n{WITHOUT_ENGINES}");
         return Ok(passed);
     };
     let mut passed = Vec::new();
     let mut run = |plan: &[&'static Step], version| -> Result<(), Error> {
-        passed.extend(run_plan(workspace, plan, Some(version), asked)?.map(|entries| tested(version, entries)));
+        let version_in_use = plan.iter().any(|step| step.needs_vllm()).then_some(version);
+        let results = run_plan(workspace, plan, version_in_use, options)?;
+        passed.extend(results.map(|results| tested(version, results)));
         Ok(())
     };
-    run(&test_steps::plan(true, sglang.is_some()), first)?;
+    run(&first_plan, first)?;
+    let is_repeated = |step: &&&Step| test_steps::engine_steps().iter().any(|other| other.name == step.name);
+    let repeated: Vec<&'static Step> = first_plan.iter().filter(is_repeated).copied().collect();
     for version in others {
         println!("\n==> vLLM {version}");
-        run(&test_steps::engine_steps(), version)?;
+        run(&repeated, version)?;
     }
     let all = passed.len() == versions.len();
-    if *record {
+    if *record && steps.is_empty() {
         versions_page::record(workspace, versions, &passed)?;
     }
     Ok(all)
 }
 
-/// Returns what a run's steps say of a version: the tests with real engines.
-fn tested(version: &str, entries: Vec<Entry>) -> Tested {
-    let is_told = |title: &str| {
+/// Returns the steps with real engines that passed.
+fn tested(version: &str, results: Vec<StepResult>) -> Tested {
+    let is_listed = |title: &str| {
         test_steps::engine_steps()
             .iter()
             .any(|step| step.title == title && !matches!(step.action, Action::AwaitEngines))
     };
-    let steps = entries.into_iter().filter(|entry| is_told(entry.title) && entry.outcome == Outcome::Passed);
-    let steps = steps.map(|entry| Passed { title: entry.title.to_owned(), seconds: entry.time.as_secs() });
+    let steps = results.into_iter().filter(|result| is_listed(result.title) && result.outcome == Outcome::Passed);
+    let steps = steps.map(|result| Passed { title: result.title.to_owned(), seconds: result.time.as_secs() });
     Tested { version: version.to_owned(), steps: steps.collect() }
 }
 
-/// Runs steps, those with real engines with `version`, and prints how they ended. `None` unless all passed or were left out.
+/// Runs `plan`, its steps with real engines against `version`. Returns `None` if a step failed or did not run.
 fn run_plan(
     workspace: &Workspace,
     plan: &[&'static Step],
     version: Option<&'static str>,
-    asked: &Asked,
-) -> Result<Option<Vec<Entry>>, Error> {
+    options: &TestOptions,
+) -> Result<Option<Vec<StepResult>>, Error> {
     let start = Instant::now();
-    let background = version.map(|version| Background::start(workspace, version)).transpose()?;
-    let walk = Walk { plan, has_budgets: asked.has_budgets, is_stopped: AtomicBool::new(false) };
-    let with_engines: Vec<&'static Step> = plan.iter().copied().filter(|step| step.has_engines()).collect();
-    let others: Vec<&'static Step> = plan.iter().copied().filter(|step| !step.has_engines()).collect();
-    let build = others.iter().position(|step| step.name == "build").map_or(0, |build| build + 1);
-    let (first, rest) = others.split_at(build);
+    let setup = version.map(|version| EngineSetup::start(workspace, version)).transpose()?;
+    let cancel = setup.as_ref().map(EngineSetup::canceller).unwrap_or_default();
+    let beside: Vec<&'static Step> = plan.iter().copied().filter(|step| step.is_beside()).collect();
+    let main: Vec<&'static Step> = plan.iter().copied().filter(|step| !step.is_beside()).collect();
+    // Steps that compile hold cargo's lock, which the tests of the other thread would wait for.
+    let compiled = main.iter().rposition(|step| step.compiles()).map_or(0, |last| last + 1);
+    let (compiling, testing) = main.split_at(compiled);
 
-    let mut here = Performer { workspace, background: None, sglang: asked.sglang, output: Output::Terminal };
-    let mut entries = walk.steps(first, |step| here.timed(step));
-    let logs = logs(&with_engines, rest)?;
-    let mut beside = Performer { workspace, background, sglang: asked.sglang, output: Output::Terminal };
-    let more = thread::scope(|scope| {
-        let engines = scope.spawn(|| {
-            walk.steps(&with_engines, |step| match &logs {
-                Some(folder) => beside.logged(step, folder.join(step.name).with_extension("log")),
-                None => beside.timed(step),
+    let run = Run { plan, enforces_budgets: options.enforces_budgets, has_failed: AtomicBool::new(false), cancel };
+    let executor = |setup| StepExecutor { workspace, setup, sglang: options.sglang, output: Output::Inherited };
+    let mut main_executor = executor(None);
+    let mut beside_executor = executor(setup);
+    let logs = if testing.is_empty() { None } else { Some(workspace.root.join("target/xtask")) };
+    let mut results = run.main_thread(compiling, |step| main_executor.timed(step));
+    let later = thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            run.beside(&beside, |step| match &logs {
+                Some(folder) => beside_executor.logged(step, folder),
+                None => beside_executor.timed(step),
             })
         });
-        let mut entries = walk.steps(rest, |step| here.timed(step));
-        entries.extend(engines.join().map_err(|_| Error::Panicked)?);
-        Ok::<_, Error>(entries)
+        let mut results = run.main_thread(testing, |step| main_executor.timed(step));
+        results.extend(beside.join().map_err(|_| Error::Panicked)?);
+        Ok::<_, Error>(results)
     })?;
-    entries.extend(more);
-    let passed =
-        entries.len() == plan.len() && !entries.iter().any(|entry| matches!(entry.outcome, Outcome::Failed(_)));
-    drop(beside);
-    println!("\n{}", summary(plan, &entries, start.elapsed()));
-    Ok(passed.then_some(entries))
+    results.extend(later);
+    println!("\n{}", summary(plan, &results, start.elapsed()));
+    let has_failed = results.iter().any(|result| matches!(result.outcome, Outcome::Failed(_)));
+    Ok((results.len() == plan.len() && !has_failed).then_some(results))
 }
 
-/// Returns the folder for the logs of steps with engines, if other steps run beside them.
-fn logs(with_engines: &[&'static Step], others: &[&'static Step]) -> Result<Option<PathBuf>, Error> {
-    if with_engines.is_empty() || others.is_empty() {
-        return Ok(None);
-    }
-    let folder = env::temp_dir().join(format!("chiasm-test-{}", std::process::id()));
-    fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
-    Ok(Some(folder))
-}
-
-/// A walk through the steps of a plan, on one thread or two.
-struct Walk<'a> {
+/// A run of a plan on two threads.
+struct Run<'a> {
     plan: &'a [&'static Step],
-    has_budgets: bool,
-    /// A step has failed, so no other one begins.
-    is_stopped: AtomicBool,
+    enforces_budgets: bool,
+    /// Set by the first failure on the main thread. No further step begins.
+    has_failed: AtomicBool,
+    /// Cancels the setup of the engines.
+    cancel: Cancel,
 }
 
-impl Walk<'_> {
-    /// Performs some steps in order until one fails. One that only takes too long does not stop the walk: later steps may
-    /// tell more.
-    fn steps(&self, steps: &[&'static Step], mut perform: impl FnMut(&Step) -> (Outcome, Duration)) -> Vec<Entry> {
-        let mut entries = Vec::new();
+impl Run<'_> {
+    /// Performs steps in order. The first failure ends the run, once the step of the other thread has ended.
+    fn main_thread(
+        &self,
+        steps: &[&'static Step],
+        perform: impl FnMut(&Step) -> (Outcome, Duration),
+    ) -> Vec<StepResult> {
+        let results = self.steps(steps, perform);
+        if results.len() < steps.len() || results.last().is_some_and(|last| last.has_broken) {
+            self.has_failed.store(true, Ordering::Relaxed);
+            self.cancel.cancel();
+        }
+        results
+    }
+
+    /// Performs steps in order until one fails. The main thread goes on then: its steps may tell more.
+    fn beside(&self, steps: &[&'static Step], perform: impl FnMut(&Step) -> (Outcome, Duration)) -> Vec<StepResult> {
+        self.steps(steps, perform)
+    }
+
+    /// Performs steps in order until one fails. One that only takes too long does not count: later steps may tell more.
+    fn steps(&self, steps: &[&'static Step], mut perform: impl FnMut(&Step) -> (Outcome, Duration)) -> Vec<StepResult> {
+        let mut results = Vec::new();
         for step in steps {
-            if self.is_stopped.load(Ordering::Relaxed) {
+            if self.has_failed.load(Ordering::Relaxed) {
                 break;
             }
             let number = self.plan.iter().position(|other| other.name == step.name).map_or(0, |at| at + 1);
@@ -174,15 +189,16 @@ impl Walk<'_> {
                 Outcome::Failed(_) => ", failed".to_owned(),
                 Outcome::LeftOut(reason) => format!(", left out: {reason}"),
             };
-            println!("    {}: {}{ending}", step.title, beside_budget(time, step.budget));
-            if matches!(outcome, Outcome::Failed(_)) {
-                self.is_stopped.store(true, Ordering::Relaxed);
-            }
+            println!("    {}: {}{ending}", step.title, time_and_budget(time, step.budget));
+            let has_broken = matches!(outcome, Outcome::Failed(_));
             let budget = step.budget;
-            let outcome = if self.has_budgets { in_time(outcome, time, budget) } else { outcome };
-            entries.push(Entry { title: step.title, time, budget, outcome });
+            let outcome = if self.enforces_budgets { in_time(outcome, time, budget) } else { outcome };
+            results.push(StepResult { title: step.title, time, budget, outcome, has_broken });
+            if has_broken {
+                break;
+            }
         }
-        entries
+        results
     }
 }
 
@@ -193,28 +209,28 @@ fn in_time(outcome: Outcome, time: Duration, budget: Option<Duration>) -> Outcom
     match (outcome, budget) {
         (Outcome::Passed, Some(budget)) if time > budget * NOISE => Outcome::Failed(format!(
             "it took {}, more than {NOISE} times its budget: make it faster, or raise the budget in test_steps.rs and say why",
-            beside_budget(time, Some(budget)),
+            time_and_budget(time, Some(budget)),
         )),
         (outcome, _) => outcome,
     }
 }
 
-/// Returns `true` if a step took a fifth more than its budget.
-fn has_grown(entry: &Entry) -> bool {
-    entry.budget.is_some_and(|budget| entry.time * 5 > budget * 6)
+/// Returns `true` if a step passed in more than its budget and a fifth.
+fn has_grown(result: &StepResult) -> bool {
+    !result.has_broken && result.budget.is_some_and(|budget| result.time * 5 > budget * 6)
 }
 
-fn beside_budget(time: Duration, budget: Option<Duration>) -> String {
+fn time_and_budget(time: Duration, budget: Option<Duration>) -> String {
     budget.map_or(readable(time), |budget| format!("{} of {}", readable(time), readable(budget)))
 }
 
-fn announce(number: usize, of: usize, step: &Step) {
+fn announce(number: usize, total: usize, step: &Step) {
     let detail = match step.action {
         Action::Cargo(arguments) => format!(": cargo {arguments}"),
         _ => String::new(),
     };
-    println!("\n==> {number}/{of} {}{detail}", step.title);
-    // Children write to the same place; what is said before them must come out before them. A closed output is their affair.
+    println!("\n==> {number}/{total} {}{detail}", step.title);
+    // Before the output of the step itself. A closed output is the step's to report.
     let _ = io::stdout().flush();
 }
 
@@ -233,32 +249,32 @@ pub(crate) fn cargo(workspace: &Workspace) -> Command {
 }
 
 /// A table of all steps, the steps that have grown, the failures if there were any, and the total.
-fn summary(plan: &[&Step], entries: &[Entry], total: Duration) -> String {
+fn summary(plan: &[&Step], results: &[StepResult], total: Duration) -> String {
     let mut lines = Vec::new();
     let width = plan.iter().map(|step| step.title.len()).max().unwrap_or(0);
     let line =
         |title: &str, time: &str, outcome: &str| format!("{title:width$}  {time:>26}  {outcome}").trim_end().to_owned();
     for step in plan {
-        lines.push(match entries.iter().find(|entry| entry.title == step.title) {
-            Some(entry) => {
-                let outcome = match entry.outcome {
+        lines.push(match results.iter().find(|result| result.title == step.title) {
+            Some(result) => {
+                let outcome = match result.outcome {
                     Outcome::Passed => "passed",
                     Outcome::Failed(_) => "FAILED",
                     Outcome::LeftOut(reason) => reason,
                 };
-                line(entry.title, &beside_budget(entry.time, entry.budget), outcome)
+                line(result.title, &time_and_budget(result.time, result.budget), outcome)
             }
             None => line(step.title, "", "not run"),
         });
     }
     lines.push(line("total", &readable(total), ""));
-    for entry in entries.iter().filter(|entry| has_grown(entry)) {
-        let time = beside_budget(entry.time, entry.budget);
-        lines.push(format!("\nGROWN: {}: it took {time}, more than a fifth over its budget", entry.title));
+    for result in results.iter().filter(|result| has_grown(result)) {
+        let time = time_and_budget(result.time, result.budget);
+        lines.push(format!("\nSLOWER: {} took {time}, a fifth over its budget or more", result.title));
     }
-    for entry in entries {
-        if let Outcome::Failed(reason) = &entry.outcome {
-            lines.push(format!("\nFAILED: {}: {reason}", entry.title));
+    for result in results {
+        if let Outcome::Failed(reason) = &result.outcome {
+            lines.push(format!("\nFAILED: {}: {reason}", result.title));
         }
     }
     lines.join("\n")
@@ -275,16 +291,16 @@ fn readable(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn walk<'a>(plan: &'a [&'static Step]) -> Walk<'a> {
-        Walk { plan, has_budgets: true, is_stopped: AtomicBool::new(false) }
+    fn run<'a>(plan: &'a [&'static Step]) -> Run<'a> {
+        Run { plan, enforces_budgets: true, has_failed: AtomicBool::new(false), cancel: Cancel::default() }
     }
 
     #[test]
-    fn walk_stops_at_the_first_failure_and_names_it() {
+    fn failure_on_the_main_thread_ends_the_run() {
         let plan = test_steps::plan(true, false);
         let mut seen = 0;
-        let walk = walk(&plan);
-        let entries = walk.steps(&plan, |_| {
+        let run = run(&plan);
+        let results = run.main_thread(&plan, |_| {
             seen += 1;
             let outcome = match seen {
                 2 => Outcome::LeftOut("no tool"),
@@ -293,9 +309,9 @@ mod tests {
             };
             (outcome, Duration::ZERO)
         });
-        assert_eq!((seen, entries.len()), (3, 3));
-        assert!(walk.steps(&plan, |_| unreachable!()).is_empty(), "steps of the other thread do not begin either");
-        let text = summary(&plan, &entries, Duration::from_secs(754));
+        assert_eq!((seen, results.len(), run.cancel.check().is_err()), (3, 3, true));
+        assert!(run.beside(&plan, |_| unreachable!()).is_empty());
+        let text = summary(&plan, &results, Duration::from_secs(754));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].ends_with("passed"), "{text}");
         assert!(lines[1].ends_with("no tool"), "{text}");
@@ -306,16 +322,25 @@ mod tests {
     }
 
     #[test]
-    fn step_left_out_does_not_stop_the_walk() {
-        let plan = test_steps::plan(false, false);
-        let entries = walk(&plan).steps(&plan, |_| (Outcome::LeftOut("no tool"), Duration::ZERO));
-        assert_eq!(entries.len(), plan.len());
+    fn failure_beside_lets_the_main_thread_go_on() {
+        let plan = test_steps::plan(true, false);
+        let run = run(&plan);
+        let failed = run.beside(&plan, |_| (Outcome::Failed("it broke".into()), Duration::ZERO));
+        assert_eq!(failed.len(), 1);
+        assert_eq!(run.main_thread(&plan, |_| (Outcome::Passed, Duration::ZERO)).len(), plan.len());
     }
 
-    /// Walks through a plan whose one step takes so long.
-    fn walked(plan: &[&'static Step], name: &str, time: Duration) -> Vec<Entry> {
+    #[test]
+    fn step_left_out_does_not_end_the_run() {
+        let plan = test_steps::plan(false, false);
+        let results = run(&plan).main_thread(&plan, |_| (Outcome::LeftOut("no tool"), Duration::ZERO));
+        assert_eq!(results.len(), plan.len());
+    }
+
+    /// Runs a plan in which one step takes this time.
+    fn with_slow_step(plan: &[&'static Step], name: &str, time: Duration) -> Vec<StepResult> {
         let timed = |step: &Step| (Outcome::Passed, if step.name == name { time } else { Duration::ZERO });
-        walk(plan).steps(plan, timed)
+        run(plan).main_thread(plan, timed)
     }
 
     #[test]
@@ -323,12 +348,12 @@ mod tests {
         let plan = test_steps::plan(true, false);
         let slow = plan.iter().find(|step| step.budget.is_some()).unwrap();
         let budget = slow.budget.unwrap();
-        let entries = walked(&plan, slow.name, budget * 2);
-        assert!(entries.iter().all(|entry| entry.outcome == Outcome::Passed));
-        let entries = walked(&plan, slow.name, budget * 2 + Duration::from_secs(1));
-        let failed: Vec<_> = entries.iter().filter(|entry| entry.outcome != Outcome::Passed).collect();
-        assert_eq!((entries.len(), failed.len(), failed[0].title), (plan.len(), 1, slow.title));
-        let text = summary(&plan, &entries, Duration::ZERO);
+        let results = with_slow_step(&plan, slow.name, budget * 2);
+        assert!(results.iter().all(|result| result.outcome == Outcome::Passed));
+        let results = with_slow_step(&plan, slow.name, budget * 2 + Duration::from_secs(1));
+        let failed: Vec<_> = results.iter().filter(|result| result.outcome != Outcome::Passed).collect();
+        assert_eq!((results.len(), failed.len(), failed[0].title), (plan.len(), 1, slow.title));
+        let text = summary(&plan, &results, Duration::ZERO);
         assert!(text.contains(&format!(" of {}  FAILED", readable(budget))), "{text}");
         assert!(text.contains("make it faster"), "{text}");
     }
@@ -338,16 +363,16 @@ mod tests {
         let plan = test_steps::plan(true, false);
         let slow = plan.iter().find(|step| step.budget.is_some()).unwrap();
         let grown = slow.budget.unwrap() * 6 / 5;
-        let text = |time| summary(&plan, &walked(&plan, slow.name, time), Duration::ZERO);
-        assert!(!text(grown).contains("GROWN"));
+        let text = |time| summary(&plan, &with_slow_step(&plan, slow.name, time), Duration::ZERO);
+        assert!(!text(grown).contains("SLOWER"));
         let named = text(grown + Duration::from_millis(1));
-        assert!(named.contains(&format!("GROWN: {}: it took", slow.title)), "{named}");
+        assert!(named.contains(&format!("SLOWER: {} took", slow.title)), "{named}");
     }
 
     #[test]
     fn step_without_a_budget_takes_any_time() {
         assert_eq!(in_time(Outcome::Passed, Duration::MAX, None), Outcome::Passed);
-        assert_eq!(beside_budget(Duration::from_secs(5), None), "5.0 s");
+        assert_eq!(time_and_budget(Duration::from_secs(5), None), "5.0 s");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::manifests;
 use crate::models;
 use crate::plugin;
 use crate::prometheus;
-use crate::real_engines::{Background, Engines};
+use crate::real_engines::{EngineSetup, Engines};
 use crate::sglang_env;
 use crate::test_run::{Outcome, cargo};
 use crate::test_steps::{ARM_TARGET, Action, Needs, Step};
@@ -24,63 +24,71 @@ use crate::wheel;
 use crate::workspace::Workspace;
 
 /// Performs steps on one thread.
-pub(crate) struct Performer<'a> {
+pub(crate) struct StepExecutor<'a> {
     pub(crate) workspace: &'a Workspace,
-    /// The real engines, if steps need them.
-    pub(crate) background: Option<Background>,
+    /// The setup of the real engines, if steps need them.
+    pub(crate) setup: Option<EngineSetup>,
     /// The version of SGLang that there are tests with.
     pub(crate) sglang: Option<&'static str>,
     /// Where the steps print.
     pub(crate) output: Output,
 }
 
-/// Why a step has no result of its own.
-enum Missing {
+/// Why a step did not pass.
+enum NotPassed {
     LeftOut(&'static str),
     Failed(Error),
 }
 
-impl From<Error> for Missing {
+impl From<Error> for NotPassed {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
 }
 
-impl Performer<'_> {
+impl StepExecutor<'_> {
     /// Performs a step, and measures its time.
     pub(crate) fn timed(&mut self, step: &Step) -> (Outcome, Duration) {
         let start = Instant::now();
         let outcome = match self.perform(step) {
             Ok(()) => Outcome::Passed,
-            Err(Missing::LeftOut(reason)) => Outcome::LeftOut(reason),
-            Err(Missing::Failed(error)) => Outcome::Failed(error.to_string()),
+            Err(NotPassed::LeftOut(reason)) => Outcome::LeftOut(reason),
+            Err(NotPassed::Failed(Error::Cancelled)) => Outcome::LeftOut("another step has failed"),
+            Err(NotPassed::Failed(error)) => Outcome::Failed(error.to_string()),
         };
         (outcome, start.elapsed())
     }
 
-    /// Performs a step that prints into a log. The log of a failed step is printed as a whole.
-    pub(crate) fn logged(&mut self, step: &Step, log: PathBuf) -> (Outcome, Duration) {
+    /// Performs a step that prints into a log in `folder`. The log of a step that fails is printed, too.
+    pub(crate) fn logged(&mut self, step: &Step, folder: &Path) -> (Outcome, Duration) {
+        let log = folder.join(step.name).with_extension("log");
+        if let Err(error) = fs::create_dir_all(folder).and_then(|()| fs::write(&log, "")) {
+            return (Outcome::Failed(Error::io("write", &log)(error).to_string()), Duration::ZERO);
+        }
+        println!("    {} runs beside, log: {}", step.title, log.display());
         self.output = Output::Log(log.clone());
         let (outcome, time) = self.timed(step);
         if matches!(outcome, Outcome::Failed(_)) {
-            let printed = fs::read(&log).unwrap_or_default();
-            println!("\n==> what {} has printed\n{}", step.title, String::from_utf8_lossy(&printed));
+            match fs::read(&log) {
+                Ok(printed) => println!("\n--- output of {}\n{}", step.title, String::from_utf8_lossy(&printed)),
+                Err(error) => println!("{}", Error::io("read", &log)(error)),
+            }
         }
         (outcome, time)
     }
 
-    fn perform(&mut self, step: &Step) -> Result<(), Missing> {
-        let engines = if step.has_engines() { Some(self.engines()?) } else { None };
+    fn perform(&mut self, step: &Step) -> Result<(), NotPassed> {
+        let engines = if step.needs_vllm() { Some(self.engines()?) } else { None };
         match (&step.action, engines) {
             (Action::Cargo(arguments), engines) => self.cargo(step, arguments, engines),
-            (Action::Manifests, _) => match manifests::tests(&self.setup()) {
+            (Action::Manifests, _) => match manifests::tests(&self.tool_setup()) {
                 Ok(mut tests) => self.run(&mut tests, "the manifests' tests"),
                 Err(error) => {
                     self.output.say(&format!("    {error}"))?;
-                    Err(Missing::LeftOut("there is no Python for it, or its packages can't be fetched"))
+                    Err(NotPassed::LeftOut("there is no Python for it, or its packages can't be fetched"))
                 }
             },
-            (_, None) => Err(Missing::LeftOut("there is no vLLM")),
+            (_, None) => Err(NotPassed::LeftOut("there is no vLLM")),
             (Action::AwaitEngines, Some(engines)) => {
                 for (name, value) in engines.variables() {
                     self.output.say(&format!("    {name}={}", value.display()))?;
@@ -98,24 +106,27 @@ impl Performer<'_> {
                 let mut tests = wheel::tests(self.workspace, &engines.env, &engines.models)?;
                 self.run(&mut tests, "the wheel's tests")
             }
-            (Action::Drift, Some(engines)) => match vllm_drift::run(&self.setup(), engines.version, false)? {
-                true => Ok(()),
-                false => Err(Error::Drifted.into()),
-            },
+            (Action::Drift, Some(engines)) => {
+                if vllm_drift::run(&self.tool_setup(), engines.version, false)? {
+                    Ok(())
+                } else {
+                    Err(Error::Drifted.into())
+                }
+            }
         }
     }
 
-    fn cargo(&self, step: &Step, arguments: &str, engines: Option<Engines>) -> Result<(), Missing> {
+    fn cargo(&self, step: &Step, arguments: &str, engines: Option<Engines>) -> Result<(), NotPassed> {
         if step.needs == Needs::CargoDeny && !self.has_cargo_deny() {
-            return Err(Missing::LeftOut("cargo-deny is not installed"));
+            return Err(NotPassed::LeftOut("cargo-deny is not installed"));
         }
         if step.needs == Needs::ArmTarget && !self.has_arm_target() {
-            return Err(Missing::LeftOut("rustup can't fetch the ARM target's standard library"));
+            return Err(NotPassed::LeftOut("rustup can't fetch the ARM target's standard library"));
         }
         let mut cargo = cargo(self.workspace);
         cargo.args(arguments.split(' ')).envs(step.variables.iter().copied()).envs(self.programs(step.needs)?);
-        if let (Needs::RealSglang, Some(version)) = (step.needs, self.sglang) {
-            cargo.envs(self.sglang_variables(version)?);
+        if step.needs == Needs::RealSglang {
+            cargo.envs(self.sglang_variables(self.sglang.unwrap_or(sglang_env::NEWEST))?);
         }
         if let Some(engines) = engines {
             cargo.envs(engines.variables());
@@ -123,38 +134,38 @@ impl Performer<'_> {
         self.run(&mut cargo, &format!("`cargo {arguments}`"))
     }
 
-    fn run(&self, command: &mut Command, what: &str) -> Result<(), Missing> {
+    fn run(&self, command: &mut Command, what: &str) -> Result<(), NotPassed> {
         Ok(child::run(command, what, &self.output, &Cancel::default())?)
     }
 
-    fn engines(&mut self) -> Result<Engines, Missing> {
-        match &mut self.background {
-            Some(background) => Ok(background.wait()?),
-            None => Err(Missing::LeftOut("there is no vLLM")),
+    fn engines(&mut self) -> Result<Engines, NotPassed> {
+        match &mut self.setup {
+            Some(setup) => Ok(setup.wait()?),
+            None => Err(NotPassed::LeftOut("there is no vLLM")),
         }
     }
 
-    fn setup(&self) -> Setup {
+    fn tool_setup(&self) -> Setup {
         Setup { workspace: self.workspace.clone(), output: self.output.clone(), cancel: Cancel::default() }
     }
 
-    /// Returns what tests with real SGLang are told.
+    /// Returns the environment variables of the tests with real SGLang.
     fn sglang_variables(&self, version: &'static str) -> Result<[(&'static str, PathBuf); 2], Error> {
-        let setup = self.setup();
+        let setup = self.tool_setup();
         let base = vllm_env::ensure(&setup)?;
         let env = sglang_env::ensure(&setup, &base, version)?;
         let models = models::ensure(&setup, &base)?;
         Ok([("CHIASM_TEST_SGLANG_PYTHON", env.python()), ("CHIASM_TEST_MODELS", models)])
     }
 
-    /// Returns the programs that a step's tests are told of.
-    fn programs(&self, needs: Needs) -> Result<Vec<(&'static str, PathBuf)>, Missing> {
-        let setup = self.setup();
+    /// Returns the paths of the programs that a step needs, as environment variables.
+    fn programs(&self, needs: Needs) -> Result<Vec<(&'static str, PathBuf)>, NotPassed> {
+        let setup = self.tool_setup();
         let found = |variable, program: Result<PathBuf, Error>, why| match program {
             Ok(program) => Ok(vec![(variable, program)]),
             Err(error) => {
                 self.output.say(&format!("    {error}"))?;
-                Err(Missing::LeftOut(why))
+                Err(NotPassed::LeftOut(why))
             }
         };
         match needs {
@@ -179,7 +190,7 @@ impl Performer<'_> {
         }
     }
 
-    /// Returns `true` if the compiler has the target, by now: rustup is asked to fetch it if it is missing.
+    /// Returns `true` if the ARM target is installed. Installs it by rustup if it is not.
     fn has_arm_target(&self) -> bool {
         let mut ask = Command::new("rustc");
         ask.args(["--print", "target-libdir", "--target", ARM_TARGET]).current_dir(&self.workspace.root);

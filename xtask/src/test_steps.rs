@@ -4,11 +4,11 @@
 //! once (clippy and doc share that) and compiled once. `-p CRATE` instead would pick other features of the dependencies
 //! and compile many of them a second time. So would a feature for tests that need real engines: these are `#[ignore]`d.
 //!
-//! Steps with real engines run beside the others: most of their time is one core's, which imports Python modules.
+//! Steps that need vLLM run on a second thread: they mostly import Python modules on one core.
 //!
-//! Budgets are what a step took on two cores with nothing else to do, beside the other steps. The run names every step
-//! that takes a fifth more. Twice the budget is a failure. Steps that compile or download have no budget, as they
-//! depend on what is in caches.
+//! A budget is the step's time in a full run on an idle machine with two cores. The run names each step that takes a
+//! fifth more; twice the budget is a failure. Steps that compile or download have no budget, as they depend on what is
+//! in caches.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ pub(crate) struct Step {
     /// Variables set for this step.
     pub(crate) variables: &'static [(&'static str, &'static str)],
     pub(crate) needs: Needs,
-    /// What it may take.
+    /// Its time budget.
     pub(crate) budget: Option<Duration>,
 }
 
 /// How a step is done.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// cargo with these arguments, which spaces divide.
+    /// A command line of cargo, split at spaces.
     Cargo(&'static str),
     /// Holding the manifests of `deploy/kubernetes` against Kubernetes' schemas.
     Manifests,
@@ -75,11 +75,16 @@ pub(crate) enum Needs {
 }
 
 /// The ARM target whose vector code is compiled, though not run.
-pub(crate) const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
+macro_rules! arm_target {
+    () => {
+        "aarch64-unknown-linux-gnu"
+    };
+}
+pub(crate) const ARM_TARGET: &str = arm_target!();
 
-/// Tests that need more than the toolchain, by the beginning of their paths. They run one at a time: engines are big, and
-/// several that start at once slow each other down.
-macro_rules! in_turn {
+/// The `#[ignore]`d tests whose path contains a text, one at a time: engines are big, and several that start at once slow
+/// each other down.
+macro_rules! one_at_a_time {
     ($tests:literal) => {
         Action::Cargo(concat!("test --workspace --test testsuite -- ", $tests, " --ignored --test-threads=1"))
     };
@@ -88,7 +93,6 @@ macro_rules! in_turn {
 const STEPS: &[Step] = &[
     step("format", "format", Action::Cargo("fmt --all --check")).budget(20),
     step("build", "build", Action::Cargo("test --workspace --no-run")),
-    step("tests", "tests", Action::Cargo("test --workspace")).budget(360),
     step("lints", "lints", Action::Cargo("clippy --workspace --all-targets -- -Dwarnings")),
     step("docs", "docs", Action::Cargo("doc --workspace --no-deps")).variables(&[("RUSTDOCFLAGS", "-Dwarnings")]),
     step(
@@ -101,10 +105,11 @@ const STEPS: &[Step] = &[
     step(
         "arm",
         "vector code for ARM compiles",
-        Action::Cargo("check --package=chiasm-vision --target aarch64-unknown-linux-gnu"),
+        Action::Cargo(concat!("check --package=chiasm-vision --target ", arm_target!())),
     )
     .variables(&[("RUSTFLAGS", "-Dwarnings")])
     .needs(Needs::ArmTarget),
+    step("tests", "tests", Action::Cargo("test --workspace")).budget(360),
     step(
         "etcd",
         "discovery by etcd",
@@ -112,9 +117,9 @@ const STEPS: &[Step] = &[
     )
     .needs(Needs::Etcd)
     .budget(90),
-    step("dynamo", "workers of Dynamo", in_turn!("dynamo::")).needs(Needs::Dynamo).budget(90),
-    step("page", "live page in a browser", in_turn!("page::")).needs(Needs::Chromium).budget(60),
-    step("prometheus", "dashboard and alerts in Prometheus", in_turn!("operations::prometheus"))
+    step("dynamo", "workers of Dynamo", one_at_a_time!("dynamo::")).needs(Needs::Dynamo).budget(90),
+    step("page", "live page in a browser", one_at_a_time!("page::")).needs(Needs::Chromium).budget(60),
+    step("prometheus", "dashboard and alerts in Prometheus", one_at_a_time!("operations::prometheus"))
         .needs(Needs::Prometheus)
         .budget(40),
     step("manifests", "Kubernetes manifests", Action::Manifests).needs(Needs::Python),
@@ -122,11 +127,11 @@ const STEPS: &[Step] = &[
         .variables(&[("CHIASM_SOAK_SECONDS", "120")])
         .budget(180),
     step("vllm", "vLLM and models ready", Action::AwaitEngines).needs(Needs::RealEngines),
-    step("real-engines", "real engines: server", in_turn!("real_vllm::")).real_engines(720),
+    step("real-engines", "real engines: server", one_at_a_time!("real_vllm::")).real_engines(720),
     step("processor", "vLLM's processor", Action::ProcessorTests).real_engines(90),
-    step("real-processor", "vLLM's processor: server", in_turn!("real_processor::")).real_engines(180),
-    step("clients", "clients of others", in_turn!("clients::")).real_engines(90),
-    step("real-engine", "real engine: client", in_turn!("real_engine::")).real_engines(120),
+    step("real-processor", "vLLM's processor: server", one_at_a_time!("real_processor::")).real_engines(180),
+    step("clients", "clients of others", one_at_a_time!("clients::")).real_engines(90),
+    step("real-engine", "real engine: client", one_at_a_time!("real_engine::")).real_engines(120),
     step(
         "nixl",
         "tensors read by NIXL",
@@ -137,13 +142,13 @@ const STEPS: &[Step] = &[
     step(
         "dynamo-tensors",
         "tensors for workers of Dynamo",
-        in_turn!("dynamo::tensors::dynamo_reads_what_vllm_s_own_processor_makes"),
+        one_at_a_time!("dynamo::tensors::dynamo_reads_what_vllm_s_own_processor_makes"),
     )
     .real_engines(60)
     .needs(Needs::RealEnginesAndDynamo),
     step("wheel", "installed wheel", Action::Wheel).real_engines(90),
     step("drift", "drift", Action::Drift).real_engines(60),
-    step("real-sglang", "real SGLang", in_turn!("real_sglang::")).needs(Needs::RealSglang).budget(420),
+    step("real-sglang", "real SGLang", one_at_a_time!("real_sglang::")).needs(Needs::RealSglang).budget(420),
 ];
 
 const fn step(name: &'static str, title: &'static str, action: Action) -> Step {
@@ -170,23 +175,45 @@ impl Step {
         self.needs(Needs::RealEngines).variables(&crate::vllm_env::ENGINE_VARIABLES).budget(budget)
     }
 
-    /// Returns `true` for a step that needs the environment with vLLM. Such steps run beside the others.
-    pub(crate) fn has_engines(&self) -> bool {
+    /// Returns `true` for a step that needs the environment with vLLM.
+    pub(crate) fn needs_vllm(&self) -> bool {
         matches!(self.needs, Needs::RealEngines | Needs::RealEnginesAndDynamo)
+    }
+
+    /// Returns `true` for a step of the second thread.
+    pub(crate) fn is_beside(&self) -> bool {
+        self.needs_vllm() || self.needs == Needs::RealSglang
+    }
+
+    /// Returns `true` for a step of cargo that does not run tests.
+    pub(crate) fn compiles(&self) -> bool {
+        match self.action {
+            Action::Cargo(arguments) => !arguments.starts_with("test ") || arguments.ends_with("--no-run"),
+            _ => false,
+        }
+    }
+
+    /// Returns `true` for a step that runs what the step `build` compiles.
+    fn needs_build(&self) -> bool {
+        match self.action {
+            Action::Cargo(arguments) => self.name != "build" && arguments.starts_with("test "),
+            Action::Wheel | Action::Drift => true,
+            Action::Manifests | Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests => false,
+        }
     }
 }
 
 /// The steps of a run with or without the real engines, and real SGLang.
 pub(crate) fn plan(real_engines: bool, sglang: bool) -> Vec<&'static Step> {
-    let is_asked = |step: &&Step| match step.needs {
+    let is_selected = |step: &&Step| match step.needs {
         Needs::RealEngines | Needs::RealEnginesAndDynamo => real_engines,
         Needs::RealSglang => sglang,
         _ => true,
     };
-    STEPS.iter().filter(is_asked).collect()
+    STEPS.iter().filter(is_selected).collect()
 }
 
-/// The steps with these names, in the order of the table.
+/// The steps with these names and those that they need, in the order of the table.
 ///
 /// # Errors
 /// A name that no step has.
@@ -197,7 +224,15 @@ pub(crate) fn named(names: &[String]) -> Result<Vec<&'static Step>, Error> {
             return Err(Error::UnknownStep { name: name.clone(), known });
         }
     }
-    Ok(STEPS.iter().filter(|step| names.iter().any(|name| name == step.name)).collect())
+    let is_named = |step: &Step| names.iter().any(|name| name == step.name);
+    let needs_build = STEPS.iter().any(|step| is_named(step) && step.needs_build());
+    let needs_vllm = STEPS.iter().any(|step| is_named(step) && step.needs_vllm());
+    let is_needed = |step: &Step| match step.name {
+        "build" => needs_build,
+        "vllm" => needs_vllm,
+        _ => false,
+    };
+    Ok(STEPS.iter().filter(|step| is_named(step) || is_needed(step)).collect())
 }
 
 /// The steps with real engines alone.
@@ -207,7 +242,10 @@ pub(crate) fn engine_steps() -> Vec<&'static Step> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::workspace::Workspace;
 
     fn arguments(step: &Step) -> Vec<&'static str> {
         match step.action {
@@ -225,22 +263,27 @@ mod tests {
     fn without_engines_every_other_step_stays() {
         let all = plan(true, false);
         let some = plan(false, false);
-        let with_engines = all.iter().filter(|step| step.has_engines()).count();
+        let with_engines = all.iter().filter(|step| step.needs_vllm()).count();
         assert_eq!(all.len() - some.len(), with_engines);
         assert!(with_engines >= 3);
-        assert!(!some.iter().any(|step| step.has_engines() || step.needs == Needs::RealSglang));
+        assert!(!some.iter().any(|step| step.needs_vllm() || step.needs == Needs::RealSglang));
         assert_eq!(plan(false, true).len(), some.len() + 1);
     }
 
     #[test]
     fn steps_are_found_by_unique_names() {
         for step in STEPS {
-            let found = named(&[step.name.to_owned()]).unwrap();
-            assert_eq!(found.iter().map(|step| step.title).collect::<Vec<_>>(), [step.title]);
+            let found = STEPS.iter().filter(|other| other.name == step.name || other.title == step.title);
+            assert_eq!(found.count(), 1, "{}", step.name);
         }
-        let names = ["page", "lints"].map(str::to_owned);
-        let titles: Vec<_> = named(&names).unwrap().iter().map(|step| step.name).collect();
-        assert_eq!(titles, ["lints", "page"]);
+        let steps = |names: &[&str]| -> Vec<&str> {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            named(&names).unwrap().iter().map(|step| step.name).collect()
+        };
+        assert_eq!(steps(&["docs", "lints"]), ["lints", "docs"]);
+        assert_eq!(steps(&["page"]), ["build", "page"]);
+        assert_eq!(steps(&["plugin"]), ["vllm", "plugin"]);
+        assert_eq!(steps(&["wheel"]), ["build", "vllm", "wheel"]);
         let error = named(&["pages".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("`pages`") && error.contains("real-engines"), "{error}");
     }
@@ -256,6 +299,36 @@ mod tests {
         }
     }
 
+    /// A filter that matches nothing would pass.
+    #[test]
+    fn filters_of_steps_match_tests() {
+        let crates = Workspace::find().unwrap().root.join("crates");
+        for step in STEPS {
+            let arguments = arguments(step);
+            let filters =
+                arguments.iter().skip_while(|word| **word != "--").skip(1).filter(|word| !word.starts_with('-'));
+            for filter in filters {
+                let path: Vec<&str> = filter.split("::").filter(|part| !part.is_empty()).collect();
+                let is_there = |folder: &str| {
+                    let tests = crates.join(folder).join("tests");
+                    tests.join(path.join("/")).with_extension("rs").is_file()
+                        || has_test(
+                            &tests.join(path[..path.len() - 1].join("/")).with_extension("rs"),
+                            path[path.len() - 1],
+                        )
+                };
+                // The two filters of unit tests, too.
+                let is_known = ["etcd::tests::real", "by_nixl"].contains(filter);
+                assert!(is_known || ["chiasm", "chiasm-engine"].into_iter().any(is_there), "{}: {filter}", step.title);
+            }
+        }
+    }
+
+    fn has_test(file: &Path, name: &str) -> bool {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        text.lines().any(|line| line.contains(&format!("fn {name}")))
+    }
+
     #[test]
     fn engines_are_awaited_before_tests_use_them() {
         let first = engine_steps()[0];
@@ -267,7 +340,7 @@ mod tests {
         let plan = plan(true, true);
         for step in &plan {
             let arguments = arguments(step);
-            if step.has_engines() && !arguments.is_empty() {
+            if step.needs_vllm() && !arguments.is_empty() {
                 assert!(arguments.contains(&"--ignored"), "{}", step.title);
                 assert!(step.variables.contains(&("VLLM_TARGET_DEVICE", "cpu")));
             }

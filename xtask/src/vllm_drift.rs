@@ -51,15 +51,17 @@ pub(crate) fn run(setup: &Setup, version: &str, write: bool) -> Result<bool, Err
     let same = if write {
         let path = manifest::folder(&setup.workspace).join(manifest::file_name(version));
         fs::write(&path, found.to_string()).map_err(Error::io("write", &path))?;
-        println!("wrote {number} facts to {}", path.display());
+        setup.output.say(&format!("wrote {number} facts to {}", path.display()))?;
         true
     } else {
         let known = Manifest::nearest(&setup.workspace, version)?;
         let changes = manifest::changes(&known, &found);
-        println!("vLLM {version}: {number} facts, compared with those of {}", known.version);
-        print!("{}", report(&groups, &changes));
+        let report = report(&groups, &changes);
+        setup
+            .output
+            .say(&format!("vLLM {version}: {number} facts, compared with those of {}{report}", known.version))?;
         if changes.is_empty() {
-            println!("nothing that Chiasm relies on has changed");
+            setup.output.say("nothing that Chiasm relies on has changed")?;
         } else {
             show_code(setup, &base, &known.version, &packages, &changes)?;
         }
@@ -67,10 +69,12 @@ pub(crate) fn run(setup: &Setup, version: &str, write: bool) -> Result<bool, Err
     };
 
     let exchanged = exchange::run(setup, &env, version)?;
-    println!("{exchanged}");
+    setup.output.say(&exchanged.to_string())?;
     let passed = same && !matches!(exchanged, Exchange::Wrong(_));
     if !passed {
-        println!("\nvLLM {version} differs: see to each line, then `cargo xtask vllm-drift {version} --write`");
+        setup.output.say(&format!(
+            "\nvLLM {version} differs: see to each line, then `cargo xtask vllm-drift {version} --write`"
+        ))?;
     }
     Ok(passed)
 }
@@ -127,14 +131,16 @@ fn show_code(setup: &Setup, base: &VllmEnv, known: &str, packages: &Path, change
             true => format!("vllm-env --vllm {known}"),
             false => format!("vllm-drift {known}"),
         };
-        println!("\nfor the code of these functions, get vLLM {known} first: cargo xtask {get}");
-        return Ok(());
+        return setup
+            .output
+            .say(&format!("\nfor the code of these functions, get vLLM {known} first: cargo xtask {get}"));
     };
     let mut python = script(setup, base);
     python.arg(format!("{FOLDER}/differences.py")).arg(old).arg(packages).args(names.iter().take(MOST_DIFFS));
-    println!("\n{}", child::read(&mut python, "differences.py")?);
+    setup.output.say(&format!("\n{}", child::read(&mut python, "differences.py")?))?;
     if names.len() > MOST_DIFFS {
-        println!("… and {} functions more: python3 {FOLDER}/differences.py", names.len() - MOST_DIFFS);
+        let more = names.len() - MOST_DIFFS;
+        setup.output.say(&format!("… and {more} functions more: python3 {FOLDER}/differences.py"))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The client, the backend and the launcher from outside, against scripted engines and a real one.
+//! Tests of client, backend and launcher against scripted engines and a real one.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod adoption;

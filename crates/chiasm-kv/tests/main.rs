@@ -1,4 +1,4 @@
-//! The index and the events of KV caches from outside, against models and frames of real engines.
+//! Tests of the index and of KV events against reference models and captured frames.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod captured_frames;

@@ -1,4 +1,4 @@
-//! Parsers of answers from outside: random text, vLLM's own parsers, streams.
+//! Tests of answer parsers against random text, vLLM's own parsers and streams.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod garbage;

@@ -2,7 +2,6 @@
 //! check every slot they read. Engines go with their frontend or are taken over by the next one.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -40,6 +39,8 @@ struct Stand {
     addresses: Vec<String>,
     engines: Vec<Process>,
     frontend: Server,
+    /// The process ids of the frontends before this one.
+    ended: Vec<u32>,
     /// What each frontend leaves for the next one.
     state: TempDir,
     taken_over: usize,
@@ -61,7 +62,7 @@ impl Stand {
         let state = tempfile::tempdir().expect("a folder");
         let frontend = frontend(&model, &addresses, &state);
         let engines = addresses.iter().map(|address| engine(&model, address)).collect();
-        Self { model, addresses, engines, frontend, state, taken_over: 0, awaited: [1; ENGINES] }
+        Self { model, addresses, engines, frontend, ended: Vec::new(), state, taken_over: 0, awaited: [1; ENGINES] }
     }
 
     /// A simulated engine ends by itself when a slot was written to while it was lent.
@@ -92,6 +93,7 @@ impl Stand {
     /// Ends the frontend by a signal and starts another one.
     fn replace_frontend(&mut self, signal: &str, engines: Engines) {
         self.taken_over += self.frontend.lines_logged(TAKEN_OVER);
+        self.ended.push(self.frontend.pid());
         self.frontend.end_by(signal);
         if engines == Engines::Restarted {
             self.engines.clear();
@@ -101,6 +103,18 @@ impl Stand {
         if engines == Engines::Restarted {
             self.engines = self.addresses.iter().map(|address| engine(&self.model, address)).collect();
         }
+    }
+
+    /// Returns the names of the arenas that frontends of this test have left.
+    fn abandoned(&self) -> Vec<String> {
+        let names = std::fs::read_dir("/dev/shm").expect("/dev/shm").flatten();
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        names
+            .filter(|name| {
+                let pid = name.strip_prefix("chiasm.").and_then(|rest| rest.split('.').next());
+                pid.and_then(|pid| pid.parse().ok()).is_some_and(|pid| self.ended.contains(&pid))
+            })
+            .collect()
     }
 }
 
@@ -236,18 +250,6 @@ fn check(status: u16, text: &str, stream: bool, expected: &str, tally: &Tally) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Names of arenas whose owners are gone.
-fn abandoned() -> Vec<String> {
-    let names = std::fs::read_dir("/dev/shm").expect("/dev/shm").flatten();
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    names
-        .filter(|name| {
-            let pid = name.strip_prefix("chiasm.").and_then(|rest| rest.split('.').next());
-            pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists())
-        })
-        .collect()
-}
-
 /// Shows all pictures and checks what is said of them.
 async fn shows_pictures(frontend: &Server, truth: &Truth, salt: u64) {
     for index in 0..PICTURES.len() {
@@ -309,7 +311,7 @@ async fn a_frontend_that_is_started_again_keeps_its_engines() {
         let running = async || frontend.metric("chiasm_worker_running_requests").await;
         wait_for("idle engines", PATIENCE, async || running().await == 0.0).await;
         stand.check_engines();
-        assert_eq!(abandoned(), Vec::<String>::new());
+        assert_eq!(stand.abandoned(), Vec::<String>::new());
     }
 }
 
@@ -381,5 +383,5 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
     .await;
     stand.check_engines();
     // Whatever the last kills have left was removed by the frontend that started after them.
-    assert_eq!(abandoned(), Vec::<String>::new());
+    assert_eq!(stand.abandoned(), Vec::<String>::new());
 }

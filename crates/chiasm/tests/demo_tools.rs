@@ -60,9 +60,17 @@ async fn demo_model_reads_tools_calls_and_results() {
     let tokens = server.post("/tokenize", &conversation()).await.ok()["tokens"].take();
     let prompt = server.post("/detokenize", &json!({"model": "m", "tokens": tokens})).await.ok();
     let prompt = prompt["prompt"].as_str().expect("text");
-    let places: Vec<_> = ["<tools>", "How is", CALL, "<|im_start|>tool\nrain<|im_end|>", "<|im_start|>assistant\n"]
-        .iter()
-        .map(|part| prompt.rfind(part).unwrap_or_else(|| panic!("{part} in {prompt}")))
-        .collect();
-    assert!(places.is_sorted() && prompt.ends_with("<|im_start|>assistant\n"), "{prompt}");
+    // As vLLM gives a tool to templates: with all fields of its type.
+    let tool = r#"{"type": "function", "function": {"name": "weather", "description": null, "parameters": "#.to_owned()
+        + r#"{"type": "object", "properties": {"city": {"type": "string"}}}}}"#;
+    let expected = format!(
+        "<|im_start|>system\nThese are the tools:\n<tools>\n{tool}\n</tools>\n\
+         To call one, write its name and its arguments:\n\
+         <tool_call>\n{{\"name\": NAME, \"arguments\": OBJECT}}\n</tool_call><|im_end|>\n\
+         <|im_start|>user\nHow is the weather?<|im_end|>\n\
+         <|im_start|>assistant\n\n{CALL}<|im_end|>\n\
+         <|im_start|>tool\nrain<|im_end|>\n\
+         <|im_start|>assistant\n"
+    );
+    assert_eq!(prompt, expected);
 }

@@ -1,5 +1,5 @@
-//! The binary as its users have it: processes of `chiasm` before simulated engines, and before real ones where `cargo xtask test`
-//! provides them. One target, so that what they share is compiled and linked once.
+//! End-to-end tests: `chiasm` processes in front of simulated engines, and of real ones where `cargo xtask test` provides them.
+//! One target compiles and links shared code once.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agents;

@@ -132,6 +132,11 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
         "--allow-private-media",
         "--media-cache-bytes",
         &cache,
+        // Time is not what is tested, and the origin shares the machine with all of this.
+        "--media-timeout",
+        "120",
+        "--media-first-byte-timeout",
+        "120",
     ];
     let server = Arc::new(Server::start(&flags));
     server.wait_ready(1, SOON).await;

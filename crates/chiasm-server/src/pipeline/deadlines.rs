@@ -45,6 +45,11 @@ impl Deadline {
     pub(crate) fn passed(&self) -> RequestError {
         Cause::TimedOut { after: self.after, flag: self.flag }.into()
     }
+
+    /// Returns `true` if at `then` at least half of the time until the deadline was left.
+    pub(crate) fn has_half_left(&self, then: Instant) -> bool {
+        self.at.saturating_duration_since(then) * 2 >= self.after
+    }
 }
 
 /// Waits, but not for longer than to the deadline if there is one.
@@ -55,5 +60,19 @@ pub(crate) async fn within<T>(deadline: Option<Deadline>, what: impl Future<Outp
     match deadline {
         Some(deadline) => timeout_at(deadline.at, what).await.map_err(|_| deadline.passed()),
         None => Ok(what.await),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_is_left_until_the_middle() {
+        let arrived = Instant::now();
+        let limits = Limits { first_token_timeout: Some(Duration::from_secs(10)), ..Limits::default() };
+        let deadline = Deadlines::of(arrived, &limits).first_token.unwrap();
+        let has_half_left = |seconds| deadline.has_half_left(arrived + Duration::from_secs(seconds));
+        assert_eq!([0, 5, 6, 11].map(has_half_left), [true, true, false, false]);
     }
 }
