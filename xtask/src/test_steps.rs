@@ -329,6 +329,29 @@ mod tests {
         text.lines().any(|line| line.contains(&format!("fn {name}")))
     }
 
+    /// Cargo finds no tests by itself where `autotests` is off: a file without a `mod` line would never run.
+    #[test]
+    fn files_of_test_suites_are_modules_of_them() {
+        let crates = Workspace::find().unwrap().root.join("crates");
+        let mut suites = 0;
+        for folder in std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path()) {
+            let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
+            if !manifest.contains("autotests = false") {
+                continue;
+            }
+            suites += 1;
+            let main = std::fs::read_to_string(folder.join("tests/main.rs")).unwrap();
+            for file in std::fs::read_dir(folder.join("tests")).unwrap().map(|entry| entry.unwrap().path()) {
+                let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap();
+                let is_target = manifest.contains(&format!("path = \"tests/{stem}.rs\""));
+                let is_module = main.lines().any(|line| line == format!("mod {stem};"));
+                let is_rust = file.extension().is_some_and(|extension| extension == "rs");
+                assert!(!is_rust || is_target || is_module, "{} is in no test binary", file.display());
+            }
+        }
+        assert!(suites >= 5);
+    }
+
     #[test]
     fn engines_are_awaited_before_tests_use_them() {
         let first = engine_steps()[0];

@@ -265,7 +265,9 @@ impl Answer {
 
 pub fn client() -> reqwest::Client {
     chiasm::use_ring();
-    reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(120)).build().expect("a client")
+    // The system gives up a connection whose server reads nothing for 30 s by default, which a busy one may do.
+    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(120)).tcp_user_timeout(None);
+    client.build().expect("a client")
 }
 
 pub async fn json(response: reqwest::Response) -> Value {
