@@ -109,7 +109,7 @@ const STEPS: &[Step] = &[
     )
     .variables(&[("RUSTFLAGS", "-Dwarnings")])
     .needs(Needs::ArmTarget),
-    step("tests", "tests", Action::Cargo("test --workspace")).budget(360),
+    step("tests", "tests", Action::Cargo("test --workspace")).budget(720),
     step(
         "etcd",
         "discovery by etcd",
@@ -127,7 +127,7 @@ const STEPS: &[Step] = &[
         .variables(&[("CHIASM_SOAK_SECONDS", "120")])
         .budget(180),
     step("vllm", "vLLM and models ready", Action::AwaitEngines).needs(Needs::RealEngines),
-    step("real-engines", "real engines: server", one_at_a_time!("real_vllm::")).real_engines(720),
+    step("real-engines", "real engines: server", one_at_a_time!("real_vllm::")).real_engines(1000),
     step("processor", "vLLM's processor", Action::ProcessorTests).real_engines(90),
     step("real-processor", "vLLM's processor: server", one_at_a_time!("real_processor::")).real_engines(180),
     step("clients", "clients of others", one_at_a_time!("clients::")).real_engines(90),
