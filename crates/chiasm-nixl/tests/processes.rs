@@ -26,7 +26,10 @@ fn settings(pool_bytes: usize, within: Duration) -> Settings {
 
 /// What a lender lends: no two parts of it are the same.
 fn pattern(bytes: usize) -> Vec<u8> {
-    (0..bytes.div_ceil(8) as u64).flat_map(|word| (word * 0x9e37_79b9_7f4a_7c15).to_le_bytes()).take(bytes).collect()
+    (0..bytes.div_ceil(8) as u64)
+        .flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .take(bytes)
+        .collect()
 }
 
 /// A process that lends something.
