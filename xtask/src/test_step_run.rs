@@ -30,7 +30,7 @@ pub(crate) struct StepExecutor<'a> {
     pub(crate) setup: Option<EngineSetup>,
     /// The version of SGLang that there are tests with.
     pub(crate) sglang: Option<&'static str>,
-    /// Where the steps print.
+    /// The destination of what steps print.
     pub(crate) output: Output,
 }
 

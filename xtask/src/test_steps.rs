@@ -17,7 +17,7 @@ use crate::error::Error;
 /// One thing that has to pass.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// What `cargo xtask test NAME` calls it.
+    /// The name for `cargo xtask test NAME`.
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
     pub(crate) action: Action,
