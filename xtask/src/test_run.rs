@@ -129,7 +129,7 @@ fn run_plan(
     let mut results = run.main_thread(compiling, |step| main_executor.timed(step));
     let later = thread::scope(|scope| {
         let beside = scope.spawn(|| {
-            run.beside(&beside, |step| match &logs {
+            run.steps(&beside, |step| match &logs {
                 Some(folder) => beside_executor.logged(step, folder),
                 None => beside_executor.timed(step),
             })
@@ -169,12 +169,8 @@ impl Run<'_> {
         results
     }
 
-    /// Performs steps in order until one fails. The main thread goes on then: its steps may tell more.
-    fn beside(&self, steps: &[&'static Step], perform: impl FnMut(&Step) -> (Outcome, Duration)) -> Vec<StepResult> {
-        self.steps(steps, perform)
-    }
-
-    /// Performs steps in order until one fails. One that only takes too long does not count: later steps may tell more.
+    /// Performs steps in order until one fails, which lets the other thread go on. A step that only takes too long does not
+    /// count as failed: later steps may tell more.
     fn steps(&self, steps: &[&'static Step], mut perform: impl FnMut(&Step) -> (Outcome, Duration)) -> Vec<StepResult> {
         let mut results = Vec::new();
         for step in steps {
@@ -310,7 +306,7 @@ mod tests {
             (outcome, Duration::ZERO)
         });
         assert_eq!((seen, results.len(), run.cancel.check().is_err()), (3, 3, true));
-        assert!(run.beside(&plan, |_| unreachable!()).is_empty());
+        assert!(run.steps(&plan, |_| unreachable!()).is_empty());
         let text = summary(&plan, &results, Duration::from_secs(754));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].ends_with("passed"), "{text}");
@@ -325,7 +321,7 @@ mod tests {
     fn failure_beside_lets_the_main_thread_go_on() {
         let plan = test_steps::plan(true, false);
         let run = run(&plan);
-        let failed = run.beside(&plan, |_| (Outcome::Failed("it broke".into()), Duration::ZERO));
+        let failed = run.steps(&plan, |_| (Outcome::Failed("it broke".into()), Duration::ZERO));
         assert_eq!(failed.len(), 1);
         assert_eq!(run.main_thread(&plan, |_| (Outcome::Passed, Duration::ZERO)).len(), plan.len());
     }
