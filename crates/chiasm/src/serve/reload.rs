@@ -33,20 +33,31 @@ impl Reload {
         {
             tracing::warn!(%error, "the new certificate is not taken, the old one stays");
         }
-        if self.access.api_key_file.is_some() {
-            match self.access.keys() {
-                Ok(keys) => {
-                    self.frontend.keys.replace(keys);
-                    tracing::info!("the API keys have been read again");
-                }
-                Err(error) => tracing::warn!(%error, "the new API keys are not taken, the old ones stay"),
-            }
+        let access = self.access.clone();
+        let upstream_keys = self.upstream_keys.clone();
+        let frontend = self.frontend.clone();
+        // A file may be on a file system that hangs.
+        let reload = move || reload_keys(&access, &upstream_keys, &frontend);
+        if let Err(error) = tokio::task::spawn_blocking(reload).await {
+            tracing::error!(%error, "reading the keys again panicked");
         }
-        for key in &self.upstream_keys {
-            match key.reload() {
-                Ok(()) => tracing::info!(file = %key.path().display(), "the key for a server has been read again"),
-                Err(error) => tracing::warn!(%error, "the new key for a server is not taken, the old one stays"),
+    }
+}
+
+fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], frontend: &Frontend) {
+    if access.api_key_file.is_some() {
+        match access.keys() {
+            Ok(keys) => {
+                frontend.keys.replace(keys);
+                tracing::info!("the API keys have been read again");
             }
+            Err(error) => tracing::warn!(%error, "the new API keys are not taken, the old ones stay"),
+        }
+    }
+    for key in upstream_keys {
+        match key.reload() {
+            Ok(()) => tracing::info!(file = %key.path().display(), "the key for a server has been read again"),
+            Err(error) => tracing::warn!(%error, "the new key for a server is not taken, the old one stays"),
         }
     }
 }
