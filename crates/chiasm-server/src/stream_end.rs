@@ -28,6 +28,15 @@ pub(crate) enum StreamApi {
     Messages,
 }
 
+/// The effect of an event that ends its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LastEvent {
+    /// The answer is whole.
+    Completes,
+    /// The server reports its own failure.
+    Fails,
+}
+
 impl StreamApi {
     /// Returns the API of requests to `path`.
     pub(crate) fn at(path: &str) -> Self {
@@ -57,18 +66,26 @@ impl StreamApi {
         }
     }
 
-    /// Returns `true` if an event ends its stream. A server's own error does so, too.
-    pub(crate) fn is_end(self, name: &[u8], data: &[u8]) -> bool {
+    /// Returns the effect of an event that ends its stream; `None` for any other event.
+    pub(crate) fn last_event(self, name: &[u8], data: &[u8]) -> Option<LastEvent> {
         match self {
+            Self::Completions if data == b"[DONE]" => Some(LastEvent::Completes),
             Self::Completions => {
                 // Some servers write `"error": null` into each chunk.
                 let error = data.strip_prefix(b"{\"error\":").map(<[u8]>::trim_ascii_start);
-                data == b"[DONE]" || name == b"error" || error.is_some_and(|error| !error.starts_with(b"null"))
+                let is_error = name == b"error" || error.is_some_and(|error| !error.starts_with(b"null"));
+                is_error.then_some(LastEvent::Fails)
             }
-            Self::Responses => {
-                matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed" | b"error")
-            }
-            Self::Messages => matches!(name, b"message_stop" | b"error"),
+            Self::Responses => match name {
+                b"response.completed" | b"response.incomplete" => Some(LastEvent::Completes),
+                b"response.failed" | b"error" => Some(LastEvent::Fails),
+                _ => None,
+            },
+            Self::Messages => match name {
+                b"message_stop" => Some(LastEvent::Completes),
+                b"error" => Some(LastEvent::Fails),
+                _ => None,
+            },
         }
     }
 }
@@ -113,15 +130,19 @@ mod tests {
             let text = failure(api);
             let events: Vec<_> = text.split_terminator("\n\n").collect();
             let (name, data) = events[0].split_once("\ndata: ").unwrap_or(("", &events[0]["data: ".len()..]));
-            assert!(api.is_end(name.trim_start_matches("event: ").as_bytes(), data.as_bytes()), "{text}");
+            let name = name.trim_start_matches("event: ").as_bytes();
+            assert_eq!(api.last_event(name, data.as_bytes()), Some(LastEvent::Fails), "{text}");
         }
     }
 
     #[test]
     fn text_about_an_end_is_no_end() {
-        assert!(!StreamApi::Completions.is_end(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#));
-        assert!(!StreamApi::Completions.is_end(b"", br#"{"error": null,"choices":[]}"#));
-        assert!(!StreamApi::Messages.is_end(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#));
-        assert!(!StreamApi::Responses.is_end(b"response.created", b"{}"));
+        assert_eq!(StreamApi::Completions.last_event(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#), None);
+        assert_eq!(StreamApi::Completions.last_event(b"", br#"{"error": null,"choices":[]}"#), None);
+        assert_eq!(
+            StreamApi::Messages.last_event(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#),
+            None
+        );
+        assert_eq!(StreamApi::Responses.last_event(b"response.created", b"{}"), None);
     }
 }

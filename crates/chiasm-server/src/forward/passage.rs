@@ -232,8 +232,12 @@ impl Passage {
     }
 
     fn finished(&mut self) {
-        if self.events.is_some() {
-            self.admission.record.finished();
+        match &self.events {
+            Some(Events { relay, .. }) if relay.has_failed() => {
+                self.admission.record.broke("the server ended its stream with an error".to_owned());
+            }
+            Some(_) => self.admission.record.finished(),
+            None => {}
         }
         let Some(Counted { usage, tells_cached }) = counted(&self.tail) else { return };
         self.frontend.metrics.used(usage);

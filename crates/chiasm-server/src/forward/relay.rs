@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
 
 use crate::stream_begin::Beginning;
-use crate::stream_end::StreamApi;
+use crate::stream_end::{LastEvent, StreamApi};
 
 /// The maximum number of bytes of an event that wait for its end. A longer event, which repeats a
 /// request or a whole answer, is passed on in parts.
@@ -21,10 +21,10 @@ pub(super) struct EventRelay {
     api: StreamApi,
     /// The beginning of an event whose end has not come yet.
     held: BytesMut,
-    /// Set while a long event is passed on in parts: `true` if the event ends the stream.
-    open: Option<bool>,
-    /// The event that ends the stream was passed on.
-    has_ended: bool,
+    /// Set while a long event is passed on in parts, to its effect if it ends the stream.
+    open: Option<Option<LastEvent>>,
+    /// The effect of the event that ended the stream.
+    end: Option<LastEvent>,
     /// A choice of a completion has a finish reason: some servers send no `[DONE]`.
     has_finish: bool,
     /// The sequence number of the next event, in APIs that number events.
@@ -53,7 +53,7 @@ impl EventRelay {
             api,
             held,
             open: None,
-            has_ended: false,
+            end: None,
             has_finish: false,
             sequence_number: 0,
             has_content: false,
@@ -74,7 +74,7 @@ impl EventRelay {
             0 if self.open.is_none() && bytes.len() <= MAX_HELD_BYTES => 0,
             0 => {
                 if self.open.is_none() {
-                    self.open = Some(self.is_end_of(&bytes));
+                    self.open = Some(self.last_event_of(&bytes));
                     self.has_content = true;
                 }
                 bytes.len().saturating_sub(BLANK_LINE_BYTES)
@@ -95,12 +95,15 @@ impl EventRelay {
             return None;
         }
         let rest = self.held.split();
-        let is_event = self.open.is_none() && self.is_end_of(&rest);
-        if !is_event && !self.has_ended && self.open != Some(true) {
+        let end = match self.open {
+            Some(end) => end,
+            None => self.last_event_of(&rest),
+        };
+        let Some(end) = self.end.or(end) else {
             self.held = rest;
             return None;
-        }
-        self.has_ended = true;
+        };
+        self.end = Some(end);
         self.open = None;
         Some([&rest, &b"\n\n"[..]].concat().into())
     }
@@ -108,7 +111,7 @@ impl EventRelay {
     /// Returns the state of the stream if nothing more comes. `is_clean` says that the server
     /// itself ended it.
     pub(super) fn ending(&self, is_clean: bool) -> Ending {
-        if self.has_ended || (is_clean && self.has_finish && self.open.is_none()) {
+        if self.end.is_some() || (is_clean && self.has_finish && self.open.is_none()) {
             Ending::Whole
         } else if self.open.is_some() {
             Ending::WithinEvent
@@ -127,6 +130,11 @@ impl EventRelay {
         self.has_content
     }
 
+    /// Returns `true` if the server ended the stream with its own error.
+    pub(super) fn has_failed(&self) -> bool {
+        self.end == Some(LastEvent::Fails)
+    }
+
     /// Returns the server's message if it reported its own failure before any content.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
@@ -135,8 +143,8 @@ impl EventRelay {
     /// Updates the state by whole events. The first may be the rest of a long event.
     fn observe(&mut self, events: &[u8]) {
         let mut is_rest = match self.open.take() {
-            Some(is_end) => {
-                self.has_ended |= is_end;
+            Some(end) => {
+                self.end = self.end.or(end);
                 true
             }
             None => false,
@@ -165,7 +173,7 @@ impl EventRelay {
                 Beginning::Content => self.has_content = self.failure.is_none(),
             }
         }
-        self.has_ended |= self.api.is_end(event.name(), event.data);
+        self.end = self.end.or_else(|| self.api.last_event(event.name(), event.data));
         match self.api {
             StreamApi::Completions if !self.has_finish => self.has_finish = has_finish(event.data),
             StreamApi::Responses => {
@@ -177,11 +185,11 @@ impl EventRelay {
         }
     }
 
-    /// Returns `true` if an event that has come in part ends the stream.
-    fn is_end_of(&self, part: &[u8]) -> bool {
+    /// Returns the effect of an event that has come in part, if it ends the stream.
+    fn last_event_of(&self, part: &[u8]) -> Option<LastEvent> {
         let mut event = Event::default();
         part.split(|byte| *byte == b'\n').for_each(|line| event.add(line));
-        self.api.is_end(event.name(), event.data)
+        self.api.last_event(event.name(), event.data)
     }
 }
 
@@ -283,6 +291,19 @@ mod tests {
         let mut relay = EventRelay::new(StreamApi::Completions);
         relayed(&mut relay, &[&CHAT[..80]]);
         assert_eq!(relay.ending(true), Ending::Lacking);
+    }
+
+    #[test]
+    fn stream_ended_by_the_servers_error_has_failed() {
+        let error = &b"data: {\"error\": {\"code\": 500}}\n\n"[..];
+        for (pieces, has_failed) in [([CHAT, error], false), ([error, b"data: [DONE]\n\n"], true)] {
+            let mut relay = EventRelay::new(StreamApi::Completions);
+            relayed(&mut relay, &pieces);
+            assert_eq!((relay.ending(true), relay.has_failed()), (Ending::Whole, has_failed));
+        }
+        let mut relay = EventRelay::new(StreamApi::Responses);
+        relayed(&mut relay, &[b"event: response.failed\ndata: {\"type\":\"response.failed\"}"]);
+        assert!(relay.finish().is_some() && relay.has_failed());
     }
 
     #[test]
