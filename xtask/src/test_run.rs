@@ -1,12 +1,14 @@
 //! Runs steps of the table: a title and a time for each, a stop at the first failure, a summary at the end.
 //!
 //! Once everything is compiled, steps with real engines run on a second thread. They print into logs. The log of a step
-//! that fails is shown.
+//! that fails is shown. When the main thread has performed its own steps, it takes steps with real engines, too.
 
 use std::env;
 use std::io::{self, Write};
+use std::iter;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -123,18 +125,25 @@ fn run_plan(
 
     let run = Run { plan, enforces_budgets: options.enforces_budgets, has_failed: AtomicBool::new(false), cancel };
     let executor = |setup| StepExecutor { workspace, setup, sglang: options.sglang, output: Output::Inherited };
-    let mut main_executor = executor(None);
-    let mut beside_executor = executor(setup);
+    let setup = setup.map(Mutex::new);
+    let main_executor = executor(setup.as_ref());
+    let mut beside_executor = executor(setup.as_ref());
     let logs = if testing.is_empty() { None } else { Some(workspace.root.join("target/xtask")) };
+    let waiting = Mutex::new(beside.into_iter());
+    let next_beside = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let mut results = run.main_thread(compiling, |step| main_executor.timed(step));
     let later = thread::scope(|scope| {
         let beside = scope.spawn(|| {
-            run.steps(&beside, |step| match &logs {
+            run.steps(iter::from_fn(next_beside), |step| match &logs {
                 Some(folder) => beside_executor.logged(step, folder),
                 None => beside_executor.timed(step),
             })
         });
         let mut results = run.main_thread(testing, |step| main_executor.timed(step));
+        if logs.is_some() {
+            // Whichever thread is free takes the next step.
+            results.extend(run.steps(iter::from_fn(next_beside), |step| main_executor.timed(step)));
+        }
         results.extend(beside.join().map_err(|_| Error::Panicked)?);
         Ok::<_, Error>(results)
     })?;
@@ -161,7 +170,7 @@ impl Run<'_> {
         steps: &[&'static Step],
         perform: impl FnMut(&Step) -> (Outcome, Duration),
     ) -> Vec<StepResult> {
-        let results = self.steps(steps, perform);
+        let results = self.steps(steps.iter().copied(), perform);
         if results.len() < steps.len() || results.last().is_some_and(|last| last.has_broken) {
             self.has_failed.store(true, Ordering::Relaxed);
             self.cancel.cancel();
@@ -171,7 +180,11 @@ impl Run<'_> {
 
     /// Performs steps in order until one fails, which lets the other thread go on. A step that only takes too long does not
     /// count as failed: later steps may tell more.
-    fn steps(&self, steps: &[&'static Step], mut perform: impl FnMut(&Step) -> (Outcome, Duration)) -> Vec<StepResult> {
+    fn steps(
+        &self,
+        steps: impl Iterator<Item = &'static Step>,
+        mut perform: impl FnMut(&Step) -> (Outcome, Duration),
+    ) -> Vec<StepResult> {
         let mut results = Vec::new();
         for step in steps {
             if self.has_failed.load(Ordering::Relaxed) {
@@ -306,7 +319,7 @@ mod tests {
             (outcome, Duration::ZERO)
         });
         assert_eq!((seen, results.len(), run.cancel.check().is_err()), (3, 3, true));
-        assert!(run.steps(&plan, |_| unreachable!()).is_empty());
+        assert!(run.steps(plan.iter().copied(), |_| unreachable!()).is_empty());
         let text = summary(&plan, &results, Duration::from_secs(754));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].ends_with("passed"), "{text}");
@@ -321,7 +334,7 @@ mod tests {
     fn failure_beside_lets_the_main_thread_go_on() {
         let plan = test_steps::plan(true, false);
         let run = run(&plan);
-        let failed = run.steps(&plan, |_| (Outcome::Failed("it broke".into()), Duration::ZERO));
+        let failed = run.steps(plan.iter().copied(), |_| (Outcome::Failed("it broke".into()), Duration::ZERO));
         assert_eq!(failed.len(), 1);
         assert_eq!(run.main_thread(&plan, |_| (Outcome::Passed, Duration::ZERO)).len(), plan.len());
     }

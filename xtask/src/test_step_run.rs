@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::bench_peers::door_peers;
@@ -26,8 +27,8 @@ use crate::workspace::Workspace;
 /// Performs steps on one thread.
 pub(crate) struct StepExecutor<'a> {
     pub(crate) workspace: &'a Workspace,
-    /// The setup of the real engines, if steps need them.
-    pub(crate) setup: Option<EngineSetup>,
+    /// The setup of the real engines, if steps need them; shared by the threads.
+    pub(crate) setup: Option<&'a Mutex<EngineSetup>>,
     /// The version of SGLang that there are tests with.
     pub(crate) sglang: Option<&'static str>,
     /// The destination of what steps print.
@@ -48,7 +49,7 @@ impl From<Error> for NotPassed {
 
 impl StepExecutor<'_> {
     /// Performs a step, and measures its time.
-    pub(crate) fn timed(&mut self, step: &Step) -> (Outcome, Duration) {
+    pub(crate) fn timed(&self, step: &Step) -> (Outcome, Duration) {
         let start = Instant::now();
         let outcome = match self.perform(step) {
             Ok(()) => Outcome::Passed,
@@ -77,7 +78,7 @@ impl StepExecutor<'_> {
         (outcome, time)
     }
 
-    fn perform(&mut self, step: &Step) -> Result<(), NotPassed> {
+    fn perform(&self, step: &Step) -> Result<(), NotPassed> {
         let engines = if step.needs_vllm() { Some(self.engines()?) } else { None };
         match (&step.action, engines) {
             (Action::Cargo(arguments), engines) => self.cargo(step, arguments, engines),
@@ -138,9 +139,9 @@ impl StepExecutor<'_> {
         Ok(child::run(command, what, &self.output, &Cancel::default())?)
     }
 
-    fn engines(&mut self) -> Result<Engines, NotPassed> {
-        match &mut self.setup {
-            Some(setup) => Ok(setup.wait()?),
+    fn engines(&self) -> Result<Engines, NotPassed> {
+        match self.setup {
+            Some(setup) => Ok(setup.lock().map_err(|_| Error::Panicked)?.wait()?),
             None => Err(NotPassed::LeftOut("there is no vLLM")),
         }
     }
