@@ -135,7 +135,8 @@ impl Displaced {
             let worker = waits_for.suspected().await;
             let ticket = self.join(arrived);
             while waits_for.is(&worker) && worker.condition() != Condition::Answers {
-                if let Some(moving) = ticket.turn(free_seats(frontend, &attempts.exclude)) {
+                let seats = Seats { usable: free_seats(frontend, &attempts.exclude), free: free_seats(frontend, &[]) };
+                if let Some(moving) = ticket.turn(seats) {
                     return (worker.id, moving);
                 }
                 sleep(LOOK_INTERVAL).await;
@@ -156,6 +157,15 @@ impl Displaced {
     }
 }
 
+/// The requests that workers can begin at once.
+#[derive(Clone, Copy)]
+struct Seats {
+    /// The seats of workers that the request has not tried.
+    usable: usize,
+    /// The seats of all workers.
+    free: usize,
+}
+
 /// The place of one request among those that wait.
 struct Ticket<'a> {
     displaced: &'a Displaced,
@@ -163,9 +173,15 @@ struct Ticket<'a> {
 }
 
 impl<'a> Ticket<'a> {
-    fn turn(&self, seats: usize) -> Option<Moving<'a>> {
+    fn turn(&self, seats: Seats) -> Option<Moving<'a>> {
         let mut queue = self.displaced.queue();
-        let free = seats.saturating_sub(queue.moving);
+        if seats.usable == 0 && seats.free > 0 {
+            // It has tried all workers with free seats, so younger requests go first.
+            queue.waiting.remove(&self.place);
+            return None;
+        }
+        queue.waiting.insert(self.place);
+        let free = seats.usable.saturating_sub(queue.moving);
         let is_next = queue.waiting.iter().take(free).any(|place| *place == self.place);
         is_next.then(|| {
             queue.moving += 1;
@@ -215,19 +231,36 @@ fn free_seats(frontend: &Frontend, exclude: &[WorkerId]) -> usize {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn oldest_request_has_the_first_turn() {
+    fn seats(usable: usize) -> Seats {
+        Seats { usable, free: usable }
+    }
+
+    #[test]
+    fn oldest_request_has_the_first_turn() {
         let displaced = Displaced::default();
         let old = Instant::now();
         let young = displaced.join(old + Duration::from_secs(1));
         let first = displaced.join(old);
         let second = displaced.join(old);
-        assert!(young.turn(2).is_none() && first.turn(0).is_none());
-        let moving = first.turn(1).unwrap();
-        assert!(second.turn(1).is_none(), "the seat is taken until it has begun");
+        assert!(young.turn(seats(2)).is_none() && first.turn(seats(0)).is_none());
+        let moving = first.turn(seats(1)).unwrap();
+        assert!(second.turn(seats(1)).is_none(), "the seat is taken until it has begun");
         drop(moving);
-        assert!(young.turn(1).is_none() && second.turn(1).is_some());
+        assert!(young.turn(seats(1)).is_none() && second.turn(seats(1)).is_some());
         drop(second);
-        assert!(young.turn(1).is_some());
+        assert!(young.turn(seats(1)).is_some());
+    }
+
+    #[test]
+    fn request_that_can_use_no_seat_lets_younger_ones_by() {
+        let displaced = Displaced::default();
+        let old = Instant::now();
+        let first = displaced.join(old);
+        let young = displaced.join(old + Duration::from_secs(1));
+        assert!(young.turn(seats(1)).is_none());
+        assert!(first.turn(Seats { usable: 0, free: 1 }).is_none());
+        let moving = young.turn(seats(1)).unwrap();
+        drop(moving);
+        assert!(first.turn(seats(1)).is_some(), "its turn comes with a seat that it can use");
     }
 }
