@@ -168,7 +168,7 @@ where
             match deltas.poll_next_unpin(context) {
                 Poll::Ready(Some(Ok(delta))) => write(Ok(delta), meter, events),
                 Poll::Ready(Some(Err(error))) => {
-                    meter.admission.record.broke(error.to_string());
+                    meter.admission.record.stream_failed(error.to_string());
                     write(Err(ApiError::from(error)), meter, events);
                     drop(_entered);
                     // What else runs for the answer is aborted.

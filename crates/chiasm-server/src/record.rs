@@ -83,8 +83,8 @@ impl Record {
         (known.error, known.cause) = refusal.map(|refusal| (refusal.message.clone(), refusal.code)).unzip();
     }
 
-    /// A streamed answer broke off, after its status had been sent.
-    pub(crate) fn broke(&self, error: String) {
+    /// Notes that a streamed answer failed after its status had been sent.
+    pub(crate) fn stream_failed(&self, error: String) {
         let mut known = self.known();
         known.stream = Some(StreamEnd::Failed);
         known.error = Some(error);

@@ -23,7 +23,7 @@ impl StreamApi {
             return Beginning::Prelude;
         }
         let Ok(data) = serde_json::from_slice::<Value>(data) else { return Beginning::Content };
-        if let Some(words) = failure(name, &data) {
+        if let Some(words) = server_failure(name, &data) {
             return Beginning::Failure(words);
         }
         let is_prelude = match self {
@@ -63,9 +63,9 @@ fn is_empty_chunk(chunk: &Value) -> bool {
 }
 
 /// Returns the message of an error that is the server's own fault, by the codes and types of the
-/// three APIs and of vLLM.
-fn failure(name: &[u8], data: &Value) -> Option<String> {
-    const SERVER_FAULTS: [&str; 9] = [
+/// three APIs, of vLLM and of Chiasm.
+pub(crate) fn server_failure(name: &[u8], data: &Value) -> Option<String> {
+    const SERVER_FAULTS: [&str; 11] = [
         "server_error",
         "internal_error",
         "internal_server_error",
@@ -73,6 +73,8 @@ fn failure(name: &[u8], data: &Value) -> Option<String> {
         "api_error",
         "overloaded_error",
         "timeout_error",
+        "timeout",
+        "engine_failed",
         "service_unavailable_error",
         "ServiceUnavailableError",
     ];

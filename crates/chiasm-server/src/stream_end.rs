@@ -10,12 +10,14 @@
 //! A stream has one of these ends, and nothing follows it. Clients only get whole events, even if
 //! the stream breaks.
 
+use memchr::memmem;
 use serde_json::json;
 
 use crate::anthropic::{self, MESSAGES};
 use crate::error::ApiError;
 use crate::routes::RESPONSES;
 use crate::sse;
+use crate::stream_begin::server_failure;
 
 /// An API with streams of its own form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,13 +30,13 @@ pub(crate) enum StreamApi {
     Messages,
 }
 
-/// The effect of an event that ends its stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LastEvent {
-    /// The answer is whole.
-    Completes,
-    /// The server reports its own failure.
-    Fails,
+/// The outcome of a stream that its server has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StreamOutcome {
+    /// The answer is whole, or the server refuses the request.
+    Finished,
+    /// The server reports its own failure, with this message; empty if there is none.
+    Failed(String),
 }
 
 impl StreamApi {
@@ -66,28 +68,29 @@ impl StreamApi {
         }
     }
 
-    /// Returns the effect of an event that ends its stream; `None` for any other event.
-    pub(crate) fn last_event(self, name: &[u8], data: &[u8]) -> Option<LastEvent> {
-        match self {
-            Self::Completions if data == b"[DONE]" => Some(LastEvent::Completes),
-            Self::Completions => {
-                // Some servers write `"error": null` into each chunk.
-                let error = data.strip_prefix(b"{\"error\":").map(<[u8]>::trim_ascii_start);
-                let is_error = name == b"error" || error.is_some_and(|error| !error.starts_with(b"null"));
-                is_error.then_some(LastEvent::Fails)
+    /// Returns the outcome of the stream if an event ends it.
+    pub(crate) fn outcome(self, name: &[u8], data: &[u8]) -> Option<StreamOutcome> {
+        let is_error = match (self, name) {
+            (Self::Completions, _) if data == b"[DONE]" => return Some(StreamOutcome::Finished),
+            (Self::Responses, b"response.completed" | b"response.incomplete") | (Self::Messages, b"message_stop") => {
+                return Some(StreamOutcome::Finished);
             }
-            Self::Responses => match name {
-                b"response.completed" | b"response.incomplete" => Some(LastEvent::Completes),
-                b"response.failed" | b"error" => Some(LastEvent::Fails),
-                _ => None,
-            },
-            Self::Messages => match name {
-                b"message_stop" => Some(LastEvent::Completes),
-                b"error" => Some(LastEvent::Fails),
-                _ => None,
-            },
-        }
+            (Self::Completions, _) => name == b"error" || has_error(data),
+            (Self::Responses, _) => matches!(name, b"response.failed" | b"error"),
+            (Self::Messages, _) => name == b"error",
+        };
+        is_error.then(|| match serde_json::from_slice(data) {
+            Ok(data) => server_failure(name, &data).map_or(StreamOutcome::Finished, StreamOutcome::Failed),
+            Err(_) => StreamOutcome::Failed(String::new()),
+        })
     }
+}
+
+/// Returns `true` if a chunk has an error. Quotes within strings are escaped, so that no text is taken
+/// for the field. Some servers write `"error": null` into each chunk.
+fn has_error(chunk: &[u8]) -> bool {
+    const FIELD: &[u8] = b"\"error\":";
+    memmem::find_iter(chunk, FIELD).any(|at| !chunk[at + FIELD.len()..].trim_ascii_start().starts_with(b"null"))
 }
 
 #[cfg(test)]
@@ -131,18 +134,16 @@ mod tests {
             let events: Vec<_> = text.split_terminator("\n\n").collect();
             let (name, data) = events[0].split_once("\ndata: ").unwrap_or(("", &events[0]["data: ".len()..]));
             let name = name.trim_start_matches("event: ").as_bytes();
-            assert_eq!(api.last_event(name, data.as_bytes()), Some(LastEvent::Fails), "{text}");
+            let outcome = api.outcome(name, data.as_bytes());
+            assert!(matches!(outcome, Some(StreamOutcome::Failed(words)) if words == MESSAGE), "{text}");
         }
     }
 
     #[test]
     fn text_about_an_end_is_no_end() {
-        assert_eq!(StreamApi::Completions.last_event(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#), None);
-        assert_eq!(StreamApi::Completions.last_event(b"", br#"{"error": null,"choices":[]}"#), None);
-        assert_eq!(
-            StreamApi::Messages.last_event(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#),
-            None
-        );
-        assert_eq!(StreamApi::Responses.last_event(b"response.created", b"{}"), None);
+        assert_eq!(StreamApi::Completions.outcome(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#), None);
+        assert_eq!(StreamApi::Completions.outcome(b"", br#"{"error": null,"choices":[]}"#), None);
+        assert_eq!(StreamApi::Messages.outcome(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#), None);
+        assert_eq!(StreamApi::Responses.outcome(b"response.created", b"{}"), None);
     }
 }

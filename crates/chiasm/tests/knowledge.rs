@@ -14,15 +14,15 @@ async fn serve(engines: u64, extra: &[&str]) -> Server {
     args.extend(extra);
     let server = Server::start(&args);
     server.wait_ready(engines, SOON).await;
-    wait_until_followed(&server).await;
+    wait_until_caught_up(&server).await;
     server
 }
 
-/// Waits until all KV events are followed. An engine that is ready may publish before anybody subscribes, and the engines
-/// of these tests keep few batches or none.
-async fn wait_until_followed(server: &Server) {
-    let followed = async || workers(server).await.iter().all(|worker| worker["knowledge"] != "catching-up");
-    wait_for("followed events", SOON, followed).await;
+/// Waits until no worker is catching up. Events from before the subscription would be lost: the engines of
+/// these tests replay few batches or none.
+async fn wait_until_caught_up(server: &Server) {
+    let caught_up = async || workers(server).await.iter().all(|worker| worker["knowledge"] != "catching-up");
+    wait_for("exact or approximate knowledge", SOON, caught_up).await;
 }
 
 /// Some hundred tokens of prompt.
@@ -234,7 +234,7 @@ impl Attached {
         let args = [&self.model, "--served-model-name", "m", "--attach", &self.address, "--state-dir", &state];
         let server = Server::start(&[&args[..], &["--receiver-cache-gb", "4"]].concat());
         server.wait_ready(1, SOON).await;
-        wait_until_followed(&server).await;
+        wait_until_caught_up(&server).await;
         server
     }
 

@@ -78,8 +78,8 @@ fn setting(name: &str) -> Option<u64> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes: `cargo xtask test` and `cargo xtask soak` run it"]
 async fn no_weather_takes_the_service_down() {
-    let small_shm = small_shm::is_there();
-    if !small_shm && small_shm::run_there("soak::no_weather_takes_the_service_down") {
+    let has_small_shm = small_shm::is_own();
+    if !has_small_shm && small_shm::run_in_namespace("soak::no_weather_takes_the_service_down") {
         return;
     }
     let seed = setting("CHIASM_TEST_SEED").unwrap_or_else(rand::random);
@@ -104,7 +104,7 @@ async fn no_weather_takes_the_service_down() {
                 let address = stand.engine_address(random.random_range(0..ENGINES));
                 bad.spawn(garbage_peer::visit(address, random.random()));
             }
-            Weather::FullShm if small_shm => stand.fill_shm(Duration::from_millis(random.random_range(100..3000))),
+            Weather::FullShm if has_small_shm => stand.fill_shm(Duration::from_millis(random.random_range(100..3000))),
             Weather::FullShm => {}
             Weather::FewDescriptors => {
                 let more = random.random_range(0..8);

@@ -24,7 +24,7 @@ use crate::frontend::Frontend;
 use crate::openai::Usage;
 use crate::pipeline::{Attempted, Cause, Deadline, Deadlines, RequestError};
 use crate::routes::routing_headers;
-use crate::stream_end::StreamApi;
+use crate::stream_end::{StreamApi, StreamOutcome};
 use crate::turn::Turn;
 
 /// Bytes at the end of an answer in which its usage is looked for.
@@ -171,7 +171,12 @@ impl Passage {
     /// Adds a piece. Returns the bytes that can go to the client now.
     fn pass_on(&mut self, piece: Bytes) -> Option<Bytes> {
         let piece = match &mut self.events {
-            Some(Events { relay, .. }) => relay.push(piece)?,
+            Some(Events { relay, .. }) => {
+                let piece = relay.push(piece)?;
+                // Clients may leave behind the last event, before the server ends the body.
+                self.record_outcome(None);
+                piece
+            }
             None => piece,
         };
         self.came(&piece);
@@ -231,13 +236,21 @@ impl Passage {
         self.events.as_ref().map_or(Ending::Whole, |events| events.relay.ending(is_clean))
     }
 
-    fn finished(&mut self) {
-        match &self.events {
-            Some(Events { relay, .. }) if relay.has_failed() => {
-                self.admission.record.broke("the server ended its stream with an error".to_owned());
+    /// Records how the server has ended its stream; `default` if no event ended it.
+    fn record_outcome(&self, default: Option<&StreamOutcome>) {
+        let outcome = self.events.as_ref().and_then(|events| events.relay.outcome()).or(default);
+        match outcome {
+            Some(StreamOutcome::Finished) => self.admission.record.finished(),
+            Some(StreamOutcome::Failed(words)) => {
+                self.admission.record.stream_failed(format!("the server ended its stream with an error: {words}"));
             }
-            Some(_) => self.admission.record.finished(),
             None => {}
+        }
+    }
+
+    fn finished(&mut self) {
+        if self.events.is_some() {
+            self.record_outcome(Some(&StreamOutcome::Finished));
         }
         let Some(Counted { usage, tells_cached }) = counted(&self.tail) else { return };
         self.frontend.metrics.used(usage);
@@ -267,7 +280,7 @@ impl Passage {
     /// Returns the last item of an answer that broke off: an error event if whole events precede
     /// it.
     fn broke(&self, reason: String, error: &RequestError) -> Result<Bytes, BrokeOff> {
-        self.admission.record.broke(reason.clone());
+        self.admission.record.stream_failed(reason.clone());
         match &self.events {
             Some(Events { api, relay }) if self.ending(false) == Ending::Lacking => {
                 let mut end = Vec::new();

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
 
 use crate::stream_begin::Beginning;
-use crate::stream_end::{LastEvent, StreamApi};
+use crate::stream_end::{StreamApi, StreamOutcome};
 
 /// The maximum number of bytes of an event that wait for its end. A longer event, which repeats a
 /// request or a whole answer, is passed on in parts.
@@ -21,10 +21,10 @@ pub(super) struct EventRelay {
     api: StreamApi,
     /// The beginning of an event whose end has not come yet.
     held: BytesMut,
-    /// Set while a long event is passed on in parts, to its effect if it ends the stream.
-    open: Option<Option<LastEvent>>,
-    /// The effect of the event that ended the stream.
-    end: Option<LastEvent>,
+    /// The long event that is being passed on in parts.
+    open: Option<OpenEvent>,
+    /// The outcome, once the event that ends the stream was passed on.
+    outcome: Option<StreamOutcome>,
     /// A choice of a completion has a finish reason: some servers send no `[DONE]`.
     has_finish: bool,
     /// The sequence number of the next event, in APIs that number events.
@@ -33,6 +33,13 @@ pub(super) struct EventRelay {
     has_content: bool,
     /// The server's message about its own failure before any content.
     failure: Option<String>,
+}
+
+/// An event of which only the beginning was passed on.
+#[derive(Debug)]
+struct OpenEvent {
+    /// The outcome of the stream, if the event ends it.
+    outcome: Option<StreamOutcome>,
 }
 
 /// The state of a stream of which nothing more comes.
@@ -53,7 +60,7 @@ impl EventRelay {
             api,
             held,
             open: None,
-            end: None,
+            outcome: None,
             has_finish: false,
             sequence_number: 0,
             has_content: false,
@@ -74,7 +81,7 @@ impl EventRelay {
             0 if self.open.is_none() && bytes.len() <= MAX_HELD_BYTES => 0,
             0 => {
                 if self.open.is_none() {
-                    self.open = Some(self.last_event_of(&bytes));
+                    self.open = Some(OpenEvent { outcome: self.outcome_of_part(&bytes) });
                     self.has_content = true;
                 }
                 bytes.len().saturating_sub(BLANK_LINE_BYTES)
@@ -95,15 +102,15 @@ impl EventRelay {
             return None;
         }
         let rest = self.held.split();
-        let end = match self.open {
-            Some(end) => end,
-            None => self.last_event_of(&rest),
+        let outcome = match &self.open {
+            Some(event) => event.outcome.clone(),
+            None => self.outcome_of_part(&rest),
         };
-        let Some(end) = self.end.or(end) else {
+        let Some(outcome) = self.outcome.take().or(outcome) else {
             self.held = rest;
             return None;
         };
-        self.end = Some(end);
+        self.outcome = Some(outcome);
         self.open = None;
         Some([&rest, &b"\n\n"[..]].concat().into())
     }
@@ -111,7 +118,7 @@ impl EventRelay {
     /// Returns the state of the stream if nothing more comes. `is_clean` says that the server
     /// itself ended it.
     pub(super) fn ending(&self, is_clean: bool) -> Ending {
-        if self.end.is_some() || (is_clean && self.has_finish && self.open.is_none()) {
+        if self.outcome.is_some() || (is_clean && self.has_finish && self.open.is_none()) {
             Ending::Whole
         } else if self.open.is_some() {
             Ending::WithinEvent
@@ -130,9 +137,9 @@ impl EventRelay {
         self.has_content
     }
 
-    /// Returns `true` if the server ended the stream with its own error.
-    pub(super) fn has_failed(&self) -> bool {
-        self.end == Some(LastEvent::Fails)
+    /// Returns the outcome, once the event that ends the stream was passed on.
+    pub(super) fn outcome(&self) -> Option<&StreamOutcome> {
+        self.outcome.as_ref()
     }
 
     /// Returns the server's message if it reported its own failure before any content.
@@ -143,8 +150,8 @@ impl EventRelay {
     /// Updates the state by whole events. The first may be the rest of a long event.
     fn observe(&mut self, events: &[u8]) {
         let mut is_rest = match self.open.take() {
-            Some(end) => {
-                self.end = self.end.or(end);
+            Some(event) => {
+                self.outcome = self.outcome.take().or(event.outcome);
                 true
             }
             None => false,
@@ -173,7 +180,9 @@ impl EventRelay {
                 Beginning::Content => self.has_content = self.failure.is_none(),
             }
         }
-        self.end = self.end.or_else(|| self.api.last_event(event.name(), event.data));
+        if self.outcome.is_none() {
+            self.outcome = self.api.outcome(event.name(), event.data);
+        }
         match self.api {
             StreamApi::Completions if !self.has_finish => self.has_finish = has_finish(event.data),
             StreamApi::Responses => {
@@ -185,11 +194,11 @@ impl EventRelay {
         }
     }
 
-    /// Returns the effect of an event that has come in part, if it ends the stream.
-    fn last_event_of(&self, part: &[u8]) -> Option<LastEvent> {
+    /// Returns the outcome of the stream if an event that has come in part ends it.
+    fn outcome_of_part(&self, part: &[u8]) -> Option<StreamOutcome> {
         let mut event = Event::default();
         part.split(|byte| *byte == b'\n').for_each(|line| event.add(line));
-        self.api.last_event(event.name(), event.data)
+        self.api.outcome(event.name(), event.data)
     }
 }
 
@@ -294,16 +303,30 @@ mod tests {
     }
 
     #[test]
-    fn stream_ended_by_the_servers_error_has_failed() {
-        let error = &b"data: {\"error\": {\"code\": 500}}\n\n"[..];
-        for (pieces, has_failed) in [([CHAT, error], false), ([error, b"data: [DONE]\n\n"], true)] {
-            let mut relay = EventRelay::new(StreamApi::Completions);
-            relayed(&mut relay, &pieces);
-            assert_eq!((relay.ending(true), relay.has_failed()), (Ending::Whole, has_failed));
+    fn first_end_of_a_stream_is_its_outcome() {
+        let failure = &b"data: {\"error\": {\"code\": 500, \"message\": \"gone\"}}\n\n"[..];
+        let refusal = &b"data: {\"id\": 1, \"error\": {\"code\": 400}}\n\n"[..];
+        let failed = StreamOutcome::Failed("gone".to_owned());
+        let cases = [(CHAT, StreamOutcome::Finished), (failure, failed), (refusal, StreamOutcome::Finished)];
+        for (first, outcome) in cases {
+            for second in [CHAT, failure, b""] {
+                let mut relay = EventRelay::new(StreamApi::Completions);
+                relayed(&mut relay, &[first, second]);
+                assert_eq!((relay.ending(false), relay.outcome()), (Ending::Whole, Some(&outcome)));
+            }
         }
+    }
+
+    #[test]
+    fn failure_without_readable_data_has_no_message() {
+        let failed = Some(&StreamOutcome::Failed(String::new()));
         let mut relay = EventRelay::new(StreamApi::Responses);
-        relayed(&mut relay, &[b"event: response.failed\ndata: {\"type\":\"response.failed\"}"]);
-        assert!(relay.finish().is_some() && relay.has_failed());
+        relayed(&mut relay, &[b"event: response.failed\ndata: {\"type\":\"response.f"]);
+        assert!(relay.finish().is_some() && relay.outcome() == failed);
+        let long = [&b"event: response.failed\ndata: {\"pad\":\""[..], &[b'x'; MAX_HELD_BYTES], b"\"}\n\n"].concat();
+        let mut relay = EventRelay::new(StreamApi::Responses);
+        relayed(&mut relay, &[&long[..MAX_HELD_BYTES + 9], &long[MAX_HELD_BYTES + 9..]]);
+        assert_eq!(relay.outcome(), failed);
     }
 
     #[test]

@@ -36,14 +36,15 @@ impl Reload {
         let access = self.access.clone();
         let upstream_keys = self.upstream_keys.clone();
         let frontend = self.frontend.clone();
-        // A file may be on a file system that hangs.
+        // Blocking reads: a file system that hangs must not stall the runtime.
         let reload = move || reload_keys(&access, &upstream_keys, &frontend);
         if let Err(error) = tokio::task::spawn_blocking(reload).await {
-            tracing::error!(%error, "reading the keys again panicked");
+            tracing::error!(%error, "the keys could not be read again");
         }
     }
 }
 
+/// Reads the API keys and the keys for servers again. A file that can't be used leaves its old keys.
 fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], frontend: &Frontend) {
     if access.api_key_file.is_some() {
         match access.keys() {

@@ -118,6 +118,31 @@ async fn timed_out_stream_ends_and_says_so() {
     }
 }
 
+/// A whole stream that ends with an error of its server.
+fn failed(path: &str, code: u16, kind: &str) -> String {
+    let error = json!({"message": "no more", "code": code, "type": kind});
+    let last = match path {
+        RESPONSES => event("response.failed", &json!({"type": "response.failed", "response": {"error": error}})),
+        MESSAGES => event("error", &json!({"type": "error", "error": error})),
+        _ => format!("data: {}\n\ndata: [DONE]\n\n", json!({"error": error})),
+    };
+    begun(path) + &last
+}
+
+#[tokio::test]
+async fn servers_own_error_is_a_failed_stream_and_a_refusal_is_not() {
+    for (code, kind, how) in [(500, "api_error", "failed"), (400, "invalid_request_error", "finished")] {
+        for then in [Then::Breaks, Then::Ends] {
+            let server = Scripted::start(move |path| Script::stream(vec![failed(path, code, kind)], then)).await;
+            let frontend = before(&[&server.url], &[]).await;
+            for path in [CHAT, RESPONSES, MESSAGES] {
+                assert_eq!(frontend.post(path, &asked(path)).await.text, failed(path, code, kind));
+            }
+            assert_eq!(frontend.metric(&format!("chiasm_stream_ends_total{{how=\"{how}\"}}")).await, 3.0);
+        }
+    }
+}
+
 #[tokio::test]
 async fn stream_is_whole_once_its_end_has_come() {
     for then in [Then::Breaks, Then::Ends] {
