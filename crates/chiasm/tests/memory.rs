@@ -132,7 +132,9 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
         "--allow-private-media",
         "--media-cache-bytes",
         &cache,
-        // Time is not what is tested, and the origin shares the machine with all of this.
+        // Time is not what is tested, and clients and origin share the machine with all of this.
+        "--body-timeout",
+        "600",
         "--media-timeout",
         "120",
         "--media-first-byte-timeout",
