@@ -89,6 +89,11 @@ async fn one_backend(
         _ = shutdown.wait_for(|&down| down) => Ended::Shutdown,
         Err(ended) = live(fleet, id, connector, &mut life, &mut following, ready) => ended,
     };
+    if let Some(death) = fleet.cut.get()
+        && let Some(worker) = fleet.worker(id)
+    {
+        worker.backend.declare_dead(death.clone());
+    }
     // A worker that was removed while this process goes on leaves nothing to the next one.
     let is_left = matches!(ended, Ended::Shutdown) && *fleet.shutdown.borrow();
     if is_left

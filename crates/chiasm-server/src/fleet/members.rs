@@ -60,12 +60,9 @@ impl Fleet {
 
     /// Ends all requests in flight with an error, and takes no more. [`Fleet::shutdown`] is to follow.
     pub fn cut(&self, why: &str) {
-        // Taken before: keepers that learn of it let go of their workers at once.
-        let workers = self.workers();
+        // Keepers tell their backends before they let go of them, which ends requests for another reason.
+        let _ = self.cut.set(Death::new(why));
         self.end_all();
-        for worker in workers {
-            worker.backend.declare_dead(Death::new(why));
-        }
     }
 
     /// Ends all backends and waits until they are gone. Requests in flight end with an error: drain first.

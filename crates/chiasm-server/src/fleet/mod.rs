@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Backend, Connector, KvSource, Lacks, Load, MediaForm, TensorFormat};
+use chiasm_backend::{Backend, Connector, Death, KvSource, Lacks, Load, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
 use chiasm_types::{PlanClassId, WorkerId};
 use events::Followed;
@@ -114,6 +114,8 @@ pub struct Fleet {
     ready: watch::Sender<usize>,
     seats: AtomicUsize,
     shutdown: watch::Sender<bool>,
+    /// The reason for which requests in flight end at the shutdown.
+    cut: OnceLock<Death>,
     /// `None` when the fleet is shut down, or not started yet.
     keepers: Mutex<Option<JoinSet<()>>>,
     created: u64,
@@ -193,6 +195,7 @@ impl Fleet {
             ready: watch::Sender::new(0),
             seats: AtomicUsize::new(0),
             shutdown: watch::Sender::new(false),
+            cut: OnceLock::new(),
             keepers: Mutex::new(Some(JoinSet::new())),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             patience,
