@@ -1,7 +1,8 @@
 //! Runs steps of the table: a title and a time for each, a stop at the first failure, a summary at the end.
 //!
 //! Once everything is compiled, steps with real engines run on a second thread. They print into logs. The log of a step
-//! that fails is shown. When the main thread has performed its own steps, it takes steps with real engines, too.
+//! that fails is shown. When the main thread has performed its own steps, it takes steps with real engines, too. Without
+//! real engines the second thread performs the steps that follow `tests`.
 
 use std::env;
 use std::io::{self, Write};
@@ -117,11 +118,15 @@ fn run_plan(
     let start = Instant::now();
     let setup = version.map(|version| EngineSetup::start(workspace, version)).transpose()?;
     let cancel = setup.as_ref().map(EngineSetup::canceller).unwrap_or_default();
-    let beside: Vec<&'static Step> = plan.iter().copied().filter(|step| step.is_beside()).collect();
+    let mut beside: Vec<&'static Step> = plan.iter().copied().filter(|step| step.is_beside()).collect();
     let main: Vec<&'static Step> = plan.iter().copied().filter(|step| !step.is_beside()).collect();
     // Steps that compile hold cargo's lock, which the tests of the other thread would wait for.
     let compiled = main.iter().rposition(|step| step.compiles()).map_or(0, |last| last + 1);
     let (compiling, testing) = main.split_at(compiled);
+    // Without real engines the second thread performs what follows the step `tests`.
+    let leaves_others = beside.is_empty() && options.steps.is_empty();
+    let (testing, others) = testing.split_at(if leaves_others { testing.len().min(1) } else { testing.len() });
+    beside.extend(others);
 
     let run = Run { plan, enforces_budgets: options.enforces_budgets, has_failed: AtomicBool::new(false), cancel };
     let executor = |setup| StepExecutor { workspace, setup, sglang: options.sglang, output: Output::Inherited };
