@@ -16,12 +16,14 @@ usage: cargo xtask COMMAND
 
   test [--no-vllm | --vllm VERSION | --vllm all] [--sglang [VERSION]] [--no-budgets] [STEP…]
                     everything that has to pass: format, lints, docs, licences, tests, real engines of the newest vLLM;
-                    or the steps that are named: format build tests lints docs licences arm etcd dynamo page prometheus
-                    manifests weather vllm real-engines processor real-processor clients real-engine nixl plugin
-                    dynamo-tensors wheel drift real-sglang
+                    or the steps that are named: format structure build tests lints docs licences arm etcd dynamo page
+                    prometheus manifests weather vllm real-engines processor real-processor clients real-engine nixl
+                    plugin dynamo-tensors wheel drift real-sglang
                     --vllm takes engines of another version, or of each, the newest first, and keeps what passed in
                     docs/versions.md; --no-vllm leaves them out, loudly; --sglang adds real SGLang servers,
                     of the newest version unless another one is named; --no-budgets lets steps take any time
+  structure [CRATE] print lines per crate, circles of files and arrows against the order of modules; fails past a limit
+                    of xtask/src/structure/limits.rs. With a crate: what its files take from each other in circles
   check             format, lints, and unit tests of the crates that differ from main
   soak [--minutes N] [--seed S]
                     mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
@@ -115,6 +117,11 @@ pub(crate) enum Command {
         sides: DoorSides,
     },
     Test(TestOptions),
+    /// Measures the structure of the code.
+    Structure {
+        /// The crate to describe; all crates are measured without one.
+        name: Option<String>,
+    },
     /// Formats, lints and unit tests of changed crates.
     Check,
     /// Builds what people install.
@@ -174,6 +181,10 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             steps: Vec::new(),
             enforces_budgets: true,
         }),
+        "structure" => match flags.next().map(String::as_str) {
+            Some("--help" | "-h") => return Ok(Command::Help),
+            name => Command::Structure { name: name.map(str::to_owned) },
+        },
         "check" => Command::Check,
         "soak" => Command::Soak { minutes: 2, seed: None },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
@@ -287,6 +298,9 @@ mod tests {
         assert_eq!(parse_words("clients-env").unwrap(), Command::ClientsEnv);
         assert_eq!(parse_words("record-clients").unwrap(), Command::RecordClients);
         assert_eq!(parse_words("models").unwrap(), Command::Models);
+        assert_eq!(parse_words("structure").unwrap(), Command::Structure { name: None });
+        let name = Some("chiasm-kv".to_owned());
+        assert_eq!(parse_words("structure chiasm-kv").unwrap(), Command::Structure { name });
         assert_eq!(parse_words("models-page").unwrap(), Command::ModelsPage);
         assert_eq!(parse_words("goldens").unwrap(), Command::Goldens { version: NEWEST });
         assert_eq!(parse_words("goldens --vllm 0.31").unwrap(), Command::Goldens { version: "0.31.0" });

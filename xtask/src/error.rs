@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use crate::sglang_env;
+use crate::structure::StructureError;
 use crate::vllm_overlay::VERSIONS;
 
 /// Why a command did not do what it was asked.
@@ -113,6 +114,15 @@ pub(crate) enum Error {
 
     #[error("`--profile` takes `dist` or `release`, not `{found}`")]
     Profile { found: String },
+
+    #[error(transparent)]
+    Structure(#[from] StructureError),
+
+    #[error("the code passes limits of xtask/src/structure/limits.rs: {problems}")]
+    StructureLimits {
+        /// The limits, each with what was measured.
+        problems: String,
+    },
 
     #[error("stopped, because something else failed first")]
     Cancelled,

@@ -16,6 +16,7 @@
 //! | `versions_page` | what is told of these versions |
 //! | `models_page` | which of vLLM's models are served, and how |
 //! | `models` | tiny random models made in that environment |
+//! | `structure` | lines per crate, circles of files, the order of modules, against their limits |
 //! | `page_links` | whether the links of the documentation lead somewhere |
 //! | `agent_proto` | the protocol of agents as Rust code |
 //! | `goldens` | golden files made again, and what changed |
@@ -59,6 +60,7 @@ mod real_engines;
 mod sbom;
 mod sglang_env;
 mod soak;
+mod structure;
 mod test_run;
 mod test_step_run;
 mod test_steps;
@@ -162,6 +164,17 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
         Command::Test(options) => return test_run::run(&Workspace::find()?, &options).map(exit_code),
+        Command::Structure { name: Some(name) } => {
+            print!("{}", structure::describe(&Workspace::find()?.root, &name)?);
+        }
+        Command::Structure { name: None } => {
+            let report = structure::measure(&Workspace::find()?.root)?;
+            print!("{}", report.text);
+            for problem in &report.problems {
+                println!("LIMIT: {problem}");
+            }
+            return Ok(exit_code(report.problems.is_empty()));
+        }
         Command::Check => check::run(&setup()?)?,
     }
     Ok(ExitCode::SUCCESS)

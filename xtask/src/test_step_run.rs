@@ -17,6 +17,7 @@ use crate::plugin;
 use crate::prometheus;
 use crate::real_engines::{EngineSetup, Engines};
 use crate::sglang_env;
+use crate::structure;
 use crate::test_run::{Outcome, cargo};
 use crate::test_steps::{ARM_TARGET, Action, Needs, Step};
 use crate::vllm_drift;
@@ -82,6 +83,7 @@ impl StepExecutor<'_> {
         let engines = if step.needs_vllm() { Some(self.engines()?) } else { None };
         match (&step.action, engines) {
             (Action::Cargo(arguments), engines) => self.cargo(step, arguments, engines),
+            (Action::Structure, _) => self.structure(),
             (Action::Manifests, _) => match manifests::tests(&self.tool_setup()) {
                 Ok(mut tests) => self.run(&mut tests, "the manifests' tests"),
                 Err(error) => {
@@ -133,6 +135,16 @@ impl StepExecutor<'_> {
             cargo.envs(engines.variables());
         }
         self.run(&mut cargo, &format!("`cargo {arguments}`"))
+    }
+
+    /// Measures the structure of the code; prints the report only if a limit is passed.
+    fn structure(&self) -> Result<(), NotPassed> {
+        let report = structure::measure(&self.workspace.root).map_err(Error::from)?;
+        if report.problems.is_empty() {
+            return Ok(());
+        }
+        self.output.say(&report.text)?;
+        Err(Error::StructureLimits { problems: report.problems.join("; ") }.into())
     }
 
     fn run(&self, command: &mut Command, what: &str) -> Result<(), NotPassed> {

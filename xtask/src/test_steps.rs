@@ -33,6 +33,8 @@ pub(crate) struct Step {
 pub(crate) enum Action {
     /// A command line of cargo, split at spaces.
     Cargo(&'static str),
+    /// Measuring lines per crate, circles of files and the order of modules.
+    Structure,
     /// Holding the manifests of `deploy/kubernetes` against Kubernetes' schemas.
     Manifests,
     /// Waiting for the environment and the models that are being made in the background.
@@ -92,6 +94,7 @@ macro_rules! one_at_a_time {
 
 const STEPS: &[Step] = &[
     step("format", "format", Action::Cargo("fmt --all --check")).budget(20),
+    step("structure", "structure", Action::Structure).budget(5),
     step("build", "build", Action::Cargo("test --workspace --no-run")),
     step("lints", "lints", Action::Cargo("clippy --workspace --all-targets -- -Dwarnings")),
     step("docs", "docs", Action::Cargo("doc --workspace --no-deps")).variables(&[("RUSTDOCFLAGS", "-Dwarnings")]),
@@ -198,7 +201,11 @@ impl Step {
         match self.action {
             Action::Cargo(arguments) => self.name != "build" && arguments.starts_with("test "),
             Action::Wheel | Action::Drift => true,
-            Action::Manifests | Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests => false,
+            Action::Structure
+            | Action::Manifests
+            | Action::AwaitEngines
+            | Action::PluginTests
+            | Action::ProcessorTests => false,
         }
     }
 }
@@ -250,7 +257,8 @@ mod tests {
     fn arguments(step: &Step) -> Vec<&'static str> {
         match step.action {
             Action::Cargo(arguments) => arguments.split(' ').collect(),
-            Action::Manifests
+            Action::Structure
+            | Action::Manifests
             | Action::AwaitEngines
             | Action::PluginTests
             | Action::ProcessorTests

@@ -1,0 +1,178 @@
+//! The structure of the code, measured: lines per crate, circles of files, arrows against the order
+//! of a crate's modules. The limits are in `limits.rs`, the orders in `orders.rs`.
+//!
+//! Tests do not count: items under `#[cfg(test)]`, files that only such items declare, and test
+//! functions.
+
+mod circles;
+mod limits;
+mod orders;
+mod references;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use self::circles::Arrows;
+use self::limits::{LIMITS, Limits};
+use self::source::Package;
+
+/// Why the structure could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StructureError {
+    #[error("could not read {path}: {source}", path = .path.display())]
+    Read { path: PathBuf, source: io::Error },
+
+    #[error("{path} is not Rust that this program reads: {source}", path = .path.display())]
+    Parse { path: PathBuf, source: syn::Error },
+
+    #[error("there is no crate `{name}`")]
+    UnknownCrate { name: String },
+}
+
+/// The measured numbers, and the limits that they pass.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) text: String,
+    /// One line for each limit that is passed.
+    pub(crate) problems: Vec<String>,
+}
+
+/// A package and what was found in it.
+struct Measured {
+    package: Package,
+    arrows: Arrows,
+    circles: Vec<BTreeSet<usize>>,
+    violations: BTreeSet<String>,
+}
+
+/// Measures all crates of the repository at `root`.
+pub(crate) fn measure(root: &Path) -> Result<Report, StructureError> {
+    measure_against(root, &LIMITS)
+}
+
+/// Describes one crate: what the files of its circles take from each other, and its arrows against
+/// the order.
+pub(crate) fn describe(root: &Path, name: &str) -> Result<String, StructureError> {
+    let found = source_folders(root)?.into_iter().find(|(package, _)| package == name);
+    let unknown = || StructureError::UnknownCrate { name: name.to_owned() };
+    let (_, src) = found.ok_or_else(unknown)?;
+    let Measured { package, arrows, circles, violations } = read(name, &src, &LIMITS)?;
+    let lines = package.product_lines();
+    let mut text = format!("{name}: {lines} lines without tests, {} circles\n", circles.len());
+    for circle in &circles {
+        text.push_str(&format!("\ncircle of {} files\n", circle.len()));
+        let mut lines = BTreeSet::new();
+        for ((from, to), items) in &arrows {
+            if circle.contains(from) && circle.contains(to) {
+                let from = &package.files[*from].path;
+                let to = &package.files[*to].path;
+                lines.insert(format!("  {from} → {to}: {}\n", joined(items, ", ")));
+            }
+        }
+        text.extend(lines);
+    }
+    text.push_str(&format!("\narrows against the order: {}\n", violations.len()));
+    text.extend(violations.iter().map(|violation| format!("  {violation}\n")));
+    Ok(text)
+}
+
+fn measure_against(root: &Path, limits: &Limits) -> Result<Report, StructureError> {
+    let mut measured = Vec::new();
+    for (name, src) in source_folders(root)? {
+        measured.push(read(&name, &src, limits)?);
+    }
+    let mut report = Report::default();
+    report.add_lines(&measured, limits);
+    report.add_circles(&measured, limits);
+    let violations = measured.into_iter().flat_map(|package| package.violations);
+    let violations: Vec<String> = violations.collect();
+    report.add(&format!("\narrows against the order: {}", violations.len()));
+    for violation in &violations {
+        report.add(&format!("  {violation}"));
+    }
+    report.problems.extend(violations);
+    Ok(report)
+}
+
+impl Report {
+    fn add(&mut self, line: &str) {
+        self.text.push_str(line);
+        self.text.push('\n');
+    }
+
+    fn check(&mut self, what: &str, found: usize, limit: usize) {
+        if found > limit {
+            self.problems.push(format!("{what}: {found}, the limit is {limit}"));
+        }
+    }
+
+    fn add_lines(&mut self, measured: &[Measured], limits: &Limits) {
+        self.add("lines without tests");
+        for Measured { package, .. } in measured {
+            let name = &package.name;
+            let lines = package.product_lines();
+            let limit = limits.lines(name);
+            self.add(&format!("  {name:20} {lines:6} of {limit:6}"));
+            self.check(&format!("lines of {name}"), lines, limit);
+        }
+    }
+
+    fn add_circles(&mut self, measured: &[Measured], limits: &Limits) {
+        let mut circles: Vec<(&Package, &BTreeSet<usize>)> = Vec::new();
+        for Measured { package, circles: found, .. } in measured {
+            circles.extend(found.iter().map(|circle| (package, circle)));
+        }
+        circles.sort_by_key(|(_, circle)| Reverse(circle.len()));
+        let files: usize = circles.iter().map(|(_, circle)| circle.len()).sum();
+        let largest = circles.first().map_or(0, |(_, circle)| circle.len());
+        let numbers = [
+            ("circles of files", circles.len(), limits.circles),
+            ("files in circles", files, limits.files_in_circles),
+            ("files of the largest circle", largest, limits.files_per_circle),
+        ];
+        self.add("");
+        for (what, found, limit) in numbers {
+            self.add(&format!("{what}: {found} of {limit}"));
+            self.check(what, found, limit);
+        }
+        for (package, circle) in circles {
+            let paths = circle.iter().map(|file| package.files[*file].path.clone());
+            let paths = joined(&paths.collect(), " ");
+            self.add(&format!("  {:3} {}: {paths}", circle.len(), package.name));
+        }
+    }
+}
+
+fn joined(words: &BTreeSet<String>, separator: &str) -> String {
+    words.iter().map(String::as_str).collect::<Vec<_>>().join(separator)
+}
+
+fn read(name: &str, src: &Path, limits: &Limits) -> Result<Measured, StructureError> {
+    let package = Package::read(name, src)?;
+    let references = references::references(&package);
+    let arrows = circles::arrows(&package, &references);
+    let circles = circles::circles(package.files.len(), &arrows);
+    let order = limits.orders.iter().find(|order| order.package == name);
+    let violations = order.map(|order| order.violations(&package, &references)).unwrap_or_default();
+    Ok(Measured { package, arrows, circles, violations })
+}
+
+/// Returns the names and `src` folders of all packages, sorted by name. A package has a `lib.rs` or
+/// `main.rs`.
+fn source_folders(root: &Path) -> Result<Vec<(String, PathBuf)>, StructureError> {
+    let crates = root.join("crates");
+    let unreadable = |source| StructureError::Read { path: crates.clone(), source };
+    let mut packages = vec![("xtask".to_owned(), root.join("xtask/src"))];
+    for entry in crates.read_dir().map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        packages.push((entry.file_name().to_string_lossy().into_owned(), entry.path().join("src")));
+    }
+    packages.retain(|(_, src)| src.join("lib.rs").is_file() || src.join("main.rs").is_file());
+    packages.sort();
+    Ok(packages)
+}

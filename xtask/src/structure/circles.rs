@@ -1,0 +1,49 @@
+//! Circles: files of which each one needs all others, by the items that they name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::references::References;
+use super::source::Package;
+
+/// The names of the items that one file takes from another one, by the indices of both.
+pub(super) type Arrows = BTreeMap<(usize, usize), BTreeSet<String>>;
+
+/// Returns the arrows between the files of a package.
+pub(super) fn arrows(package: &Package, references: &References) -> Arrows {
+    let mut arrows = Arrows::new();
+    for reference in references {
+        let from = package.modules[reference.from].file;
+        let to = package.modules[reference.to].file;
+        if from != to {
+            arrows.entry((from, to)).or_default().insert(reference.item.clone());
+        }
+    }
+    arrows
+}
+
+/// Returns the circles of two files or more, the largest first.
+pub(super) fn circles(files: usize, arrows: &Arrows) -> Vec<BTreeSet<usize>> {
+    let reached: Vec<BTreeSet<usize>> = (0..files).map(|file| reachable(file, arrows)).collect();
+    let mut circles = BTreeSet::new();
+    for file in 0..files {
+        let mutual = reached[file].iter().copied().filter(|other| reached[*other].contains(&file));
+        circles.insert(mutual.collect::<BTreeSet<_>>());
+    }
+    let mut circles: Vec<_> = circles.into_iter().filter(|circle| circle.len() > 1).collect();
+    circles.sort_by_key(|circle| std::cmp::Reverse(circle.len()));
+    circles
+}
+
+/// Returns the files that arrows lead to from `start`; contains `start` if it is in a circle.
+fn reachable(start: usize, arrows: &Arrows) -> BTreeSet<usize> {
+    let mut reached = BTreeSet::new();
+    let mut pending = vec![start];
+    while let Some(file) = pending.pop() {
+        for (_, to) in arrows.range((file, 0)..=(file, usize::MAX)).map(|(arrow, _)| *arrow) {
+            if reached.insert(to) {
+                pending.push(to);
+            }
+        }
+    }
+    reached
+}
