@@ -37,7 +37,7 @@ GROUPS = (
         (
             "crates/chiasm-engine/src/wire/sampling.rs",
             "crates/chiasm-engine/src/client/validate.rs",
-            "crates/chiasm-server/src/pipeline/sampling.rs",
+            "crates/chiasm-pipeline/src/sampling.rs",
             "crates/chiasm-sim-engine/src/sampling_rules.rs",
         ),
         (

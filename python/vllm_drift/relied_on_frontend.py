@@ -13,8 +13,8 @@ FRONTEND = (
         "fields and their defaults, and what becomes of them before the engine sees them",
         (
             "crates/chiasm-server/src/openai/sampling.rs",
-            "crates/chiasm-server/src/generation_config.rs",
-            "crates/chiasm-server/src/pipeline/sampling.rs",
+            "crates/chiasm-pipeline/src/generation_config.rs",
+            "crates/chiasm-pipeline/src/sampling.rs",
             "crates/chiasm-server/src/openai/request.rs",
         ),
         (

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use chiasm_agent::{AgentConnector, AgentLink, AgentServer, serve};
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
 use chiasm_backend::{Capabilities, Connector, KvSource};
+use chiasm_fleet::{Fleet, Patience};
 use chiasm_kv::event::{BlockStored, ExternalHash, KvEvent, KvEventBatch};
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_pipeline::model::ServedModel;
+use chiasm_pipeline::{MachineMedia, PipelineLimits};
 use chiasm_router::RouterConfig;
-use chiasm_server::fleet::{Fleet, Patience};
-use chiasm_server::model::ServedModel;
-use chiasm_server::{Limits, MachineMedia};
 use chiasm_types::{TokenId, WorkerId};
 use tokio::net::TcpListener;
 
@@ -42,7 +42,7 @@ async fn main() {
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
     let budget = ByteBudget::new(1 << 30);
     let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
-    let media = MachineMedia::new(model, door, of_agent.clone(), &Limits::default(), None, false);
+    let media = MachineMedia::new(model, door, of_agent.clone(), &PipelineLimits::default(), None, false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(serve(

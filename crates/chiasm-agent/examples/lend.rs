@@ -17,13 +17,13 @@ use chiasm_backend::{
     Connected, Connector, Delivered, EncodedItem, FieldValue, Input, ItemField, Job, JobItem, MediaObserver,
     MediaSource, ReasoningHints, RequestId, Sampling, SourceError, Stage, Tensor, TensorBytes, TensorOrder,
 };
+use chiasm_fleet::{Fleet, Patience};
 use chiasm_kv::KeySecret;
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_nixl::{Lender, Reader, Settings};
+use chiasm_pipeline::model::ServedModel;
+use chiasm_pipeline::{MachineMedia, PipelineLimits};
 use chiasm_router::RouterConfig;
-use chiasm_server::fleet::{Fleet, Patience};
-use chiasm_server::model::ServedModel;
-use chiasm_server::{Limits, MachineMedia};
 use chiasm_types::{Dtype, MmHash, Modality, Placeholder, TensorField, TokenId, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::net::TcpListener;
@@ -74,7 +74,7 @@ async fn agent(library: Option<&str>) {
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
     let budget = ByteBudget::new(1 << 30);
     let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
-    let media = MachineMedia::new(model, door, fleet.clone(), &Limits::default(), Some(64 << 20), false);
+    let media = MachineMedia::new(model, door, fleet.clone(), &PipelineLimits::default(), Some(64 << 20), false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("{}", listener.local_addr().unwrap());
     let agent = AgentServer::new(fleet, media, budget, 1);

@@ -8,7 +8,7 @@ use chiasm_backend::{
     TraceContext,
 };
 use chiasm_media::ContentHash;
-use chiasm_server::{ItemOrigin, PlannedItem};
+use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use serde_json::Value;
 

@@ -8,7 +8,7 @@ mod drain;
 mod files;
 mod jobs;
 mod shares;
-mod turns;
+mod steps;
 mod watching;
 
 use std::pin::Pin;
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use chiasm_fleet::{Fleet, Worker};
 use chiasm_kv::KeySecret;
 use chiasm_media::ByteBudget;
 use chiasm_nixl::Reader;
-use chiasm_server::MachineMedia;
-use chiasm_server::fleet::{Fleet, Worker};
+use chiasm_pipeline::MachineMedia;
 use chiasm_types::WorkerId;
 use futures_util::{Stream, stream};
 use tokio::net::TcpListener;

@@ -12,13 +12,13 @@ use chiasm_backend::{
     JobError, JobItem, MediaObserver, MediaSource, Output, PlanClass, ReasoningHints, Repetition, RequestId,
     RunningJob, Sampling, SourceError, Stage, Structured, TensorOrder, TraceContext,
 };
+use chiasm_fleet::adapters::Adapters;
+use chiasm_fleet::{Fleet, Patience};
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits};
 use chiasm_nixl::Reader;
+use chiasm_pipeline::model::ServedModel;
+use chiasm_pipeline::{MachineMedia, PipelineLimits};
 use chiasm_router::RouterConfig;
-use chiasm_server::adapters::Adapters;
-use chiasm_server::fleet::{Fleet, Patience};
-use chiasm_server::model::ServedModel;
-use chiasm_server::{Limits, MachineMedia};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, WorkerId};
 use chiasm_vision::{ImageKwargs, ImageSize};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -93,7 +93,8 @@ impl Stand {
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
         let budget = ByteBudget::new(1 << 30);
         let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
-        let media = MachineMedia::new(model.clone(), door, fleet.clone(), &Limits::default(), Some(1 << 20), false);
+        let media =
+            MachineMedia::new(model.clone(), door, fleet.clone(), &PipelineLimits::default(), Some(1 << 20), false);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let link = AgentLink::new(&listener.local_addr().unwrap().to_string(), None).unwrap();
         let agent = AgentServer::new(fleet.clone(), media, budget.clone(), 1);

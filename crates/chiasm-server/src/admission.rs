@@ -51,13 +51,20 @@ impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
         let identity = head.extensions.remove::<Identity>().ok_or_else(lost)?;
         let connection = identity.connection.clone();
         let record = head.extensions.remove::<Record>().ok_or_else(lost)?;
-        let owner = frontend.limits.trusted_proxies.owner(connection.peer(), &head.headers);
-        let cpu = CpuBudget::new(owner, frontend.limits.request_cost);
+        let owner = frontend.http_limits.trusted_proxies.owner(connection.peer(), &head.headers);
+        let cpu = CpuBudget::new(owner, frontend.pipeline.limits.request_cost);
         let arriving = async {
             // A body that will find no slot needs no memory either.
             let refused = frontend.slots.check(owner).err().map(no_slot);
-            let body =
-                arrival::arrive(&head, body, refused, &frontend.limits, frontend.door.budget(), &connection).await?;
+            let body = arrival::arrive(
+                &head,
+                body,
+                refused,
+                &frontend.http_limits,
+                frontend.pipeline.media.budget(),
+                &connection,
+            )
+            .await?;
             connection.engage();
             let slot = frontend.slots.take(owner).map_err(no_slot)?;
             Ok::<_, ApiError>((slot, body::parse(frontend, &cpu, body).await?))

@@ -54,10 +54,10 @@ pub(crate) async fn chat(
     let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
     drop(charge);
     let head = AnswerHead::new("chatcmpl", &caller.id, model_name(frontend, adapter.as_ref()));
-    let tokenizer = frontend.model.tokenizer.clone();
+    let tokenizer = frontend.pipeline.model.tokenizer.clone();
 
     let Some(options) = common.stream else {
-        let (choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
+        let (choices, attempted) = collect(&frontend.pipeline, &prepared).await.map_err(told)?;
         let reads_reasoning = prepared.reads_reasoning();
         let usage = usage(&attempted, &choices, reads_reasoning);
         frontend.metrics.used(usage);
@@ -76,7 +76,7 @@ pub(crate) async fn chat(
         return Ok(response);
     };
 
-    let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
+    let generation = Generation::start(&frontend.pipeline, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
     let shown = shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.as_slice());
     let chunks = chat::Chunks::new(&head, tokenizer, frontend.reasoning_fields, shown.is_some());
@@ -138,7 +138,7 @@ pub(crate) async fn completions(
     let Some(options) = common.stream else {
         return completions_at_once(frontend, &caller, head, (&prepared, &echoed), &common, admission).await;
     };
-    let starting = prepared.iter().map(|prompt| Generation::start(frontend, prompt));
+    let starting = prepared.iter().map(|prompt| Generation::start(&frontend.pipeline, prompt));
     let generations = try_join_all(starting).await.map_err(told)?;
     let attempted: Vec<_> = generations.iter().map(Generation::attempted).collect();
     let first = attempted.first().copied();
@@ -160,7 +160,7 @@ pub(crate) async fn completions(
             .boxed()
     });
     let deltas = select_all(deltas);
-    let chunks = Arc::new(completions::Chunks::new(&head, frontend.model.tokenizer.clone()));
+    let chunks = Arc::new(completions::Chunks::new(&head, frontend.pipeline.model.tokenizer.clone()));
     let at_end = chunks.clone();
     let mut told_so_far: HashMap<usize, Told> = HashMap::new();
     let events = meter::events(
@@ -206,7 +206,7 @@ async fn completions_at_once(
     common: &Common,
     admission: Admission,
 ) -> Result<Response, ApiError> {
-    let answers = join_all(prepared.iter().map(|prompt| collect(frontend, prompt))).await;
+    let answers = join_all(prepared.iter().map(|prompt| collect(&frontend.pipeline, prompt))).await;
     let answers: Vec<_> = answers.into_iter().collect::<Result<_, _>>().map_err(|error| frontend.told(error))?;
     let mut total = Usage::default();
     let mut choices = Vec::new();
@@ -228,7 +228,7 @@ async fn completions_at_once(
     // The first of several prompts tells, as in the headers.
     let arrived = prepared.first().map(|prompt| prompt.arrived);
     let nvext = first.zip(arrived).and_then(|(first, arrived)| common.extra_fields.of(&first, arrived));
-    let tokenizer = frontend.model.tokenizer.clone();
+    let tokenizer = frontend.pipeline.model.tokenizer.clone();
     let candidates = choices.iter().map(|shown| candidates(&shown.choice)).sum();
     let mut response = written(frontend, caller, candidates, move || {
         serde_json::to_vec(&completions::answer(&head, &tokenizer, &choices, total, nvext))
@@ -257,7 +257,7 @@ async fn echoed(
         let text = match text {
             _ if common.return_token_ids => String::new(),
             Some(text) => text,
-            None => detokenize(frontend, "prompt", tokens.clone(), caller).await?,
+            None => detokenize(&frontend.pipeline, "prompt", tokens.clone(), caller).await?,
         };
         echoed.push(Some(Arc::new(Echoed { text, tokens, top, only })));
     }
@@ -275,10 +275,10 @@ async fn listed(
     let (Some(echoed), Some(logprobs)) = (echoed, delta.prompt_logprobs.take()) else {
         return Ok((delta, Lists::default()));
     };
-    let tokenizer = frontend.model.tokenizer.clone();
+    let tokenizer = frontend.pipeline.model.tokenizer.clone();
     let (small, cost) = (logprobs.tokens.len() <= FEW_CANDIDATES, price::logprobs(logprobs.tokens.len()));
     let list = move || echoed.lists(&tokenizer, Some(&logprobs));
-    let lists = frontend.cpu.run_or_here(small, &cpu, cost, list).await?;
+    let lists = frontend.pipeline.cpu.run_or_here(small, &cpu, cost, list).await?;
     Ok((delta, lists))
 }
 
@@ -299,14 +299,15 @@ pub(crate) async fn written(
 ) -> Result<Response, ApiError> {
     let (small, cost) = (candidates <= FEW_CANDIDATES, price::logprobs(candidates));
     let bytes = if candidates <= UNCOUNTED_CANDIDATES { 0 } else { candidates as u64 * BYTES_OF_CANDIDATE };
-    let budget = frontend.door.budget();
+    let budget = frontend.pipeline.media.budget();
     if bytes > budget.limit() {
         let message =
             format!("the answer would take {bytes} bytes to write, more than there may be (--max-bytes-in-flight)");
         return Err(ApiError::too_many("body", message));
     }
     let mut charge = budget.charge(bytes)?;
-    let json = frontend.cpu.run_or_here(small, &caller.cpu, cost, write).await.map_err(|error| frontend.told(error))?;
+    let json = frontend.pipeline.cpu.run_or_here(small, &caller.cpu, cost, write).await;
+    let json = json.map_err(|error| frontend.told(error.into()))?;
     let json = json.map_err(|error| ApiError::internal(format!("the answer can't be written: {error}")))?;
     charge.shrink_to(json.capacity() as u64);
     let json = Bytes::from_owner(Counted { json, _charge: charge });
@@ -332,22 +333,22 @@ pub(crate) async fn planned(
     adapter: Option<Arc<ServedAdapter>>,
     caller: &Caller,
 ) -> Result<Prepared, RequestError> {
-    let mut classes = frontend.fleet.classes();
+    let mut classes = frontend.pipeline.fleet.classes();
     if classes.iter().any(|class| class.input != InputForm::Tokens) {
         classes = classes.iter().filter(|class| class.input == InputForm::Tokens).cloned().collect();
     }
     if classes.is_empty() {
-        return Err(caller.tried.or_servers(frontend, RequestError::not_ready()));
+        return Err(caller.tried.or_servers(&frontend.pipeline, RequestError::not_ready()));
     }
-    prepare(frontend, request, adapter, caller, classes).await
+    prepare(&frontend.pipeline, request, adapter, caller, classes).await
 }
 
 /// A request names the served model, none, or a LoRA adapter.
 pub(crate) fn check_model(frontend: &Frontend, model: Option<&str>) -> Result<Option<Arc<ServedAdapter>>, ApiError> {
     match model {
-        Some(model) if *model != frontend.model.name => {
-            let adapter = frontend.fleet.adapters().get(model);
-            adapter.map(Some).ok_or_else(|| ApiError::no_such_model(model, &frontend.model.name))
+        Some(model) if *model != frontend.pipeline.model.name => {
+            let adapter = frontend.pipeline.fleet.adapters().get(model);
+            adapter.map(Some).ok_or_else(|| ApiError::no_such_model(model, &frontend.pipeline.model.name))
         }
         _ => Ok(None),
     }
@@ -355,7 +356,7 @@ pub(crate) fn check_model(frontend: &Frontend, model: Option<&str>) -> Result<Op
 
 /// The name of what answers.
 pub(crate) fn model_name<'a>(frontend: &'a Frontend, adapter: Option<&'a Arc<ServedAdapter>>) -> &'a str {
-    adapter.map_or(&frontend.model.name, |adapter| &adapter.name)
+    adapter.map_or(&frontend.pipeline.model.name, |adapter| &adapter.name)
 }
 
 /// Returns the prompt as the worker that answered got it, if the client wants to see it.

@@ -12,10 +12,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::connections::{Connection, LARGE};
 use crate::error::ApiError;
-use crate::frontend::Limits;
+use crate::frontend::HttpLimits;
 use crate::http_rules;
 
-/// The time within which [`Limits::min_body_rate`] times as many bytes have to come.
+/// The time within which [`HttpLimits::min_body_rate`] times as many bytes have to come.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A timeout that is longer than this makes no difference, but there may be no such time.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -35,7 +35,7 @@ pub(crate) async fn arrive(
     head: &Parts,
     body: Body,
     refused: Option<ApiError>,
-    limits: &Limits,
+    limits: &HttpLimits,
     budget: &ByteBudget,
     connection: &Connection,
 ) -> Result<Arrived, ApiError> {
@@ -66,7 +66,7 @@ fn no_json(headers: &HeaderMap) -> Option<ApiError> {
     None
 }
 
-fn large(limits: &Limits) -> ApiError {
+fn large(limits: &HttpLimits) -> ApiError {
     ApiError::large_body(format!("the body has more than {} bytes (--max-body-bytes)", limits.body_bytes))
 }
 
@@ -74,7 +74,7 @@ fn large(limits: &Limits) -> ApiError {
 async fn read(
     mut body: Body,
     mut refused: Option<ApiError>,
-    limits: &Limits,
+    limits: &HttpLimits,
     budget: &ByteBudget,
     connection: &Connection,
 ) -> Result<Arrived, ApiError> {
@@ -123,7 +123,7 @@ fn followers(json: &[u8]) -> u64 {
 
 /// The pace of a body: reads it, and gives up when it comes too slowly.
 struct Pace<'a> {
-    limits: &'a Limits,
+    limits: &'a HttpLimits,
     deadline: Instant,
     /// The beginning of the current [`PATIENCE`].
     since: Instant,
@@ -132,7 +132,7 @@ struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    fn new(limits: &'a Limits) -> Self {
+    fn new(limits: &'a HttpLimits) -> Self {
         let since = Instant::now();
         Self { limits, deadline: since + limits.body_timeout.min(FOREVER), since, bytes: 0.0 }
     }
@@ -152,7 +152,7 @@ impl<'a> Pace<'a> {
     }
 
     fn too_slow(&self, until: Instant) -> ApiError {
-        let Limits { body_timeout, min_body_rate, .. } = self.limits;
+        let HttpLimits { body_timeout, min_body_rate, .. } = self.limits;
         ApiError::slow_body(if until == self.deadline {
             format!("the body did not arrive within {} s (--body-timeout)", body_timeout.as_secs_f64())
         } else {

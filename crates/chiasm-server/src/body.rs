@@ -7,6 +7,7 @@ use crate::cpu::{CpuBudget, price};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::openai::{Intake, RequestBody};
+use crate::pipeline::RequestError;
 
 /// Bodies up to this size are parsed at once, in less than 200 µs. Bigger ones are parsed off the async threads.
 const SMALL: usize = 512 << 10;
@@ -29,9 +30,9 @@ pub(crate) async fn parse<T: RequestBody>(
     let Arrived { bytes, values } = body;
     let small = bytes.len() <= SMALL && values <= FEW_VALUES;
     let cost = price::json(bytes.len(), values);
-    let mut intake = Intake::new(bytes, &frontend.limits, frontend.door.budget());
-    intake.template = frontend.model.template.clone();
-    let parsed = frontend.cpu.run_or_here(small, cpu, cost, move || T::parse(intake)).await;
-    let (request, charge) = parsed.map_err(|error| error.at("body"))??;
+    let mut intake = Intake::new(bytes, &frontend.body_limits, frontend.pipeline.media.budget());
+    intake.template = frontend.pipeline.model.template.clone();
+    let parsed = frontend.pipeline.cpu.run_or_here(small, cpu, cost, move || T::parse(intake)).await;
+    let (request, charge) = parsed.map_err(|error| RequestError::from(error).at("body"))??;
     Ok(JsonBody { request, charge })
 }

@@ -37,7 +37,7 @@ pub(crate) use self::metrics::ConnectionMetrics;
 use self::socket::Socket;
 use self::table::Table;
 use crate::frontend::Frontend;
-use crate::turn::in_turns;
+use crate::poll_epoch::with_epochs;
 use crate::{Certificate, layers, routes};
 
 /// What a connection reads into, and may keep while it is idle: hyper's own 400 kB would be gigabytes for all connections. A head
@@ -48,19 +48,19 @@ const BUFFER: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `stop`, then lets requests in flight finish. With a certificate all connections are encrypted, and one whose client
-/// does not agree on that within 10 s, or [`Limits::head_timeout`](crate::Limits::head_timeout) if that is shorter, is closed.
+/// does not agree on that within 10 s, or [`Limits::head_timeout`](crate::HttpLimits::head_timeout) if that is shorter, is closed.
 ///
-/// Beyond [`Limits::connections`](crate::Limits::connections) a new one takes the place of another whose client is waited for, or
+/// Beyond [`Limits::connections`](crate::HttpLimits::connections) a new one takes the place of another whose client is waited for, or
 /// waits until it can. One whose next request's head does not arrive within
-/// [`Limits::head_timeout`](crate::Limits::head_timeout) is closed, also while nothing is asked; so is one of whose answer nothing
-/// was read for [`Limits::write_timeout`](crate::Limits::write_timeout).
+/// [`Limits::head_timeout`](crate::HttpLimits::head_timeout) is closed, also while nothing is asked; so is one of whose answer nothing
+/// was read for [`Limits::write_timeout`](crate::HttpLimits::write_timeout).
 pub async fn serve(
     listener: TcpListener,
     certificate: Option<Arc<Certificate>>,
     frontend: Arc<Frontend>,
     stop: impl Future<Output = ()>,
 ) {
-    let limits = frontend.limits.clone();
+    let limits = frontend.http_limits.clone();
     let metrics = frontend.metrics.connections.clone();
     let mut lobby = Lobby::before(Table::new(limits.connections, metrics.clone()));
     let app = routes::router(frontend.clone());
@@ -81,7 +81,7 @@ pub async fn serve(
         let service = service(app.clone(), frontend.clone(), connection.clone());
         let handshake = certificate.as_ref().map(|certificate| Handshake {
             tls: certificate.current(),
-            cpu: frontend.cpu.clone(),
+            cpu: frontend.pipeline.cpu.clone(),
             head_timeout: limits.head_timeout,
             serving: serving.subscribe(),
             metrics: metrics.clone(),
@@ -101,7 +101,7 @@ pub async fn serve(
             }
         };
         let (frontend, its) = (frontend.clone(), connection.clone());
-        let task = tokio::spawn(async move { frontend.bulk.serve(its, in_turns(served)).await });
+        let task = tokio::spawn(async move { frontend.bulk.serve(its, with_epochs(served)).await });
         // Before another one arrives, for which it may have to be closed.
         connection.served_by(task.abort_handle());
     }

@@ -9,6 +9,7 @@ use chiasm_media::{Fault, MediaError};
 use chiasm_processor::ProcessorError;
 use serde_json::{Value, json};
 
+use crate::cpu::CpuError;
 use crate::pipeline::{Attempts, Cause, RequestError};
 
 /// A failed request, ready to be told to the client.
@@ -211,7 +212,9 @@ impl From<RequestError> for ApiError {
         let told = match &cause {
             Cause::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, "invalid_value", message),
             Cause::TooManyItems(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_value", message),
-            Cause::TooCostly { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_costly", message),
+            Cause::Cpu(CpuError::TooCostly { .. }) => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_costly", message)
+            }
             Cause::ContextFull { .. } => Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message),
             Cause::Media(error) => Self::from(error),
             Cause::Prompt(error) if error.is_request_fault() => {
@@ -297,6 +300,7 @@ mod tests {
         let message = || "words".to_owned();
         for (cause, status, retry_after) in [
             (Cause::ServerFailed { status: 500, message: message() }, 502, None),
+            (Cause::ServerFailed { status: 503, message: message() }, 502, None),
             (Cause::ServerFailed { status: 504, message: message() }, 504, None),
             (Cause::KeyRefused { message: message() }, 502, None),
             (Cause::UnknownModel { message: message() }, 404, None),

@@ -17,10 +17,10 @@ pub(crate) async fn load(
     request: Admitted<LoadRequest>,
 ) -> Result<String, ApiError> {
     let LoadRequest { source, in_place } = request.body.request;
-    if source.name == frontend.model.name {
+    if source.name == frontend.pipeline.model.name {
         return Err(told(LoadError::IsModel(source.name)));
     }
-    let (fleet, name) = (frontend.fleet.clone(), source.name.clone());
+    let (fleet, name) = (frontend.pipeline.fleet.clone(), source.name.clone());
     // A client that goes away must not leave half of the engines with it.
     let loading = tokio::spawn(async move { fleet.load_adapter(source, in_place).await });
     loading.await.map_err(|error| ApiError::internal(error.to_string()))?.map_err(told)?;
@@ -33,7 +33,7 @@ pub(crate) async fn unload(
     request: Admitted<UnloadRequest>,
 ) -> Result<String, ApiError> {
     let UnloadRequest { name } = request.body.request;
-    frontend.fleet.unload_adapter(&name).await.map_err(told)?;
+    frontend.pipeline.fleet.unload_adapter(&name).await.map_err(told)?;
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 

@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::openai::{StreamOptions, Usage};
 use crate::pipeline::{Attempted, ChoiceDelta, RequestError};
-use crate::turn::Turn;
+use crate::poll_epoch::PollEpoch;
 
 /// The count of one streamed answer. Holds the request's place among those in flight.
 pub(crate) struct Meter {
@@ -93,8 +93,8 @@ pub(crate) struct Events<S, W, E> {
     running: Option<Running<S, W, E>>,
     /// Events before those of the deltas.
     begin: Vec<u8>,
-    /// The turn in which there was no delta any more.
-    pending_in: Option<Turn>,
+    /// The epoch in which there was no delta any more.
+    pending_in: Option<PollEpoch>,
 }
 
 thread_local! {
@@ -133,7 +133,7 @@ where
     type Item = Bytes;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        if self.pending_in.is_some() && self.pending_in == Turn::current() {
+        if self.pending_in.is_some() && self.pending_in == PollEpoch::current() {
             return Poll::Pending;
         }
         let mut events = WRITTEN.take();
@@ -181,7 +181,7 @@ where
                     }
                 }
                 Poll::Pending => {
-                    self.pending_in = Turn::current();
+                    self.pending_in = PollEpoch::current();
                     return Poll::Pending;
                 }
             }

@@ -12,8 +12,8 @@ use crate::error::Refusal;
 use crate::frontend::Frontend;
 use crate::metrics::StreamEnd;
 use crate::openai::Usage;
-use crate::page::{Entries, Found, Outcome, Page};
-use crate::pipeline::Attempted;
+use crate::page::{Found, Outcome, Page};
+use crate::pipeline::{Attempted, Entries};
 use crate::traces::{Over, Traced};
 
 /// The status of a request whose client left before it had an answer, as other servers log it.
@@ -170,7 +170,7 @@ impl Drop for Line {
             self.show(page, &known, cause);
         }
         if let (Some(traces), Some((id, traced))) = (&self.frontend.traces, &self.traced) {
-            let model = known.adapter.as_ref().map_or(&self.frontend.model.name, |adapter| &adapter.name);
+            let model = known.adapter.as_ref().map_or(&self.frontend.pipeline.model.name, |adapter| &adapter.name);
             let over = Over {
                 endpoint: self.endpoint,
                 model,

@@ -95,7 +95,7 @@ pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
 }
 
 async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
-    let adapters = frontend.fleet.adapters().all();
+    let adapters = frontend.pipeline.fleet.adapters().all();
     let of_adapters = adapters.iter().map(|adapter| served_adapter(&frontend, adapter));
     let all: Vec<Value> = std::iter::once(served_model(&frontend)).chain(of_adapters).collect();
     Json(json!({"object": "list", "data": all}))
@@ -113,13 +113,13 @@ async fn model(
 
 fn served_model(frontend: &Frontend) -> Value {
     json!({
-        "id": frontend.model.name,
+        "id": frontend.pipeline.model.name,
         "object": "model",
-        "created": frontend.fleet.created(),
+        "created": frontend.pipeline.fleet.created(),
         "owned_by": "chiasm",
-        "root": frontend.model.root,
+        "root": frontend.pipeline.model.root,
         "parent": null,
-        "max_model_len": frontend.fleet.max_model_len(),
+        "max_model_len": frontend.pipeline.fleet.max_model_len(),
     })
 }
 
@@ -128,7 +128,7 @@ fn served_adapter(frontend: &Frontend, adapter: &ServedAdapter) -> Value {
     let mut card = served_model(frontend);
     card["id"] = adapter.name.as_str().into();
     card["root"] = adapter.root.as_str().into();
-    card["parent"] = frontend.model.name.as_str().into();
+    card["parent"] = frontend.pipeline.model.name.as_str().into();
     card
 }
 
@@ -147,14 +147,14 @@ async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
     if frontend.is_draining() {
         return ApiError::unavailable("going_down", "the server is going down").into_response();
     }
-    if !frontend.fleet.can_answer() {
+    if !frontend.pipeline.fleet.can_answer() {
         return ApiError::unavailable("no_engine", "no engine is ready").into_response();
     }
-    let Some(workers) = frontend.fleet.taking_workers() else {
+    let Some(workers) = frontend.pipeline.fleet.taking_workers() else {
         let why = "no engine takes new requests: their agents are drained";
         return ApiError::unavailable("engines_drained", why).into_response();
     };
-    if frontend.helpers.as_ref().is_some_and(|helpers| helpers.is_missed()) {
+    if frontend.pipeline.helpers.as_ref().is_some_and(|helpers| helpers.is_missed()) {
         return ApiError::unavailable("processor_unavailable", "vLLM's processor is not ready").into_response();
     }
     Json(json!({"workers": workers})).into_response()
@@ -162,7 +162,7 @@ async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
 
 /// Every worker that can take requests, and what is known of it.
 async fn workers(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
-    Json(workers::report(&frontend.fleet))
+    Json(workers::report(&frontend.pipeline.fleet))
 }
 
 async fn metrics(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Response {

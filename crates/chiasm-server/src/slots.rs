@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::owner::Owner;
+use chiasm_limit::Owner;
 
 /// Whoever asked within this time counts as one who shares.
 const LATELY: Duration = Duration::from_secs(10);

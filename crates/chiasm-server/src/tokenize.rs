@@ -28,9 +28,9 @@ pub(crate) async fn tokenize(
     let TokenizeRequest { model, prompt, return_token_strs } = request;
     check_model(&frontend, model.as_deref())?;
     admission.ends_with_client();
-    let max_model_len = frontend.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
-    let tokens = pipeline::tokenize(&frontend, prompt, &caller).await.map_err(told)?;
-    let tokenizer = return_token_strs.then(|| frontend.model.tokenizer.clone());
+    let max_model_len = frontend.pipeline.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
+    let tokens = pipeline::tokenize(&frontend.pipeline, prompt, &caller).await.map_err(told)?;
+    let tokenizer = return_token_strs.then(|| frontend.pipeline.model.tokenizer.clone());
     let names = if return_token_strs { tokens.len() / NAMES_OF_CANDIDATE } else { 0 };
     written(&frontend, &caller, names + tokens.len() / TOKENS_OF_CANDIDATE, move || {
         serde_json::to_vec(&TokenizeAnswer::new(&tokens, max_model_len, tokenizer.as_ref()))
@@ -47,6 +47,6 @@ pub(crate) async fn detokenize(
     let DetokenizeRequest { model, tokens } = request;
     check_model(&frontend, model.as_deref())?;
     admission.ends_with_client();
-    let prompt = pipeline::detokenize(&frontend, "tokens", Arc::new(tokens), &caller).await;
+    let prompt = pipeline::detokenize(&frontend.pipeline, "tokens", Arc::new(tokens), &caller).await;
     Ok(Json(json!({"prompt": prompt.map_err(|error| frontend.told(error))?})))
 }

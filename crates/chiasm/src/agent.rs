@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use chiasm_agent::{AgentServer, AgentTls};
-use chiasm_server::MachineMedia;
-use chiasm_server::fleet::{Fleet, NoEngines};
+use chiasm_fleet::{Fleet, NoEngines};
+use chiasm_pipeline::MachineMedia;
 
 use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
@@ -47,7 +47,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let tensor_bytes = args.agents.take_tensors.then_some(args.processor.processor_item_bytes);
     let fetches = args.agents.fetch_media;
     let budget = door.budget().clone();
-    let media = MachineMedia::new(model.clone(), door, fleet.clone(), &limits, tensor_bytes, fetches);
+    let media = MachineMedia::new(model.clone(), door, fleet.clone(), &limits.pipeline, tensor_bytes, fetches);
     if let Ok(address) = listener.local_addr() {
         tracing::info!(model = model.name, engines, %address, tls = tls.is_some(), "an agent waits for frontends");
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use chiasm_agent::{AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting, Lending, LinkError};
 use chiasm_discovery::{Following, Named};
-use chiasm_server::fleet::Fleet;
+use chiasm_fleet::Fleet;
 use chiasm_types::WorkerId;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::timeout;

@@ -8,8 +8,8 @@ use chiasm_backend::{LargestItem, TensorFormat};
 use chiasm_dynamo::{
     CallHome, Directory, DynamoAddress, DynamoConnector, ModelFiles, ReadyTensors, TensorsFor, Workers,
 };
-use chiasm_server::fleet::Fleet;
-use chiasm_server::model::ServedModel;
+use chiasm_fleet::Fleet;
+use chiasm_pipeline::model::ServedModel;
 use chiasm_transfer::ParcelRoom;
 use chiasm_types::{VllmVersion, WorkerId};
 use chiasm_vision::TakenKinds;

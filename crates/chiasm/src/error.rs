@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chiasm_engine::ShmTooSmall;
+use chiasm_fleet::NoEngines;
 use chiasm_hub::HubError;
 use chiasm_media::MediaError;
-use chiasm_server::fleet::NoEngines;
-use chiasm_server::model::ModelError;
+use chiasm_pipeline::model::ModelError;
 use chiasm_sim_engine::SimError;
 use chiasm_vision::VisionError;
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use chiasm_backend::PlanClass;
 use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaDoor, MediaHeader, MediaPart};
+use chiasm_pipeline::model::{ModelError, TokenizerVocabulary};
 use chiasm_prompt::Tokenizer;
-use chiasm_server::model::{ModelError, TokenizerVocabulary};
 use chiasm_types::{BlockSize, Dtype, MmHash, Modality};
 use chiasm_vision::{Contents, ImagePlan, ImageSize, NoVocabulary, PixelFormat, RgbView, TensorSpec, VisionModel};
 use serde_json::{Value, json};

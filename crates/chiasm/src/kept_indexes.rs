@@ -1,6 +1,6 @@
 //! The folder in which knowledge of KV caches outlives this process.
 
-use chiasm_server::fleet::KeptIndexes;
+use chiasm_fleet::KeptIndexes;
 
 use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;

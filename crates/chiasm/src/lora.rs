@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use chiasm_server::adapters::{AdapterFiles, AdapterSource, Adapters, Stamps};
+use chiasm_fleet::adapters::{AdapterFiles, AdapterSource, Adapters, Stamps};
 use chiasm_sim_engine::LoraLimits;
 
 use crate::cli::ServeArgs;

@@ -15,13 +15,15 @@ use std::time::Duration;
 
 use chiasm_backend::{Connector, PrivateNetwork};
 use chiasm_engine::{ClientOptions, EngineOptions, SocketDir};
+use chiasm_fleet::adapters::Adapters;
+use chiasm_fleet::{Fleet, NoEngines, Patience};
 use chiasm_media::MediaDoor;
+use chiasm_pipeline::model::ServedModel;
+use chiasm_pipeline::{HelperOptions, Objectives, Pipeline};
 use chiasm_processor::ProcessorError;
 use chiasm_router::RouterConfig;
-use chiasm_server::adapters::Adapters;
-use chiasm_server::fleet::{Fleet, NoEngines, Patience};
-use chiasm_server::model::ServedModel;
-use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, Objectives, connections, page};
+use chiasm_server::page::Page;
+use chiasm_server::{Certificate, Frontend, LogCounts, connections, page};
 use chiasm_types::Role;
 use chiasm_upstream::UpstreamKey;
 use tokio::net::TcpListener;
@@ -37,7 +39,8 @@ use crate::{
 use engines::{connectors, embedding_store, upstreams, vllm_args};
 use reload::Reload;
 use settings::{
-    arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes, router_config, routing_options,
+    Limits, arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes, router_config,
+    routing_options,
 };
 
 pub(crate) use engines::connector;
@@ -93,7 +96,18 @@ pub(crate) async fn run(
     }
     let _agents = agents::find(&args, &fleet, model.processor(), lending)?;
     let _dynamo = dynamo::find(&args, &fleet, &model)?;
-    let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits)
+    let page = args.http.page(args.host).map(|options| Arc::new(Page::new(options)));
+    let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
+    let mut pipeline = Pipeline::new(model.clone(), door, fleet.clone(), limits.pipeline)
+        .with_objectives(Objectives { first_token: args.limits.slo_ttft, between_tokens: args.limits.slo_itl });
+    if let Some(page) = &page {
+        pipeline = pipeline.with_observer(page.clone());
+    }
+    if let Some(helper) = helper {
+        pipeline = pipeline.with_processor(helper);
+    }
+    let pipeline = Arc::new(pipeline);
+    let mut frontend = Frontend::new(pipeline.clone(), limits.http, limits.body)
         .with_routing(routing)
         .with_keys(keys)
         .with_reasoning_fields(args.answers.reasoning_fields.into())
@@ -101,7 +115,7 @@ pub(crate) async fn run(
         .with_cors(cors)
         .with_root_path(args.http.root_path.clone())
         .with_adapters_that_change(args.lora.allow_runtime_lora_updating)
-        .with_objectives(Objectives { first_token: args.limits.slo_ttft, between_tokens: args.limits.slo_itl })
+        .with_page(page)
         .with_log(log_counts);
     if args.engines.upstream.iter().any(UpstreamArg::takes_messages) {
         frontend = frontend.that_forwards();
@@ -109,18 +123,11 @@ pub(crate) async fn run(
     if let Some(traces) = args.traces.traces()? {
         frontend = frontend.with_traces(traces);
     }
-    if let Some(page) = args.http.page(args.host) {
-        frontend = frontend.with_page(page);
-    }
-    let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
-    if let Some(helper) = helper {
-        frontend = frontend.with_helper(helper);
-    }
     let frontend = Arc::new(frontend);
-    let (helped, traced) = (frontend.clone(), frontend.clone());
+    let traced = frontend.clone();
     // Ends if there has to be a processor and none can be had.
     let unhelped = async {
-        if let (Some(required), Some(helped)) = (starting, &helped.helpers)
+        if let (Some(required), Some(helped)) = (starting, &pipeline.helpers)
             && let Err(error) = helped.started().await
             && required
             && matches!(error, ProcessorError::NotServed(_) | ProcessorError::NoPython { .. })
@@ -178,7 +185,7 @@ pub(crate) async fn run(
 /// Says where the server is, before its engines are ready. Returns what whoever sits at a terminal is shown when they are.
 fn say_where(listener: &TcpListener, is_encrypted: bool, frontend: &Frontend, has_keys: bool) -> Option<String> {
     let address = listener.local_addr().ok()?;
-    let model = &frontend.model.name;
+    let model = &frontend.pipeline.model.name;
     let base = format!("{}://{address}", if is_encrypted { "https" } else { "http" });
     tracing::info!(model, url = %format_args!("{base}/v1"), "serving");
     if !has_keys && !address.ip().is_loopback() {
@@ -353,7 +360,7 @@ pub(crate) async fn serve(
         seconds = drain.timeout.as_secs(),
         "requests were still in flight (--drain-timeout, or a second Ctrl-C)"
     );
-    frontend.fleet.cut("the frontend is going down");
+    frontend.pipeline.fleet.cut("the frontend is going down");
     let _ = tokio::time::timeout(LAST_CHUNKS, serving).await;
 }
 

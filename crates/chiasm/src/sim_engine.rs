@@ -1,6 +1,6 @@
 //! `chiasm sim-engine`: one simulated engine as a process of its own.
 
-use chiasm_server::model::{NativeImages, ServedModel};
+use chiasm_pipeline::model::{NativeImages, ServedModel};
 use chiasm_sim_engine::{Exit, KvEvents, SimConfig, SimEngine};
 
 use crate::cli::SimEngineArgs;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use chiasm_backend::ConnectError;
 use chiasm_engine::{EngineEndpoints, EngineHost, FormatPolicy, RunningEngine, SocketDir};
+use chiasm_pipeline::model::ServedModel;
 use chiasm_prompt::Tokenizer;
-use chiasm_server::model::ServedModel;
 use chiasm_sim_engine::{EmbeddingFolder, Exit, KvEvents, LoraLimits, Pace, SimConfig, SimEngine};
 use chiasm_types::{BlockSize, Dtype, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use chiasm_pipeline::HelperOptions;
+use chiasm_pipeline::model::{NativeImages, ServedModel};
 use chiasm_processor::{ItemLimits, ProcessorOptions, python_of};
-use chiasm_server::HelperOptions;
-use chiasm_server::model::{NativeImages, ServedModel};
 use serde_json::{Map, Value};
 
 use crate::cli::{ProcessorChoice, ServeArgs};

@@ -8,7 +8,7 @@ use chiasm_backend::{
     Death, Delivered, Embeddings, ItemField, Job, JobError, JobItem, Left, Output, RunningJob, SentForm, TensorBytes,
     TensorFormat, TensorMemory, TensorOrder,
 };
-use chiasm_server::NotFetched;
+use chiasm_pipeline::NotFetched;
 use chiasm_transfer::SlotWriter;
 use chiasm_types::MmHash;
 use tonic::{Code, Status};

@@ -17,7 +17,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::shares::{Held, Shares};
-use super::turns::Turns;
+use super::steps::Steps;
 use crate::tls::AgentTls;
 use crate::wire::{Peer, Wire};
 
@@ -30,7 +30,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(10);
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// How many cores there are for each thread that agrees on keys. There is always one.
-const CORES_OF_A_TURN: usize = 4;
+const CORES_OF_A_STEP: usize = 4;
 
 /// The first byte of TLS.
 const HANDSHAKE: u8 = 0x16;
@@ -64,7 +64,7 @@ pub(super) fn accept(
     tokio::spawn(async move {
         let places = Shares::new(ByteBudget::new(bounds.connections), 1);
         let (full, misled) = (Seldom::default(), Arc::new(Seldom::default()));
-        let turns = Arc::new(Turns::new((available_parallelism().map_or(1, usize::from) / CORES_OF_A_TURN).max(1)));
+        let steps = Arc::new(Steps::new((available_parallelism().map_or(1, usize::from) / CORES_OF_A_STEP).max(1)));
         loop {
             let (stream, from) = tokio::select! {
                 () = accepted.closed() => return,
@@ -89,7 +89,7 @@ pub(super) fn accept(
                 continue;
             };
             let (accepted, tls) = (accepted.clone(), tls.clone());
-            let tls = tls.map(|tls| (tls, turns.clone()));
+            let tls = tls.map(|tls| (tls, steps.clone()));
             let misled = misled.clone();
             tokio::spawn(async move {
                 match timeout(bounds.handshake, shake(stream, from, tls, place, &misled)).await {
@@ -125,7 +125,7 @@ impl Seldom {
 async fn shake(
     stream: TcpStream,
     from: IpAddr,
-    tls: Option<(Arc<AgentTls>, Arc<Turns>)>,
+    tls: Option<(Arc<AgentTls>, Arc<Steps>)>,
     place: Held,
     misled: &Seldom,
 ) -> io::Result<Wire> {
@@ -140,7 +140,7 @@ async fn shake(
         return Err(turn_away(stream, answer, why).await?);
     }
     let mut wire = match tls {
-        Some((tls, turns)) => Wire::encrypted(agree(stream, Peer::at(from), &tls, &turns).await?),
+        Some((tls, steps)) => Wire::encrypted(agree(stream, Peer::at(from), &tls, &steps).await?),
         None => Wire::plain(stream),
     };
     let mut said = [0; PREFACE.len()];
@@ -152,10 +152,10 @@ async fn shake(
 }
 
 /// Agrees on TLS. The answer to the first message, which anybody can send, takes a key exchange and a signature: a millisecond with RSA.
-async fn agree(stream: TcpStream, peer: Peer, tls: &Arc<AgentTls>, turns: &Turns) -> io::Result<TlsStream<TcpStream>> {
+async fn agree(stream: TcpStream, peer: Peer, tls: &Arc<AgentTls>, steps: &Steps) -> io::Result<TlsStream<TcpStream>> {
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
     let server = tls.sides().await.server;
-    turns.take(peer, move || hello.into_stream(server)).await?.await
+    steps.run(peer, move || hello.into_stream(server)).await?.await
 }
 
 /// What is answered to a frontend that speaks TLS and should not, or the other way round, and what is wrong then.

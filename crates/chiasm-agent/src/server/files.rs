@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_media::ContentHash;
 use chiasm_nixl::{Lent, Reader};
-use chiasm_server::{MachineMedia, PutError};
+use chiasm_pipeline::{MachineMedia, PutError};
 use chiasm_types::{MmHash, Modality};
 use tokio::time::timeout;
 use tonic::{Status, Streaming};

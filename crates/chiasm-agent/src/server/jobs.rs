@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{Adapter, Death, Input, Job, JobError, OthersJob, Stage};
-use chiasm_server::fleet::{Fleet, Worker};
-use chiasm_server::{CheckedJob, MachineMedia, NotFetched};
+use chiasm_fleet::{Fleet, Worker};
+use chiasm_pipeline::{CheckedJob, MachineMedia, NotFetched};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 

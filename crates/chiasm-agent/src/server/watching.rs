@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{KvSource, Load as BackendLoad, MediaLoad, OthersEvent};
-use chiasm_server::MachineMedia;
-use chiasm_server::fleet::{Fleet, KvHeard, KvKnown, Worker};
+use chiasm_fleet::{Fleet, KvHeard, KvKnown, Worker};
+use chiasm_pipeline::MachineMedia;
 use chiasm_types::WorkerId;
 use tokio::sync::mpsc;
 use tokio::sync::watch::Receiver;

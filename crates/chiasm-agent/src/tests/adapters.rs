@@ -1,7 +1,7 @@
 //! Jobs with LoRA adapters.
 
 use chiasm_backend::{Adapter, AdapterError};
-use chiasm_server::adapters::{AdapterFiles, AdapterSource, Stamps};
+use chiasm_fleet::adapters::{AdapterFiles, AdapterSource, Stamps};
 
 use super::*;
 use crate::proto::WatchRequest;

@@ -1,7 +1,7 @@
 //! What is said is what is heard, and what is malformed is refused.
 
 use chiasm_backend::{Left, MediaForm, OwnAdapter, TensorFormat};
-use chiasm_server::ItemOrigin;
+use chiasm_pipeline::ItemOrigin;
 use chiasm_types::Dtype;
 use serde_json::Map;
 

@@ -41,7 +41,7 @@ pub(crate) async fn messages(
     let head = Head::new(&caller.id, model_name(frontend, adapter.as_ref()));
 
     if !is_streamed {
-        let (choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
+        let (choices, attempted) = collect(&frontend.pipeline, &prepared).await.map_err(told)?;
         let usage = usage(&attempted, &choices, prepared.reads_reasoning());
         frontend.metrics.used(usage);
         admission.record.attempted(attempted);
@@ -52,7 +52,7 @@ pub(crate) async fn messages(
         return Ok(response);
     }
 
-    let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
+    let generation = Generation::start(&frontend.pipeline, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
     let start = events::start(&head, usage(&attempted, &[], prepared.reads_reasoning()));
     let options = StreamOptions::ALL_USAGE;
@@ -84,11 +84,11 @@ pub(crate) async fn in_order(
 ) -> Result<GenerateRequest, RequestError> {
     if let Prompt::Chat(chat) = &mut request.prompt
         && chat.messages.iter().skip(1).any(|message| message.role == "system")
-        && frontend.takes_system_first_alone().await?
+        && frontend.pipeline.takes_system_first_alone().await?
     {
         put_system_first(&mut chat.messages);
     }
-    let template = frontend.model.template.as_ref();
+    let template = frontend.pipeline.model.template.as_ref();
     if let Prompt::Chat(chat) = &mut request.prompt
         && template.is_some_and(|template| !template.allows_user_after_result())
     {

@@ -24,8 +24,8 @@ fn connection() -> Connection {
     Connection::from_peer([127, 0, 0, 1].into())
 }
 
-fn limits() -> Limits {
-    Limits { body_bytes: 100, ..Limits::default() }
+fn limits() -> HttpLimits {
+    HttpLimits { body_bytes: 100, ..HttpLimits::default() }
 }
 
 async fn arrives(headers: &[(&str, &str)], body: Body, budget: &ByteBudget) -> Result<Arrived, ApiError> {
@@ -145,7 +145,7 @@ fn counted(pieces: usize) -> (Arc<AtomicUsize>, Body) {
 /// The outcome, and after how many seconds it was there.
 async fn timed(
     body: impl Stream<Item = Result<Vec<u8>, io::Error>> + Send + 'static,
-    limits: &Limits,
+    limits: &HttpLimits,
 ) -> (String, u64) {
     let started = Instant::now();
     let outcome =
@@ -157,7 +157,7 @@ async fn timed(
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_stops_coming_is_not_waited_for() {
-    let limits = Limits { min_body_rate: 100, ..Limits::default() };
+    let limits = HttpLimits { min_body_rate: 100, ..HttpLimits::default() };
     // A good start does not help.
     let stuck = stream::iter([Ok(vec![0; 500_000])]).chain(stream::pending());
     let (outcome, seconds) = timed(stuck, &limits).await;
@@ -171,11 +171,11 @@ async fn a_body_that_stops_coming_is_not_waited_for() {
 
 #[tokio::test(start_paused = true)]
 async fn a_body_may_take_so_long_and_no_longer() {
-    let limits = Limits { min_body_rate: 100, ..Limits::default() };
+    let limits = HttpLimits { min_body_rate: 100, ..HttpLimits::default() };
     let (outcome, seconds) = timed(slowly(1000, 200, Duration::from_secs(1)), &limits).await;
     assert!(outcome.contains("60 s (--body-timeout)"), "{outcome}");
     assert_eq!(seconds, 60);
-    let any_rate = Limits { min_body_rate: 0, body_timeout: Duration::MAX, ..Limits::default() };
+    let any_rate = HttpLimits { min_body_rate: 0, body_timeout: Duration::MAX, ..HttpLimits::default() };
     assert_eq!(timed(slowly(2, 1, Duration::from_secs(25)), &any_rate).await, ("read".to_owned(), 50));
 }
 
@@ -183,7 +183,7 @@ async fn a_body_may_take_so_long_and_no_longer() {
 async fn every_value_but_the_first_is_counted() {
     let values = async |pieces: Vec<Vec<u8>>| {
         let body = Body::from_stream(stream::iter(pieces.into_iter().map(Ok::<_, io::Error>)));
-        arrive(&head(JSON), body, None, &Limits::default(), &ByteBudget::new(1 << 20), &connection())
+        arrive(&head(JSON), body, None, &HttpLimits::default(), &ByteBudget::new(1 << 20), &connection())
             .await
             .unwrap()
             .values
@@ -219,7 +219,7 @@ impl HttpBody for Announced {
 #[tokio::test]
 async fn a_connection_knows_while_a_large_body_arrives() {
     let large_from = async |announced: bool| {
-        let (connection, limits) = (Arc::new(connection()), Limits::default());
+        let (connection, limits) = (Arc::new(connection()), HttpLimits::default());
         let (seen, its) = (Arc::<Mutex<Vec<bool>>>::default(), connection.clone());
         let notes = seen.clone();
         let pieces = stream::iter(0..3).map(move |_| {

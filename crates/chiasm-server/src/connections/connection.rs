@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::owner::Owner;
+use chiasm_limit::Owner;
 
 /// The value of `waits_since` while the client is not waited for.
 const ENGAGED: u64 = u64::MAX;

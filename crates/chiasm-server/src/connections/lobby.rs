@@ -8,7 +8,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use super::connection::Connection;
 use super::table::{Place, Table};
-use crate::owner::Owner;
+use chiasm_limit::Owner;
 
 /// Most connections that wait; for a further one another is closed, or it is itself.
 const MOST: usize = 1024;

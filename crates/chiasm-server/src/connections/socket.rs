@@ -12,11 +12,11 @@ use tokio::time::Sleep;
 
 use super::connection::Connection;
 use super::metrics::ConnectionMetrics;
-use crate::turn::Turn;
+use crate::poll_epoch::PollEpoch;
 
-/// Bytes of a client behind which others have their turn. Some take longer to understand than to read, and as long as there are more
-/// hyper reads on: the size of a chunk may have any number of zeros before it.
-const READ_IN_TURN: usize = 256 << 10;
+/// The bytes that are read of a client before other tasks run. Some bytes take longer to parse than to
+/// read, and hyper reads on while there are more: a chunk's size may begin with any number of zeros.
+const MAX_READ_PER_POLL: usize = 256 << 10;
 
 /// A client's socket. Writing fails when nothing of what there is to write was taken for `write_timeout`.
 ///
@@ -33,8 +33,8 @@ pub(super) struct Socket {
     metrics: ConnectionMetrics,
     /// Runs while the system takes nothing more.
     stalled: Option<Pin<Box<Sleep>>>,
-    /// The turn in which something was read last, and how many bytes were.
-    turn: Option<Turn>,
+    /// The epoch in which something was read last, and the bytes read in it.
+    epoch: Option<PollEpoch>,
     read: usize,
 }
 
@@ -52,7 +52,7 @@ impl Socket {
             write_timeout,
             metrics,
             stalled: None,
-            turn: None,
+            epoch: None,
             read: 0,
         }
     }
@@ -110,11 +110,12 @@ impl Socket {
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let turn = Turn::current();
-        if turn.is_none() || turn != self.turn {
-            (self.turn, self.read) = (turn, 0);
+        let epoch = PollEpoch::current();
+        if epoch.is_none() || epoch != self.epoch {
+            self.epoch = epoch;
+            self.read = 0;
         }
-        if self.read >= READ_IN_TURN {
+        if self.read >= MAX_READ_PER_POLL {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -149,25 +150,28 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::turn::in_turns;
+    use crate::poll_epoch::with_epochs;
 
     #[tokio::test]
-    async fn a_client_that_sends_on_and_on_lets_others_have_their_turn() {
-        const SENT: usize = 4 * READ_IN_TURN;
+    async fn client_that_sends_without_end_lets_other_tasks_run() {
+        const SENT: usize = 4 * MAX_READ_PER_POLL;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, peer) = listener.accept().await.unwrap();
         let connection = Arc::new(Connection::from_peer(peer.ip()));
         let mut socket = Socket::new(stream, connection, Duration::from_secs(60), ConnectionMetrics::default());
         let sending = tokio::spawn(async move { client.write_all(&vec![b'0'; SENT]).await });
-        let read = in_turns(async move {
-            let (mut turn, mut in_turn, mut all, mut buffer) = (None, 0, 0, [0; 4096]);
+        let read = with_epochs(async move {
+            let mut epoch = None;
+            let mut in_epoch = 0;
+            let mut all = 0;
+            let mut buffer = [0; 4096];
             while all < SENT {
                 let read = socket.read(&mut buffer).await.unwrap();
                 assert_ne!(read, 0);
-                in_turn = if turn == Turn::current() { in_turn + read } else { read };
-                turn = Turn::current();
-                assert!(in_turn < READ_IN_TURN + buffer.len(), "{in_turn}");
+                in_epoch = if epoch == PollEpoch::current() { in_epoch + read } else { read };
+                epoch = PollEpoch::current();
+                assert!(in_epoch < MAX_READ_PER_POLL + buffer.len(), "{in_epoch}");
                 all += read;
             }
             all

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::metrics::{ConnectionMetrics, Open};
-use crate::owner::Owner;
+use chiasm_limit::Owner;
 
 /// A connection whose client has been waited for so long may be closed for any other one.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -9,8 +9,9 @@ use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::Limits;
-use crate::stand::Stand;
+use crate::HttpLimits;
+use crate::pipeline::PipelineLimits;
+use crate::test_server::TestServer;
 
 /// Longer than anything here takes on a busy machine, and shorter than what must not be waited for.
 const SOON: Duration = Duration::from_secs(30);
@@ -18,23 +19,23 @@ const SOON: Duration = Duration::from_secs(30);
 /// A frontend that listens, before one fake backend.
 struct Listening {
     address: SocketAddr,
-    stand: Stand,
+    server: TestServer,
     _stop: oneshot::Sender<()>,
 }
 
 impl Listening {
-    async fn with(limits: Limits) -> Self {
-        Self::within(None, limits).await
+    async fn with(limits: HttpLimits) -> Self {
+        Self::within(None, limits, PipelineLimits::default()).await
     }
 
     /// The same within TLS, if there is a certificate.
-    async fn within(certificate: Option<Arc<Certificate>>, limits: Limits) -> Self {
-        let stand = Stand::limited(limits, 1).await;
+    async fn within(certificate: Option<Arc<Certificate>>, http: HttpLimits, pipeline: PipelineLimits) -> Self {
+        let server = TestServer::limited(http, pipeline).await;
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
         let (stop, stopped) = oneshot::channel();
-        tokio::spawn(serve(listener, certificate, stand.frontend.clone(), async { drop(stopped.await) }));
-        Self { address, stand, _stop: stop }
+        tokio::spawn(serve(listener, certificate, server.frontend.clone(), async { drop(stopped.await) }));
+        Self { address, server, _stop: stop }
     }
 
     /// A connection on which this has been sent.
@@ -50,11 +51,11 @@ impl Listening {
     }
 
     fn backend(&self) -> &FakeBackend {
-        &self.stand.backends[0]
+        &self.server.test.backends[0]
     }
 
     fn metric(&self, name: &str) -> u64 {
-        let text = self.stand.frontend.metrics.render(&self.stand.frontend).unwrap();
+        let text = self.server.frontend.metrics.render(&self.server.frontend).unwrap();
         let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
@@ -89,14 +90,15 @@ fn get(path: &str) -> String {
 
 #[tokio::test]
 async fn bodies_that_do_not_come_hold_no_slot() {
-    let server = Listening::with(Limits { requests: Some(1), ..Limits::default() }).await;
+    let one_request = PipelineLimits { requests: Some(1), ..PipelineLimits::default() };
+    let server = Listening::within(None, HttpLimits::default(), one_request).await;
     let head =
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n";
     let mut slow = Vec::new();
     for _ in 0..3 {
         slow.push(server.sent(format!("{head}{}", " ".repeat(1000))).await);
     }
-    wait_for("their bytes", || server.stand.frontend.door.budget().held() >= 3000).await;
+    wait_for("their bytes", || server.server.frontend.pipeline.media.budget().held() >= 3000).await;
     server.backend().next_job(Script::tokens(&[40]).finish(Finish::Eos));
     let answer = server.answer(completion("")).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -105,7 +107,7 @@ async fn bodies_that_do_not_come_hold_no_slot() {
 
 #[tokio::test]
 async fn who_closes_its_side_gets_what_is_answered_at_once() {
-    let server = Listening::with(Limits::default()).await;
+    let server = Listening::with(HttpLimits::default()).await;
     let post = |headers: &str, body: &str| {
         format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{headers}content-length: {}\r\n\r\n{body}", body.len())
     };
@@ -128,7 +130,7 @@ async fn who_closes_its_side_gets_what_is_answered_at_once() {
 
 #[tokio::test]
 async fn a_client_that_leaves_ends_its_request() {
-    let server = Listening::with(Limits::default()).await;
+    let server = Listening::with(HttpLimits::default()).await;
     for (round, fields) in ["", ", \"stream\": true"].into_iter().enumerate() {
         for (half, aborted) in [(false, 2 * round + 1), (true, 2 * round + 2)] {
             let mut stream = server.sent(completion(fields)).await;
@@ -148,7 +150,7 @@ async fn a_client_that_leaves_ends_its_request() {
 
 #[tokio::test]
 async fn a_client_that_leaves_in_the_middle_of_a_stream_ends_its_request() {
-    let server = Listening::with(Limits::default()).await;
+    let server = Listening::with(HttpLimits::default()).await;
     server.backend().next_job(Script::tokens(&[40]));
     let mut stream = server.sent(completion(", \"stream\": true, \"return_token_ids\": true")).await;
     let mut seen = Vec::new();
@@ -161,8 +163,9 @@ async fn a_client_that_leaves_in_the_middle_of_a_stream_ends_its_request() {
 
 #[tokio::test]
 async fn an_answer_that_nobody_reads_ends() {
-    let limits = Limits { write_timeout: Duration::from_millis(200), requests: Some(1), ..Limits::default() };
-    let server = Listening::with(limits).await;
+    let limits = HttpLimits { write_timeout: Duration::from_millis(200), ..HttpLimits::default() };
+    let one_request = PipelineLimits { requests: Some(1), ..PipelineLimits::default() };
+    let server = Listening::within(None, limits, one_request).await;
     // More than the system takes on both sides.
     let endless = (0..60_000).fold(Script::tokens(&[40]), |script, _| script.then(0, &[41]));
     server.backend().next_job(endless);
@@ -178,7 +181,7 @@ async fn an_answer_that_nobody_reads_ends() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn connections_of_one_client_do_not_keep_out_others() {
-    let server = Listening::with(Limits { connections: 4, ..Limits::default() }).await;
+    let server = Listening::with(HttpLimits { connections: 4, ..HttpLimits::default() }).await;
     let mut silent = Vec::new();
     for _ in 0..4 {
         silent.push(server.sent("GET /hea").await);
@@ -198,7 +201,7 @@ async fn connections_of_one_client_do_not_keep_out_others() {
 
 #[tokio::test]
 async fn who_does_not_read_keeps_out_nobody() {
-    let server = Listening::with(Limits { connections: 1, ..Limits::default() }).await;
+    let server = Listening::with(HttpLimits { connections: 1, ..HttpLimits::default() }).await;
     // Answers of more than the system takes on both sides.
     let unread = server.sent("GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(3000)).await;
     assert!(server.answer(get("/health")).await.starts_with("HTTP/1.1 200"));
@@ -208,7 +211,7 @@ async fn who_does_not_read_keeps_out_nobody() {
 
 #[tokio::test]
 async fn who_has_to_wait_for_a_place_gets_it() {
-    let server = Listening::with(Limits { connections: 2, ..Limits::default() }).await;
+    let server = Listening::with(HttpLimits { connections: 2, ..HttpLimits::default() }).await;
     let mut at_work = Vec::new();
     for count in 1..=2 {
         at_work.push(server.sent(completion("")).await);
@@ -226,7 +229,7 @@ async fn who_has_to_wait_for_a_place_gets_it() {
 
 #[tokio::test]
 async fn a_request_names_one_host() {
-    let server = Listening::with(Limits::default()).await;
+    let server = Listening::with(HttpLimits::default()).await;
     for hosts in ["", "host: a\r\nhost: b\r\n"] {
         let answer = server.answer(format!("GET /health HTTP/1.1\r\n{hosts}connection: close\r\n\r\n")).await;
         assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("\"param\":\"host\""), "{answer}");
@@ -236,7 +239,7 @@ async fn a_request_names_one_host() {
 
 #[tokio::test]
 async fn a_head_is_not_read_without_end() {
-    let server = Listening::with(Limits::default()).await;
+    let server = Listening::with(HttpLimits::default()).await;
     let head = |bytes: usize| get("/health").replace("host: x", &format!("host: x\r\nx: {}", "x".repeat(bytes)));
     assert!(server.answer(head(BUFFER - 1000)).await.starts_with("HTTP/1.1 200"));
     let mut stream = TcpStream::connect(server.address).await.unwrap();
@@ -249,7 +252,7 @@ async fn a_head_is_not_read_without_end() {
 
 #[tokio::test]
 async fn expectations_are_met_or_refused() {
-    let server = Listening::with(Limits::default()).await;
+    let server = Listening::with(HttpLimits::default()).await;
     let post = |expect: &str, length: u64| {
         let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect";
         format!("{head}: {expect}\r\ncontent-length: {length}\r\n\r\n")
@@ -274,12 +277,13 @@ async fn slots_follow_the_workers() {
     use chiasm_backend::Capabilities;
     use chiasm_backend::fake::fake_capabilities;
     let large = FakeBackend::with(Capabilities { max_running: 700, ..fake_capabilities() });
-    let stand = Stand::of(2).await;
-    assert_eq!(stand.frontend.slots.limit(), 1024, "however few the engines run");
-    let stand = Stand::with(vec![large, FakeBackend::new()]).await;
-    assert_eq!(stand.frontend.slots.limit(), 2 * (700 + 8));
-    stand.backends[0].die(chiasm_backend::Death::new("it was unplugged"));
-    wait_for("the worker to leave", || stand.frontend.slots.limit() == 1024).await;
-    let fixed = Stand::limited(Limits { requests: Some(3), ..Limits::default() }, 1).await;
+    let server = TestServer::new(2).await;
+    assert_eq!(server.frontend.slots.limit(), 1024, "however few the engines run");
+    let server = TestServer::with(vec![large, FakeBackend::new()]).await;
+    assert_eq!(server.frontend.slots.limit(), 2 * (700 + 8));
+    server.test.backends[0].die(chiasm_backend::Death::new("it was unplugged"));
+    wait_for("the worker to leave", || server.frontend.slots.limit() == 1024).await;
+    let limits = PipelineLimits { requests: Some(3), ..PipelineLimits::default() };
+    let fixed = TestServer::limited(HttpLimits::default(), limits).await;
     assert_eq!(fixed.frontend.slots.limit(), 3);
 }

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use axum::http::HeaderValue;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm_media::{Charge, EncodedMedia, MediaInput, MediaName, MediaPart};
@@ -60,18 +59,19 @@ pub(super) async fn resolve(
         return Ok((request, None));
     }
     let items: Vec<MediaRef> = named.iter().filter_map(|part| Some(part.media.as_ref()?.1.clone())).collect();
-    check_counts(&items, |modality| frontend.limits.items_per_prompt.of(modality))?;
+    check_counts(&items, |modality| frontend.pipeline.limits.items_per_prompt.get(modality))?;
     // The sources of the items are copies of parts of the body.
-    let mut charge = frontend.door.budget().charge(request.body.len() as u64).map_err(RequestError::from)?;
+    let mut charge = frontend.pipeline.media.budget().charge(request.body.len() as u64).map_err(RequestError::from)?;
     let salt = request.fields.get("cache_salt").and_then(Value::as_str).map(str::as_bytes);
-    let owner = [caller.credentials.as_ref().map(HeaderValue::as_bytes), salt];
+    let owner = [caller.credentials.as_deref(), salt];
     let changes = try_join_all(named.into_iter().map(|part| open(frontend, owner, part))).await?;
     let added: u64 = changes.iter().filter_map(|change| Some(base64_len(&change.item.as_ref()?.1))).sum();
     // Each item is kept twice: in the fields and in the body.
     charge.grow(2 * added).map_err(RequestError::from)?;
     let bytes = request.body.len() + added as usize;
     let rewritten = move || rewrite(request, changes);
-    let rewritten = frontend.cpu.run_or_here(bytes <= SMALL, &caller.cpu, price::json(bytes, 0), rewritten).await?;
+    let rewritten =
+        frontend.pipeline.cpu.run_or_here(bytes <= SMALL, &caller.cpu, price::json(bytes, 0), rewritten).await?;
     Ok((rewritten?, Some(charge)))
 }
 
@@ -151,7 +151,7 @@ async fn open(frontend: &Frontend, owner: [Option<&[u8]>; 2], part: NamedPart) -
     let name = uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
     let has_source = source.is_some();
     let is_data = source.as_ref().is_some_and(is_data);
-    let item = match frontend.door.open(MediaPart { source, name, modality }).await {
+    let item = match frontend.pipeline.media.open(MediaPart { source, name, modality }).await {
         Ok(item) => (!is_data).then_some((kind, item)),
         Err(error) if has_source => {
             tracing::debug!(%error, field, "a named item is left to the server, without its name");

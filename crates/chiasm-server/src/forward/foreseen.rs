@@ -43,7 +43,7 @@ impl Foreseen {
     ) -> Option<Self> {
         let body = body.clone();
         let request = understood(frontend, path, body, caller).await?;
-        let prepared = prepare(frontend, request, None, caller, classes.clone()).await;
+        let prepared = prepare(&frontend.pipeline, request, None, caller, classes.clone()).await;
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
         // A name is only a part of what a server knows an item by that has settings.
         let has_settings = prepared.needs.processor_kwargs;

@@ -54,10 +54,12 @@ use crate::arrival::Arrived;
 use crate::body::{JsonBody, parse};
 use crate::cpu::price;
 use crate::error::ApiError;
-use crate::fleet::{PresentClass, Trial, Worker, WorkerFault};
+use crate::fleet::{PresentClass, Trial, Worker, WorkerFault, keys_for};
 use crate::frontend::Frontend;
-use crate::page::{Plan, PromptEntry};
-use crate::pipeline::{Attempted, Attempts, Caller, Cause, Deadlines, RequestError, keys_for, within};
+use crate::pipeline::{
+    Attempted, Attempts, Caller, Cause, Deadlines, ExplainedPlan, Planned, PromptEntry, RequestError, begun_within,
+    within,
+};
 
 /// Text up to this many bytes is cut into pieces at once.
 const SMALL: usize = 64 << 10;
@@ -115,7 +117,7 @@ pub(crate) async fn forward(
 ) -> Result<Response, ApiError> {
     let Admitted { mut caller, admission, body: JsonBody { request, charge } } = request;
     let is_for_adapter = check_model(&frontend, request.name.as_deref())?.is_some();
-    let classes = frontend.fleet.classes();
+    let classes = frontend.pipeline.fleet.classes();
     let has_engines = classes.iter().any(|class| class.input == InputForm::Tokens);
     if is_for_adapter && !has_engines {
         return Err(ApiError::invalid(
@@ -133,12 +135,12 @@ pub(crate) async fn forward(
     drop(charge);
     match taken.map_err(|error| frontend.told(error))? {
         Taken::Passed(passed) => {
-            frontend.retries.earn();
+            frontend.pipeline.retries.earn();
             Ok(response(path, frontend, admission, *passed, caller.arrived))
         }
         Taken::Engine(tried) => {
-            if let Some(page) = &frontend.page {
-                caller.entries.begin_anew(page);
+            if let Some(observer) = &frontend.pipeline.observer {
+                caller.entries.begin_anew(&**observer);
             }
             caller.tried = Attempts { may_be_passed_on: true, ..tried };
             by_engine(path, frontend, caller, admission, arrived).await
@@ -163,7 +165,7 @@ async fn by_engine(
     let Some(tried) = error.left_to_servers.take() else { return Err(error) };
     caller.tried = *tried;
     let JsonBody { request, charge } = parse::<ForwardBody>(&frontend, &caller.cpu, body).await?;
-    let classes = frontend.fleet.classes();
+    let classes = frontend.pipeline.fleet.classes();
     let servers: Vec<_> = classes.iter().filter(|class| class.input == InputForm::Messages).cloned().collect();
     let taken = place(&frontend, path, &caller, request, &servers).await;
     drop(charge);
@@ -184,9 +186,9 @@ async fn place(
     request: ForwardBody,
     classes: &[PresentClass],
 ) -> Result<Taken, RequestError> {
-    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
-    if let Some(page) = &frontend.page {
-        caller.entries.begin_anew(page);
+    let deadlines = Deadlines::of(caller.arrived, &frontend.pipeline.limits);
+    if let Some(observer) = &frontend.pipeline.observer {
+        caller.entries.begin_anew(&**observer);
     }
     let placing = async {
         let (request, _charge) = client_names::resolve(frontend, caller, request).await?;
@@ -231,11 +233,12 @@ async fn prospects(
         let cost = price::json(body.bytes.len(), 0);
         let fields = fields.clone();
         let images = foreseen.as_ref().map_or_else(Vec::new, Foreseen::item_tokens);
-        frontend.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields, &images)).await?
+        frontend.pipeline.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields, &images)).await?
     };
     let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
     let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
-    let unable = frontend.fleet.workers_lacking(foreseen.as_ref().map_or_else(Lacks::default, Foreseen::needs));
+    let unable =
+        frontend.pipeline.fleet.workers_lacking(foreseen.as_ref().map_or_else(Lacks::default, Foreseen::needs));
     Ok(Prospects { texts, foreseen, unforeseen, unable, pieces: pieces.len().max(1) })
 }
 
@@ -248,7 +251,7 @@ impl Passing<'_> {
                 Ok(picked) => picked,
                 Err(error) => {
                     // No deadline here: the caller limits the time of all attempts together.
-                    self.tried.await_worker(self.frontend, None, error.into()).await?;
+                    self.tried.await_worker(&self.frontend.pipeline, None, error.into()).await?;
                     continue;
                 }
             };
@@ -256,14 +259,14 @@ impl Passing<'_> {
             let worker = reservation.worker;
             // The worker may be half-open, and gets no other request until a trial ends. So the trial begins
             // before anything can fail.
-            let server = self.frontend.fleet.worker(worker);
-            let trial = server.map(|server| (Trial::begin(&self.frontend.fleet, server.clone()), server));
+            let server = self.frontend.pipeline.fleet.worker(worker);
+            let trial = server.map(|server| (Trial::begin(&self.frontend.pipeline.fleet, server.clone()), server));
             let taken = match trial {
                 Some((_, server)) if server.backend.capabilities().input == InputForm::Tokens => {
                     return Ok(Taken::Engine(self.tried));
                 }
                 Some((trial, server)) => {
-                    let explained = self.tell_page(explanation);
+                    let explained = self.show(explanation);
                     self.give(server, trial, reservation, begun, explained).await?
                 }
                 None => Err(JobError::NotTaken(Death::new("it left in this moment"))),
@@ -298,8 +301,9 @@ impl Passing<'_> {
         if plans.is_empty() {
             return Ok(None);
         }
-        let router = self.frontend.fleet.router();
-        let is_explained = self.frontend.page.as_ref().is_some_and(|page| page.requests.wants_next());
+        let router = self.frontend.pipeline.fleet.router();
+        let observer = self.frontend.pipeline.observer.as_ref();
+        let is_explained = observer.is_some_and(|observer| observer.wants_explanation());
         let picked = if is_explained {
             router.select_explained(&plans).map(|(picked, explanation)| (picked, Some(explanation)))
         } else {
@@ -308,17 +312,18 @@ impl Passing<'_> {
         picked.map(Some)
     }
 
-    /// Shows on the live page why a request went where it went. Returns its number there.
-    fn tell_page(&self, explanation: Option<Explanation>) -> Option<u64> {
-        let page = self.frontend.page.as_ref()?;
+    /// Shows the route of the request to the observer. Returns its number there.
+    fn show(&self, explanation: Option<Explanation>) -> Option<u64> {
+        let observer = self.frontend.pipeline.observer.as_deref()?;
         let number = explanation.and_then(|explanation| {
             let Prospects { texts, foreseen, unforeseen, pieces, .. } = &self.prospects;
             let about = texts.iter().map(|(class, _)| class).chain(unforeseen);
-            let about = about.map(|class| Plan::about(*class, *pieces));
-            let of_foreseen = foreseen.iter().flat_map(Foreseen::plans).map(Plan::of);
-            page.requests.sent(&self.forward.id, about.chain(of_foreseen).collect(), explanation)
+            let about = about.map(|class| ExplainedPlan { class: *class, prompt_tokens: *pieces, items: &[] });
+            let of_foreseen = foreseen.iter().flat_map(Foreseen::plans).map(Planned::explained);
+            let plans: Vec<_> = about.chain(of_foreseen).collect();
+            observer.explained(&self.forward.id, &plans, explanation)
         });
-        self.entry.routed(page, number);
+        self.entry.routed(observer, number);
         number
     }
 
@@ -337,7 +342,7 @@ impl Passing<'_> {
             self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
         let mut attempted =
             Attempted { explained, ..self.attempted(&reservation, class, foreseen, full_blocks, handed_over) };
-        self.frontend.metrics.routed(&attempted);
+        self.frontend.pipeline.metrics.routed(&attempted);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
             _ => {
@@ -345,13 +350,13 @@ impl Passing<'_> {
                 Forward { prompt, ..self.with_names(class).await? }
             }
         };
-        let first_token = Deadlines::of(self.caller.arrived, &self.frontend.limits).first_token;
+        let first_token = Deadlines::of(self.caller.arrived, &self.frontend.pipeline.limits).first_token;
         let begins = async {
             let answer = server.backend.forward(forward).await?;
             attempted.hand_off = handed_over.elapsed();
             begun(self.path, answer, &server).await
         };
-        let answer = trial.within(first_token, begins).await?;
+        let answer = begun_within(first_token, &mut trial, begins).await?;
         // A refusal does not say whether the server works.
         if answer.as_ref().is_ok_and(|answer| (200..300).contains(&answer.status)) {
             trial.succeeded();
@@ -371,7 +376,9 @@ impl Passing<'_> {
                 let model = model_in(&body).ok()?;
                 Some((body, model))
             };
-            if let Some((body, model)) = self.frontend.cpu.run_or_here(small, &self.caller.cpu, cost, named).await? {
+            if let Some((body, model)) =
+                self.frontend.pipeline.cpu.run_or_here(small, &self.caller.cpu, cost, named).await?
+            {
                 return Ok(Forward { body, model, ..self.forward.clone() });
             }
         }
@@ -386,16 +393,16 @@ impl Passing<'_> {
         match error {
             JobError::NotTaken(death) => {
                 tracing::debug!(%worker, %death, "a request was not taken");
-                self.tried.not_taken_by(self.frontend, worker);
+                self.tried.not_taken_by(&self.frontend.pipeline, worker);
                 Ok(())
             }
             error => match WorkerFault::from_error(&error, Instant::now()) {
                 Some(fault @ WorkerFault::Failed { .. }) => {
                     self.tried.faults.push(fault.clone());
-                    self.tried.lost_with(self.frontend, worker, fault)
+                    self.tried.lost_with(&self.frontend.pipeline, worker, fault)
                 }
                 Some(fault) => {
-                    self.tried.declined_by(self.frontend, worker, fault);
+                    self.tried.declined_by(&self.frontend.pipeline, worker, fault);
                     Ok(())
                 }
                 None => Err(error.into()),

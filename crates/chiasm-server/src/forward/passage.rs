@@ -23,9 +23,9 @@ use crate::fleet::Worker;
 use crate::frontend::Frontend;
 use crate::openai::Usage;
 use crate::pipeline::{Attempted, Cause, Deadline, Deadlines, RequestError};
+use crate::poll_epoch::PollEpoch;
 use crate::routes::routing_headers;
 use crate::stream_end::{StreamApi, StreamOutcome};
-use crate::turn::Turn;
 
 /// Bytes at the end of an answer in which its usage is looked for.
 const TAIL: usize = 8 << 10;
@@ -63,7 +63,7 @@ struct Running {
     passage: Option<Passage>,
     /// The turn in which the body had nothing more. The body is not polled again in that turn: a
     /// body that joins pieces takes a second poll as a sign that all other tasks have run.
-    pending_in: Option<Turn>,
+    pending_in: Option<PollEpoch>,
 }
 
 /// Builds the response to the client.
@@ -81,7 +81,7 @@ pub(super) fn response(
         admission.record.streamed();
     }
     admission.record.attempted(attempted);
-    let deadlines = Deadlines::of(arrived, &frontend.limits);
+    let deadlines = Deadlines::of(arrived, &frontend.pipeline.limits);
     let tail = BytesMut::new();
     let api = StreamApi::at(path);
     let events = is_stream.then(|| Events { api, relay: EventRelay::new(api) });
@@ -121,7 +121,7 @@ impl Stream for Running {
     type Item = Result<Bytes, BrokeOff>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.pending_in.is_some() && self.pending_in == Turn::current() {
+        if self.pending_in.is_some() && self.pending_in == PollEpoch::current() {
             return Poll::Pending;
         }
         let Running { passage: running, pending_in } = &mut *self;
@@ -130,7 +130,7 @@ impl Stream for Running {
             let next = match passage.body.poll_next_unpin(context) {
                 Poll::Ready(next) => next,
                 Poll::Pending => {
-                    *pending_in = Turn::current();
+                    *pending_in = PollEpoch::current();
                     ready!(passage.poll_alarm(context));
                     // The stream goes on in this turn: its end may be polled for now.
                     *pending_in = None;
@@ -189,7 +189,7 @@ impl Passage {
             self.attempted.first_token = Some(after);
             self.admission.record.first_token(after);
             self.reservation.first_token();
-            self.frontend.metrics.answer_began(after);
+            self.frontend.pipeline.metrics.answer_began(after);
         }
         let kept = bytes.len().min(TAIL);
         let over = (self.tail.len() + kept).saturating_sub(TAIL);
@@ -273,7 +273,7 @@ impl Passage {
             let most = foreseen.saturating_sub(1) / block_size;
             let predicted = self.attempted.overlap_blocks.min(most);
             let found = usage.cached_tokens / block_size;
-            self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
+            self.frontend.pipeline.metrics.overlap_found(predicted, found, self.reservation.knowledge);
         }
     }
 

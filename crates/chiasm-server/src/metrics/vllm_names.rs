@@ -18,6 +18,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::Metrics;
 use crate::frontend::Frontend;
+use crate::pipeline::PipelineMetrics;
 
 /// The two of vLLM's settings of its KV cache that endpoint pickers read, to know how much a server holds.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -52,9 +53,9 @@ impl Engines {
 
 /// The measures as they are now.
 pub(super) fn registry(metrics: &Metrics, frontend: &Frontend) -> Registry {
-    let name = Cow::from(frontend.model.name.clone());
+    let name = Cow::from(frontend.pipeline.model.name.clone());
     let mut r = Registry::with_labels(std::iter::once((Cow::from("model_name"), name)));
-    let workers = frontend.fleet.router().workers();
+    let workers = frontend.pipeline.fleet.router().workers();
     let Engines { running, waiting, kv_usage } = Engines::of(&workers);
     register_gauge(&mut r, "vllm:num_requests_running", "Requests that engines run", running as f64);
     register_gauge(&mut r, "vllm:num_requests_waiting", "Requests that wait in engines", waiting as f64);
@@ -69,11 +70,11 @@ pub(super) fn registry(metrics: &Metrics, frontend: &Frontend) -> Registry {
         cache.get_or_create(&labels).set(1);
     }
     r.register("vllm:cache_config_info", "1 for the size of all KV caches together", cache);
-    register_requests(&mut r, metrics);
+    register_requests(&mut r, metrics, &frontend.pipeline.metrics);
     r
 }
 
-fn register_requests(r: &mut Registry, metrics: &Metrics) {
+fn register_requests(r: &mut Registry, metrics: &Metrics, of_pipeline: &PipelineMetrics) {
     r.register("vllm:prompt_tokens", "Tokens of expanded prompts", metrics.prompt_tokens.clone());
     r.register("vllm:generation_tokens", "New tokens", metrics.completion_tokens.clone());
     r.register("vllm:prefix_cache_queries", "Tokens of expanded prompts", metrics.prompt_tokens.clone());
@@ -85,25 +86,25 @@ fn register_requests(r: &mut Registry, metrics: &Metrics) {
     r.register(
         "vllm:request_success",
         "Continuations that ran to their end, by reason",
-        metrics.finished_choices.clone(),
+        of_pipeline.finished_choices(),
     );
     r.register_with_unit(
         "vllm:time_to_first_token",
         "From a request's arrival to its first token",
         Unit::Seconds,
-        metrics.time_to_first_token.clone(),
+        of_pipeline.time_to_first_token.clone(),
     );
     r.register_with_unit(
         "vllm:request_queue_time",
         "Time that requests waited in an engine",
         Unit::Seconds,
-        metrics.queue_time(),
+        of_pipeline.queue_time(),
     );
     r.register_with_unit(
         "vllm:inter_token_latency",
         "Between two tokens of an answer after the first",
         Unit::Seconds,
-        metrics.inter_token_latency.clone(),
+        of_pipeline.inter_token_latency.clone(),
     );
     r.register_with_unit(
         "vllm:e2e_request_latency",

@@ -17,8 +17,8 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
+use super::body_limits::BodyLimits;
 use crate::error::ApiError;
-use crate::frontend::Limits;
 use crate::pipeline::MediaRef;
 use shortened::Shortened;
 
@@ -80,7 +80,7 @@ struct Countdown {
 
 impl Intake {
     /// Nothing is built of `body` yet. A byte order mark before it is no part of it.
-    pub(crate) fn new(body: Bytes, limits: &Limits, budget: &ByteBudget) -> Self {
+    pub(crate) fn new(body: Bytes, limits: &BodyLimits, budget: &ByteBudget) -> Self {
         let body = if body.starts_with(BYTE_ORDER_MARK) { body.slice(BYTE_ORDER_MARK.len()..) } else { body };
         let countdown = |limit, what, flag| Countdown { limit, left: limit, what, flag };
         Self {
@@ -419,6 +419,6 @@ impl Intake {
 
     /// The same of a body as it is written.
     pub(crate) fn of_text(body: &str) -> Self {
-        Self::new(body.to_owned().into(), &Limits::default(), &ByteBudget::new(1 << 30))
+        Self::new(body.to_owned().into(), &BodyLimits::default(), &ByteBudget::new(1 << 30))
     }
 }

@@ -1,6 +1,7 @@
 //! OpenAI's protocol: request bodies to [`crate::pipeline::GenerateRequest`], and results back to bodies and chunks.
 
 mod body;
+mod body_limits;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod fields;
@@ -24,6 +25,7 @@ mod usage;
 mod value;
 
 pub(crate) use body::{AnswerHead, unix_seconds};
+pub use body_limits::BodyLimits;
 pub(crate) use intake::Intake;
 pub(crate) use logprobs::{Lists, Told, token_json};
 pub(crate) use nvext::Nvext;

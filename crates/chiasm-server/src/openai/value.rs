@@ -106,7 +106,7 @@ mod tests {
     use super::super::messages::Messages;
     use super::super::request;
     use super::*;
-    use crate::frontend::Limits;
+    use crate::openai::BodyLimits;
 
     /// Bytes on the heap, by what the standard library tells of its own capacities.
     fn heap(value: &Value) -> usize {
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn values_and_depth_are_bounded_and_the_field_is_named() {
-        let limits = Limits { json_values: 10, ..Limits::default() };
+        let limits = BodyLimits { json_values: 10, ..BodyLimits::default() };
         let outcome = |value: &Value| {
             let mut intake = Intake::new(body(value).to_string().into(), &limits, &ByteBudget::new(1 << 20));
             read(&mut intake).map_err(|error| (error.status, error.param.unwrap()))
@@ -158,7 +158,7 @@ mod tests {
         let too_many = Err((StatusCode::PAYLOAD_TOO_LARGE, "metadata".to_owned()));
         assert_eq!(outcome(&json!([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])), too_many);
         assert_eq!(outcome(&json!({"a": [{}, {}, {}], "b": [[], [], []], "c": [1]})), too_many);
-        let limits = Limits::default();
+        let limits = BodyLimits::default();
         let nested = |depth: usize| {
             let text = format!("{{\"x\": {}{}, \"messages\": []}}", "[".repeat(depth), "]".repeat(depth));
             let mut intake = Intake::new(text.into(), &limits, &ByteBudget::new(1 << 20));
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_byte_order_mark_is_no_part_of_a_body() {
         let read_all =
-            |text: String| read(&mut Intake::new(text.into(), &Limits::default(), &ByteBudget::new(1 << 20)));
+            |text: String| read(&mut Intake::new(text.into(), &BodyLimits::default(), &ByteBudget::new(1 << 20)));
         let value = body(&json!("x".repeat(100))).to_string();
         assert!(read_all(format!("\u{feff}{value}")).is_ok());
         let error = read_all(format!("\u{feff}\u{feff}{value}")).unwrap_err();
@@ -183,7 +183,8 @@ mod tests {
     fn what_has_no_room_is_refused_for_now_and_what_never_has_for_good() {
         let (value, budget) = (body(&json!(vec![0; 1000])), ByteBudget::new(200_000));
         let outcome = || {
-            read(&mut Intake::new(value.to_string().into(), &Limits::default(), &budget)).map_err(|error| error.status)
+            read(&mut Intake::new(value.to_string().into(), &BodyLimits::default(), &budget))
+                .map_err(|error| error.status)
         };
         assert_eq!(outcome(), Ok(()));
         let others = budget.charge(150_000).unwrap();
@@ -191,7 +192,7 @@ mod tests {
         drop(others);
         assert_eq!(budget.held(), 0);
         let value = body(&json!(vec![0; 10_000]));
-        let error = read(&mut Intake::new(value.to_string().into(), &Limits::default(), &budget)).unwrap_err();
+        let error = read(&mut Intake::new(value.to_string().into(), &BodyLimits::default(), &budget)).unwrap_err();
         assert_eq!((error.status, error.param.as_deref()), (StatusCode::PAYLOAD_TOO_LARGE, Some("metadata")));
     }
 }

@@ -94,7 +94,7 @@ impl Feed {
             state.rows.clear();
             return;
         }
-        let now = rows(&frontend.fleet);
+        let now = rows(&frontend.pipeline);
         let changed = now.iter().filter(|(id, row)| state.rows.get(id) != Some(row)).map(|(_, row)| row);
         let gone = state.rows.keys().filter(|id| !now.contains_key(id)).map(ToString::to_string);
         let tick = Tick {
@@ -125,10 +125,10 @@ impl Feed {
         }
         let receiver = told.subscribe();
         if state.rows.is_empty() {
-            state.rows = rows(&frontend.fleet);
+            state.rows = rows(&frontend.pipeline);
         }
         let start = Start {
-            model: &frontend.model.name,
+            model: &frontend.pipeline.model.name,
             version: env!("CARGO_PKG_VERSION"),
             has_keys: frontend.keys.current().are_asked_for(),
             rows: state.rows.values().collect(),
@@ -177,10 +177,10 @@ impl Feed {
 impl State {
     /// Ends a step of the history if it is time.
     fn end_step(&mut self, frontend: &Frontend, page: &Page) -> Option<Step> {
-        let tokens = frontend.metrics.found_in_all();
+        let tokens = frontend.pipeline.metrics.found_in_all();
         let Some(began) = self.step_began else {
             self.step_began = Some(Instant::now());
-            lock(&page.history).begin(&frontend.metrics, tokens);
+            lock(&page.history).begin(&frontend.pipeline.metrics, tokens);
             return None;
         };
         let took = began.elapsed();
@@ -189,14 +189,14 @@ impl State {
             return None;
         }
         self.step_began = Some(began + took);
-        Some(lock(&page.history).end_step(&frontend.metrics, tokens, took).clone())
+        Some(lock(&page.history).end_step(&frontend.pipeline.metrics, tokens, took).clone())
     }
 }
 
 impl Totals {
     fn of(frontend: &Frontend) -> Self {
         Self {
-            ready: frontend.fleet.ready_workers(),
+            ready: frontend.pipeline.fleet.ready_workers(),
             in_flight: frontend.metrics.requests_in_flight(),
             slots: frontend.slots.limit(),
         }

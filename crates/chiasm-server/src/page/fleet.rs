@@ -7,7 +7,8 @@ use chiasm_router::WorkerSnapshot;
 use chiasm_types::{Role, WorkerId};
 use serde::Serialize;
 
-use crate::fleet::{BreakerState, Fleet, Worker};
+use crate::fleet::{BreakerState, Worker};
+use crate::pipeline::Pipeline;
 
 /// One worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -51,13 +52,14 @@ struct Arena {
 }
 
 /// Every worker, in the order of their ids.
-pub(super) fn rows(fleet: &Fleet) -> BTreeMap<WorkerId, Row> {
+pub(super) fn rows(pipeline: &Pipeline) -> BTreeMap<WorkerId, Row> {
+    let fleet = &pipeline.fleet;
     let workers = fleet.router().workers();
-    let found = fleet.metrics().found(&workers);
+    let found = pipeline.metrics.found(&workers);
     let unnamed = fleet.unnamed();
     let present: BTreeMap<_, _> = fleet.workers().into_iter().map(|worker| (worker.id, worker)).collect();
     let row = |worker: &WorkerSnapshot| {
-        let hit_rate = found.of(worker.id).tokens.hit_rate();
+        let hit_rate = found.of_worker(worker.id).tokens.hit_rate();
         let present = present.get(&worker.id).map(|worker| &**worker);
         (worker.id, Row::new(worker, present, unnamed.contains(&worker.id), hit_rate))
     };

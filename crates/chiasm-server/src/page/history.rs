@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::metrics::{LatencyCounts, Metrics, PromptTokens};
+use crate::pipeline::{LatencyCounts, PipelineMetrics, PromptTokens};
 
 /// Seconds of a step.
 pub(super) const STEP: u64 = 5;
@@ -39,7 +39,7 @@ struct Before {
 }
 
 impl Before {
-    fn now(metrics: &Metrics, tokens: PromptTokens) -> Self {
+    fn now(metrics: &PipelineMetrics, tokens: PromptTokens) -> Self {
         Self { ttft: metrics.time_to_first_token.counts(), itl: metrics.inter_token_latency.counts(), tokens }
     }
 }
@@ -59,12 +59,12 @@ impl History {
     }
 
     /// Begins the first step.
-    pub(super) fn begin(&mut self, metrics: &Metrics, tokens: PromptTokens) {
+    pub(super) fn begin(&mut self, metrics: &PipelineMetrics, tokens: PromptTokens) {
         self.before = Some(Before::now(metrics, tokens));
     }
 
     /// Ends a step, which took so long. `tokens` are those of all prompts so far.
-    pub(super) fn end_step(&mut self, metrics: &Metrics, tokens: PromptTokens, took: Duration) -> &Step {
+    pub(super) fn end_step(&mut self, metrics: &PipelineMetrics, tokens: PromptTokens, took: Duration) -> &Step {
         let now = Before::now(metrics, tokens);
         let before = self.before.as_ref().unwrap_or(&now);
         let (ttft, itl) = (now.ttft.since(&before.ttft), now.itl.since(&before.itl));
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_step_tells_what_came_since_the_one_before() {
-        let (metrics, mut history) = (Metrics::default(), History::default());
+        let (metrics, mut history) = (PipelineMetrics::default(), History::default());
         metrics.time_to_first_token.observe(Duration::from_secs(9));
         let took = Duration::from_secs(2);
         history.begin(&metrics, PromptTokens { prompt: 100, cached: 50 });
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_quarter_of_an_hour_is_kept() {
-        let (metrics, mut history) = (Metrics::default(), History::default());
+        let (metrics, mut history) = (PipelineMetrics::default(), History::default());
         for _ in 0..STEPS + 7 {
             history.end_step(&metrics, PromptTokens::default(), Duration::from_secs(STEP));
         }

@@ -6,8 +6,8 @@ use chiasm_backend::JobItem;
 use chiasm_types::{MmHash, Modality};
 use serde::Serialize;
 
-use crate::door_metrics;
 use crate::frontend::Frontend;
+use crate::pipeline::by_source;
 
 /// Items that are counted at once.
 const COUNTED: usize = 256;
@@ -93,14 +93,14 @@ pub(super) struct Media {
 impl Media {
     /// How it is now.
     pub(super) fn of(frontend: &Frontend, repeated: &Repeated) -> Self {
-        let counts = frontend.door.counts();
+        let counts = frontend.pipeline.media.counts();
         Self {
-            ways: frontend.metrics.transfers(),
-            opened: BTreeMap::from(door_metrics::by_source(&counts)),
-            decoded: frontend.metrics.media_decoded.get(),
-            reused: frontend.metrics.media_reused.get(),
+            ways: frontend.pipeline.fleet.metrics().transfers(),
+            opened: BTreeMap::from(by_source(&counts)),
+            decoded: frontend.pipeline.metrics.media_decoded.get(),
+            reused: frontend.pipeline.metrics.media_reused.get(),
             cached_bytes: counts.cached_bytes,
-            processed_bytes: frontend.images.kept_bytes(),
+            processed_bytes: frontend.pipeline.images.kept_bytes(),
             repeated: repeated.told(),
         }
     }

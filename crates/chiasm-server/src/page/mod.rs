@@ -27,14 +27,16 @@ mod session;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use chiasm_backend::JobItem;
+use chiasm_backend::{JobItem, RequestId};
+use chiasm_router::Explanation;
 
 use crate::frontend::Frontend;
+use crate::pipeline::{ExplainedPlan, RouteObserver};
 use feed::Feed;
 use history::History;
 use media::Repeated;
-use requests::Requests;
-pub(crate) use requests::{Entries, Found, Outcome, Plan, PromptEntry};
+pub(crate) use requests::{Found, Outcome};
+use requests::{Plan, Requests};
 pub use routes::PREFIX;
 pub(crate) use routes::router;
 use session::Sessions;
@@ -47,7 +49,7 @@ pub struct PageOptions {
 }
 
 /// The state of the live page.
-pub(crate) struct Page {
+pub struct Page {
     sessions: Sessions,
     pub(crate) requests: Requests,
     repeated: Mutex<Repeated>,
@@ -56,7 +58,8 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn new(options: PageOptions) -> Self {
+    /// Creates an empty page.
+    pub fn new(options: PageOptions) -> Self {
         Self {
             sessions: Sessions::new(options.secure),
             requests: Requests::default(),
@@ -66,17 +69,30 @@ impl Page {
         }
     }
 
-    /// A request that was sent to a worker has these media items.
-    pub(crate) fn sent(&self, items: &[JobItem]) {
+    /// A request ended otherwise than its client had hoped, for a reason of this name.
+    pub(crate) fn failed(&self, cause: &'static str) {
+        lock(&self.history).failed(cause);
+    }
+}
+
+impl RouteObserver for Page {
+    fn wants_explanation(&self) -> bool {
+        self.requests.wants_next()
+    }
+
+    fn explained(&self, id: &RequestId, plans: &[ExplainedPlan<'_>], explanation: Explanation) -> Option<u64> {
+        self.requests.sent(id, plans.iter().map(Plan::from).collect(), explanation)
+    }
+
+    fn moved(&self, number: u64) {
+        self.requests.moved(number);
+    }
+
+    fn sent(&self, items: &[JobItem]) {
         if !items.is_empty() {
             let mut repeated = lock(&self.repeated);
             items.iter().for_each(|item| repeated.saw(item));
         }
-    }
-
-    /// A request ended otherwise than its client had hoped, for a reason of this name.
-    pub(crate) fn failed(&self, cause: &'static str) {
-        lock(&self.history).failed(cause);
     }
 }
 

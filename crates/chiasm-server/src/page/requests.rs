@@ -1,18 +1,17 @@
 //! The last requests, with what the router compared for each.
 
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::RequestId;
 use chiasm_router::{Considered, Decision, Explanation, Terms, Weights};
-use chiasm_types::PlanClassId;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{Page, lock};
-use crate::pipeline::Planned;
+use super::lock;
+use crate::pipeline::ExplainedPlan;
 
 /// Requests that are kept.
 const KEPT: usize = 100;
@@ -80,18 +79,6 @@ pub(crate) struct Found {
     /// Prompt tokens that the engine found in its cache.
     pub(crate) cached_tokens: usize,
     pub(crate) completion_tokens: usize,
-}
-
-/// The entries of one client's request: the latest entry of each of its prompts. Clones share them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Entries(Option<Arc<Mutex<Vec<Option<u64>>>>>);
-
-/// The latest entry of one prompt.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PromptEntry {
-    entries: Entries,
-    /// The index among the request's prompts.
-    prompt: usize,
 }
 
 struct Request {
@@ -218,7 +205,7 @@ impl Requests {
     }
 
     /// Marks the entry of an attempt that another one follows.
-    fn moved(&self, number: u64) {
+    pub(super) fn moved(&self, number: u64) {
         let mut kept = lock(&self.kept);
         if let Some(request) = kept.get_mut(number) {
             request.summary.moved = true;
@@ -246,44 +233,6 @@ impl Requests {
     }
 }
 
-impl Entries {
-    /// Creates the entries of a request that the page may show.
-    pub(crate) fn new() -> Self {
-        Self(Some(Arc::default()))
-    }
-
-    /// Adds a prompt to the request.
-    pub(crate) fn add_prompt(&self) -> PromptEntry {
-        let Some(latest) = &self.0 else { return PromptEntry::default() };
-        let mut latest = lock(latest);
-        latest.push(None);
-        PromptEntry { entries: self.clone(), prompt: latest.len() - 1 }
-    }
-
-    /// Marks all entries as moved: the request begins anew, elsewhere.
-    pub(crate) fn begin_anew(&self, page: &Page) {
-        self.take().into_iter().for_each(|number| page.requests.moved(number));
-    }
-
-    /// Takes the numbers of the latest entries.
-    pub(crate) fn take(&self) -> Vec<u64> {
-        let Some(latest) = &self.0 else { return Vec::new() };
-        lock(latest).iter_mut().filter_map(Option::take).collect()
-    }
-}
-
-impl PromptEntry {
-    /// Notes that the prompt goes to a worker. `number` is its entry if the page shows it. The
-    /// entry of an earlier attempt is marked as moved.
-    pub(crate) fn routed(&self, page: &Page, number: Option<u64>) {
-        let Some(latest) = &self.entries.0 else { return };
-        let before = lock(latest).get_mut(self.prompt).and_then(|entry| std::mem::replace(entry, number));
-        if let Some(before) = before {
-            page.requests.moved(before);
-        }
-    }
-}
-
 impl Kept {
     fn get_mut(&mut self, number: u64) -> Option<&mut Request> {
         let at = usize::try_from(number.checked_sub(self.first)?).ok()?;
@@ -291,21 +240,15 @@ impl Kept {
     }
 }
 
-impl Plan {
-    /// Creates the plan of a prompt of which only the approximate length is known.
-    pub(crate) fn about(class: PlanClassId, prompt_tokens: usize) -> Self {
-        Self { class: class.0, prompt_tokens, items: Vec::new() }
-    }
-
-    pub(crate) fn of(plan: &Planned) -> Self {
+impl From<&ExplainedPlan<'_>> for Plan {
+    fn from(plan: &ExplainedPlan<'_>) -> Self {
         let item = |item: &chiasm_backend::JobItem| Item {
             hash: item.hash.to_string(),
             modality: item.modality.to_string(),
             offset: item.placeholder.offset,
             length: item.placeholder.length,
         };
-        let items = plan.job_items.iter().map(item).collect();
-        Self { class: plan.class.0, prompt_tokens: plan.tokens.len(), items }
+        Self { class: plan.class.0, prompt_tokens: plan.prompt_tokens, items: plan.items.iter().map(item).collect() }
     }
 }
 

@@ -80,7 +80,7 @@ fn admits(frontend: &Frontend, page: &Page, headers: &HeaderMap) -> bool {
 
 /// The page of this frontend; there are no routes without one.
 fn page(frontend: &Frontend) -> Result<&Page, ApiError> {
-    frontend.page.as_ref().ok_or_else(ApiError::no_such_path)
+    frontend.page.as_deref().ok_or_else(ApiError::no_such_path)
 }
 
 async fn index(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, ApiError> {

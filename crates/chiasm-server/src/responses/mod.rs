@@ -58,18 +58,18 @@ pub(crate) async fn create(
     admission.ends_with_client();
     let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
     let name = model_name(frontend, adapter.as_ref());
-    let head = Head::new(&caller.id, name, &frontend.model.generation, &prepared.sampling, echo, charge)?;
+    let head = Head::new(&caller.id, name, &frontend.pipeline.model.generation, &prepared.sampling, echo, charge)?;
     let wants_logprobs = prepared.sampling.logprobs.is_some();
 
     let Some(options) = common.stream else {
-        let (mut choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
+        let (mut choices, attempted) = collect(&frontend.pipeline, &prepared).await.map_err(told)?;
         let usage = usage(&attempted, &choices, prepared.reads_reasoning());
         frontend.metrics.used(usage);
         admission.record.attempted(attempted);
         admission.record.used(usage);
         let choice = choices.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
         let candidates = choice.text_logprobs.iter().map(|token| 1 + token.logprob.top.len()).sum();
-        let logprobs = wants_logprobs.then(|| LogprobWriter::whole(frontend.model.tokenizer.clone()));
+        let logprobs = wants_logprobs.then(|| LogprobWriter::whole(frontend.pipeline.model.tokenizer.clone()));
         let id = caller.id.clone();
         let mut response = written(frontend, &caller, candidates, move || {
             let answer = Answer::whole(id.as_str(), names, logprobs, choice);
@@ -80,10 +80,15 @@ pub(crate) async fn create(
         return Ok(response);
     };
 
-    let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
+    let generation = Generation::start(&frontend.pipeline, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
-    let writer = || LogprobWriter::streamed(frontend.model.tokenizer.clone(), frontend.door.budget().empty_charge());
+    let writer = || {
+        LogprobWriter::streamed(
+            frontend.pipeline.model.tokenizer.clone(),
+            frontend.pipeline.media.budget().empty_charge(),
+        )
+    };
     let (mut answer, begun) = Answer::streamed(caller.id.as_str(), names, wants_logprobs.then(writer), &head);
     let events = meter::events(
         begun.concat(),

@@ -8,7 +8,7 @@ use serde_json::value::{RawValue, Value, to_raw_value};
 
 use super::output::{Item, Status};
 use crate::error::ApiError;
-use crate::generation_config::GenerationConfig;
+use crate::model::GenerationConfig;
 use crate::openai::fields::Fields;
 use crate::openai::{Usage, unix_seconds};
 use crate::pipeline::Sampling;

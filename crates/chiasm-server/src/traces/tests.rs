@@ -20,7 +20,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use super::*;
 use crate::Frontend;
 use crate::connections::Connection;
-use crate::stand::Stand;
+use crate::test_server::TestServer;
 use crate::{layers, routes};
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -36,7 +36,8 @@ impl Stage {
     async fn with(sample: f64) -> Self {
         let (endpoint, told) = collector().await;
         let exporter = Exporter::start(endpoint, Headers::default(), "test", "1").unwrap();
-        let Stand { frontend, mut backends } = Stand::of(1).await;
+        let TestServer { frontend, test } = TestServer::new(1).await;
+        let mut backends = test.backends;
         let frontend = Arc::into_inner(frontend).unwrap().with_traces(Traces::new(exporter, sample));
         Self { frontend: Arc::new(frontend), backend: backends.remove(0), told }
     }

@@ -33,11 +33,12 @@ use chiasm_backend::{Backend, Content, Job, LargestItem};
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, CountedRows, EngineConnector, EngineOptions, FormatPolicy, LaunchHost,
 };
+use chiasm_fleet::{Fleet, Patience};
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_pipeline::model::ServedModel;
+use chiasm_pipeline::{Pipeline, PipelineLimits};
 use chiasm_router::RouterConfig;
-use chiasm_server::fleet::{Fleet, Patience};
-use chiasm_server::model::ServedModel;
-use chiasm_server::{Frontend, Limits, connections};
+use chiasm_server::{BodyLimits, Frontend, HttpLimits, connections};
 use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
@@ -118,7 +119,8 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     });
     let fleet = Fleet::start(connectors.collect(), RouterConfig::default(), Patience::default())?;
     let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(MEDIA_BYTES))?;
-    let frontend = Arc::new(Frontend::new(served, door, fleet.clone(), Limits::default()));
+    let pipeline = Arc::new(Pipeline::new(served, door, fleet.clone(), PipelineLimits::default()));
+    let frontend = Arc::new(Frontend::new(pipeline, HttpLimits::default(), BodyLimits::default()));
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
     let address = listener.local_addr()?;
     let served = tokio::select! {

@@ -5,7 +5,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use chiasm_backend::unread::DEFAULT_MAX_BYTES;
-use chiasm_server::{Limits, Network};
+use chiasm_server::{BodyLimits, Network};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
@@ -17,13 +17,13 @@ pub(crate) struct LimitArgs {
     #[arg(long, env = "CHIASM_MAX_BODY_BYTES", default_value_t = 64 << 20)]
     pub(crate) max_body_bytes: usize,
     /// Most JSON values in a request beside messages and prompts: in template settings, tool calls and the like
-    #[arg(long, env = "CHIASM_MAX_JSON_VALUES", default_value_t = Limits::default().json_values)]
+    #[arg(long, env = "CHIASM_MAX_JSON_VALUES", default_value_t = BodyLimits::default().json_values)]
     pub(crate) max_json_values: usize,
     /// Most messages in a request
-    #[arg(long, env = "CHIASM_MAX_MESSAGES", default_value_t = Limits::default().messages)]
+    #[arg(long, env = "CHIASM_MAX_MESSAGES", default_value_t = BodyLimits::default().messages)]
     pub(crate) max_messages: usize,
     /// Most content parts in all messages of a request
-    #[arg(long, env = "CHIASM_MAX_CONTENT_PARTS", default_value_t = Limits::default().content_parts)]
+    #[arg(long, env = "CHIASM_MAX_CONTENT_PARTS", default_value_t = BodyLimits::default().content_parts)]
     pub(crate) max_content_parts: usize,
     /// Seconds that a request body may take to arrive
     #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = seconds, default_value = "60")]

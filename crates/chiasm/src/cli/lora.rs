@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use chiasm_server::adapters::AdapterSource;
+use chiasm_fleet::adapters::AdapterSource;
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use serde::Deserialize;

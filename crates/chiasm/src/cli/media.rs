@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use chiasm_media::DomainRule;
-use chiasm_server::ItemLimits;
+use chiasm_pipeline::ItemLimits;
 use chiasm_types::Modality;
 use clap::Args;
 use serde_json::Value;
@@ -134,7 +134,7 @@ mod tests {
             ("{\"image\": {\"count\": 5, \"width\": 512}, \"audio\": 1}", 5),
             ("{\"video\": 1}", 64),
         ] {
-            assert_eq!(items_per_prompt(text).unwrap().of(&Modality::Image), images, "{text}");
+            assert_eq!(items_per_prompt(text).unwrap().get(&Modality::Image), images, "{text}");
         }
         for text in ["8", "image", "image=-1", "image=x", "picture=1", "{\"image\": \"8\"}", "{", "{\"image\": {}}", ""]
         {

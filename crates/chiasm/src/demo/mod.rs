@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_engine::{ArenaPolicy, ClientOptions, EngineOptions, FormatPolicy};
+use chiasm_fleet::{Fleet, Patience};
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_pipeline::model::ServedModel;
+use chiasm_pipeline::{Pipeline, PipelineLimits};
 use chiasm_router::{Policy, RouterConfig};
-use chiasm_server::fleet::{Fleet, Patience};
-use chiasm_server::model::ServedModel;
-use chiasm_server::page::PageOptions;
-use chiasm_server::{Frontend, Limits};
+use chiasm_server::page::{Page, PageOptions};
+use chiasm_server::{BodyLimits, Frontend, HttpLimits};
 use chiasm_types::Role;
 use chiasm_vision::TakenKinds;
 
@@ -144,8 +145,11 @@ impl Stand {
         // The demo's web server is on this machine, so the door must let loopback addresses in.
         let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
         let door = MediaDoor::new(media, ByteBudget::new(DEMO_BYTES))?;
-        let frontend = Frontend::new(model.clone(), door, fleet.clone(), Limits::default());
-        let frontend = frontend.with_page(PageOptions::default());
+        let page = Arc::new(Page::new(PageOptions::default()));
+        let pipeline = Pipeline::new(model.clone(), door, fleet.clone(), PipelineLimits::default());
+        let pipeline = Arc::new(pipeline.with_observer(page.clone()));
+        let frontend = Frontend::new(pipeline, HttpLimits::default(), BodyLimits::default());
+        let frontend = frontend.with_page(Some(page));
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let stopped = async {
             let _ = stopped.await;

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use chiasm_server::model::{NativeImages, ServedModel};
+use chiasm_pipeline::model::{NativeImages, ServedModel};
 use tokio::process::Command;
 
 use super::deadline::{DISK_TIME, NoAnswer, looked, printed};

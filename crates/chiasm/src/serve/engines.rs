@@ -5,7 +5,7 @@ use std::sync::Arc;
 use chiasm_backend::{Connector, PrivateNetwork};
 use chiasm_engine::state::StateDir;
 use chiasm_engine::{AttachHost, EmbeddingStore, EngineConnector, EngineHost, EngineOptions, LaunchHost};
-use chiasm_server::model::ServedModel;
+use chiasm_pipeline::model::ServedModel;
 use chiasm_sim_engine::{EmbeddingFolder, SimConfig};
 use chiasm_types::Role;
 use chiasm_upstream::{UpstreamConnector, UpstreamKey};

@@ -2,7 +2,7 @@
 
 use chiasm_engine::EngineError;
 use chiasm_engine::launch::ServerFlag;
-use chiasm_server::answers::ParserChoice;
+use chiasm_pipeline::answers::ParserChoice;
 
 use super::Side;
 use crate::cli::ServeArgs;

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use chiasm_engine::{ArenaPolicy, ClientOptions, CountedRows, FormatPolicy};
+use chiasm_fleet::Patience;
 use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
+use chiasm_pipeline::PipelineLimits;
+use chiasm_pipeline::model::ServedModel;
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
-use chiasm_server::fleet::Patience;
-use chiasm_server::model::ServedModel;
-use chiasm_server::{Limits, RoutingOptions, TrustedProxies};
+use chiasm_server::{BodyLimits, HttpLimits, RoutingOptions, TrustedProxies};
 
 use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;
@@ -180,27 +181,42 @@ fn byte_budget(args: &MediaArgs) -> ByteBudget {
     ByteBudget::new(args.max_bytes_in_flight.saturating_add(caches))
 }
 
+/// The limits of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) http: HttpLimits,
+    pub(crate) body: BodyLimits,
+    pub(crate) pipeline: PipelineLimits,
+}
+
+/// Returns the server's limits as the flags set them.
 pub(super) fn limits(args: &ServeArgs) -> Limits {
-    let defaults = Limits::default();
+    let flags = &args.limits;
     Limits {
-        body_bytes: args.limits.max_body_bytes,
-        body_timeout: args.limits.body_timeout,
-        min_body_rate: args.limits.min_body_rate,
-        json_values: args.limits.max_json_values,
-        messages: args.limits.max_messages,
-        content_parts: args.limits.max_content_parts,
-        items_per_prompt: args.media.limit_mm_per_prompt.clone(),
-        processed_bytes: args.media.processed_cache_bytes,
-        connections: args.limits.max_connections,
-        head_timeout: args.limits.head_timeout,
-        write_timeout: args.limits.write_timeout,
-        requests: args.limits.max_requests,
-        trusted_proxies: TrustedProxies::new(args.limits.trusted_proxies.clone()),
-        cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
-        request_cost: args.limits.max_request_cost,
-        first_token_timeout: some_time(args.limits.first_token_timeout),
-        request_timeout: some_time(args.limits.request_timeout),
-        quarantine: args.limits.quarantine,
+        http: HttpLimits {
+            body_bytes: flags.max_body_bytes,
+            body_timeout: flags.body_timeout,
+            min_body_rate: flags.min_body_rate,
+            connections: flags.max_connections,
+            head_timeout: flags.head_timeout,
+            write_timeout: flags.write_timeout,
+            trusted_proxies: TrustedProxies::new(flags.trusted_proxies.clone()),
+        },
+        body: BodyLimits {
+            json_values: flags.max_json_values,
+            messages: flags.max_messages,
+            content_parts: flags.max_content_parts,
+        },
+        pipeline: PipelineLimits {
+            requests: flags.max_requests,
+            items_per_prompt: args.media.limit_mm_per_prompt.clone(),
+            processed_bytes: args.media.processed_cache_bytes,
+            cpu_threads: flags.cpu_threads.unwrap_or(PipelineLimits::default().cpu_threads),
+            request_cost: flags.max_request_cost,
+            first_token_timeout: some_time(flags.first_token_timeout),
+            request_timeout: some_time(flags.request_timeout),
+            quarantine: flags.quarantine,
+        },
     }
 }
 
@@ -224,18 +240,20 @@ mod tests {
             };
             limits(&args)
         };
-        let defaults = Limits { cpu_threads: of(&[]).cpu_threads, ..Limits::default() };
+        let mut defaults = Limits::default();
+        defaults.pipeline.cpu_threads = of(&[]).pipeline.cpu_threads;
         assert_eq!(of(&[]), defaults);
         let flags =
             ["--min-body-rate=5", "--write-timeout=7", "--max-requests=9", "--trusted-proxies=10.0.0.0/8,fd00::1"];
         let networks = ["10.0.0.0/8", "fd00::1"].map(|network| network.parse().unwrap());
-        let changed = Limits {
+        let http = HttpLimits {
             min_body_rate: 5,
             write_timeout: Duration::from_secs(7),
-            requests: Some(9),
             trusted_proxies: TrustedProxies::new(networks.into()),
-            ..defaults
+            ..HttpLimits::default()
         };
+        let pipeline = PipelineLimits { requests: Some(9), ..defaults.pipeline };
+        let changed = Limits { http, pipeline, ..defaults };
         assert_eq!(of(&flags), changed);
         assert!(Cli::try_parse_from(["chiasm", "serve", "m", "--trusted-proxies", "example.com"]).is_err());
     }

@@ -6,11 +6,11 @@ use serde_json::json;
 
 use super::super::request::MessagesRequest;
 use super::*;
-use crate::frontend::Limits;
+use crate::openai::BodyLimits;
 use crate::openai::RequestBody;
 use crate::pipeline::{Chat, Prompt};
 
-fn parse_text(body: Bytes, limits: &Limits) -> Result<Chat, ApiError> {
+fn parse_text(body: Bytes, limits: &BodyLimits) -> Result<Chat, ApiError> {
     let (request, _) = MessagesRequest::parse(Intake::new(body, limits, &ByteBudget::new(1 << 20)))?;
     let Prompt::Chat(chat) = request.generate.prompt else { panic!("a conversation") };
     Ok(chat)
@@ -18,7 +18,7 @@ fn parse_text(body: Bytes, limits: &Limits) -> Result<Chat, ApiError> {
 
 fn parse(messages: &Value) -> Result<Chat, ApiError> {
     let body = json!({"max_tokens": 5, "messages": messages});
-    parse_text(body.to_string().into(), &Limits::default())
+    parse_text(body.to_string().into(), &BodyLimits::default())
 }
 
 fn image(url: &str) -> Value {
@@ -175,7 +175,7 @@ fn system_messages_lose_a_header_that_differs_in_every_request() {
             {"role": "system", "content": [{"type": "text", "text": "c"}]}, {"role": "user", "content": []},
         ],
     });
-    let chat = parse_text(body.to_string().into(), &Limits::default()).unwrap();
+    let chat = parse_text(body.to_string().into(), &BodyLimits::default()).unwrap();
     let expected = [("system", "ab"), ("user", "hi"), ("system", "c")];
     assert_eq!(chat.messages, expected.map(|(role, text)| message(role, text.to_owned())));
 }
@@ -187,7 +187,7 @@ fn a_large_image_stays_in_the_body() {
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
     ]}]});
     let body = Bytes::from(body.to_string());
-    let chat = parse_text(body.clone(), &Limits::default()).unwrap();
+    let chat = parse_text(body.clone(), &BodyLimits::default()).unwrap();
     let Some(MediaInput::Base64(shared)) = &chat.media[0].source else { panic!("base64") };
     assert_eq!(shared, &data);
     assert!(body.as_ptr_range().contains(&shared.as_ptr()));
@@ -250,7 +250,7 @@ fn what_is_wrong_is_named() {
 
 #[test]
 fn messages_and_blocks_are_bounded_and_results_are_messages() {
-    let limits = Limits { messages: 3, content_parts: 3, ..Limits::default() };
+    let limits = BodyLimits { messages: 3, content_parts: 3, ..BodyLimits::default() };
     let outcome = |messages: Value| {
         let body = json!({"max_tokens": 5, "messages": messages});
         let parsed = parse_text(body.to_string().into(), &limits);
@@ -275,7 +275,7 @@ fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
         content("b"),
         content("c")
     );
-    let chat = parse_text(body.into(), &Limits::default()).unwrap();
+    let chat = parse_text(body.into(), &BodyLimits::default()).unwrap();
     assert_eq!(chat.media.len(), 1);
     assert_eq!(chat.media[0].source.as_ref().unwrap().text(), b"c");
 }

@@ -16,10 +16,14 @@ struct Encrypted {
 }
 
 impl Encrypted {
-    async fn with(limits: Limits) -> Self {
+    async fn with(limits: HttpLimits) -> Self {
+        Self::within(limits, PipelineLimits::default()).await
+    }
+
+    async fn within(http: HttpLimits, pipeline: PipelineLimits) -> Self {
         let made = Made::chain();
         let certificate = Arc::new(made.load().unwrap());
-        Self { server: Listening::within(Some(certificate), limits).await, made }
+        Self { server: Listening::within(Some(certificate), http, pipeline).await, made }
     }
 
     /// A connection whose handshake is done.
@@ -60,7 +64,7 @@ impl Encrypted {
 
 #[tokio::test]
 async fn requests_are_answered_in_both_versions() {
-    let server = Encrypted::with(Limits::default()).await;
+    let server = Encrypted::with(HttpLimits::default()).await;
     for version in [&version::TLS12, &version::TLS13] {
         let mut stream = server.connect(version).await;
         let tls = stream.get_ref().1;
@@ -77,7 +81,7 @@ async fn requests_are_answered_in_both_versions() {
 
 #[tokio::test]
 async fn whoever_does_not_agree_on_tls_is_let_go() {
-    let limits = Limits { head_timeout: Duration::from_millis(300), ..Limits::default() };
+    let limits = HttpLimits { head_timeout: Duration::from_millis(300), ..HttpLimits::default() };
     let server = Encrypted::with(limits).await;
     let hello = [0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3];
     let beginnings: [&[u8]; 6] = [b"", get("/health").as_bytes(), b"\x16", &hello, &[0xff; 100], &[0; 100_000]]
@@ -100,21 +104,21 @@ async fn whoever_does_not_agree_on_tls_is_let_go() {
 
 #[tokio::test]
 async fn whoever_is_in_a_handshake_makes_room_and_keeps_up_nobody() {
-    let server = Encrypted::with(Limits { connections: 1, ..Limits::default() }).await;
+    let server = Encrypted::with(HttpLimits { connections: 1, ..HttpLimits::default() }).await;
     let silent = server.server.sent("").await;
     wait_for("its place", || server.server.metric("chiasm_connections") == 1).await;
     assert!(server.answer(get("/health")).await.starts_with("HTTP/1.1 200"));
     assert_eq!(server.server.metric("chiasm_closed_connections_total{cause=\"room\"}"), 1);
     drop(silent);
 
-    let stand = Stand::limited(Limits::default(), 1).await;
+    let plain = TestServer::new(1).await;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let certificate = Some(Arc::new(server.made.load().unwrap()));
-    let serving = tokio::spawn(serve(listener, certificate, stand.frontend.clone(), async { drop(stopped.await) }));
+    let serving = tokio::spawn(serve(listener, certificate, plain.frontend.clone(), async { drop(stopped.await) }));
     let _silent = TcpStream::connect(address).await.unwrap();
-    let open = || stand.frontend.metrics.render(&stand.frontend).unwrap().contains("\nchiasm_connections 1\n");
+    let open = || plain.frontend.metrics.render(&plain.frontend).unwrap().contains("\nchiasm_connections 1\n");
     wait_for("its place", open).await;
     let started = std::time::Instant::now();
     drop(stop);
@@ -124,8 +128,9 @@ async fn whoever_is_in_a_handshake_makes_room_and_keeps_up_nobody() {
 
 #[tokio::test]
 async fn hellos_wait_for_their_turn_like_all_work_that_costs() {
-    let server = Encrypted::with(Limits { cpu_threads: 1, ..Limits::default() }).await;
-    let cpu = server.server.stand.frontend.cpu.clone();
+    let one_thread = PipelineLimits { cpu_threads: 1, ..PipelineLimits::default() };
+    let server = Encrypted::within(HttpLimits::default(), one_thread).await;
+    let cpu = server.server.server.frontend.pipeline.cpu.clone();
     let short = || cpu.load().pending[0];
     // Work of others keeps both threads for short work busy.
     let (release, released) = std::sync::mpsc::channel::<()>();
@@ -151,7 +156,7 @@ async fn hellos_wait_for_their_turn_like_all_work_that_costs() {
 
 #[tokio::test]
 async fn a_client_that_leaves_ends_its_request() {
-    let server = Encrypted::with(Limits::default()).await;
+    let server = Encrypted::with(HttpLimits::default()).await;
     for (round, fields) in ["", ", \"stream\": true"].into_iter().enumerate() {
         for (politely, aborted) in [(false, 2 * round + 1), (true, 2 * round + 2)] {
             let mut stream = server.sent(completion(fields)).await;
@@ -171,8 +176,9 @@ async fn a_client_that_leaves_ends_its_request() {
 
 #[tokio::test]
 async fn an_answer_that_nobody_reads_ends() {
-    let limits = Limits { write_timeout: Duration::from_millis(200), requests: Some(1), ..Limits::default() };
-    let server = Encrypted::with(limits).await;
+    let limits = HttpLimits { write_timeout: Duration::from_millis(200), ..HttpLimits::default() };
+    let one_request = PipelineLimits { requests: Some(1), ..PipelineLimits::default() };
+    let server = Encrypted::within(limits, one_request).await;
     let endless = (0..60_000).fold(Script::tokens(&[40]), |script, _| script.then(0, &[41]));
     server.server.backend().next_job(endless);
     let unread = server.sent(completion(", \"stream\": true, \"return_token_ids\": true")).await;
@@ -185,7 +191,7 @@ async fn an_answer_that_nobody_reads_ends() {
 
 #[tokio::test]
 async fn a_large_body_is_read_whole() {
-    let server = Encrypted::with(Limits::default()).await;
+    let server = Encrypted::with(HttpLimits::default()).await;
     server.server.backend().next_job(Script::tokens(&[40]).finish(Finish::Eos));
     // What the fields before the prompt have is thrown away, but has to be there.
     let user = "u".repeat(5 * LARGE);

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::super::request;
 use super::*;
-use crate::frontend::Limits;
+use crate::openai::BodyLimits;
 
 fn parse(messages: &Value) -> Result<(Vec<ChatMessage>, Vec<MediaRef>), ApiError> {
     let mut intake = Intake::of(&json!({"messages": messages}));
@@ -234,7 +234,7 @@ fn roles_and_fields_of_parts_may_be_those_of_the_template() {
 
 #[test]
 fn messages_and_parts_are_bounded() {
-    let limits = Limits { messages: 2, content_parts: 3, ..Limits::default() };
+    let limits = BodyLimits { messages: 2, content_parts: 3, ..BodyLimits::default() };
     let outcome = |messages: &Value| {
         let body = json!({"messages": messages}).to_string();
         let mut intake = Intake::new(body.into(), &limits, &ByteBudget::new(1 << 20));
@@ -253,7 +253,7 @@ fn a_large_url_stays_in_the_body_unless_something_in_it_is_escaped() {
     let parsed = |url: &str| {
         let message = format!(r#"{{"role": "user", "content": [{{"type": "image_url", "image_url": "{url}"}}]}}"#);
         let (body, budget) = (Bytes::from(format!(r#"{{"messages": [{message}]}}"#)), ByteBudget::new(1 << 20));
-        let mut intake = Intake::new(body.clone(), &Limits::default(), &budget);
+        let mut intake = Intake::new(body.clone(), &BodyLimits::default(), &budget);
         let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
         let url = media[0].source.clone().unwrap();
         (body.as_ptr_range().contains(&url.text().as_ptr()), url, intake.into_charge().bytes())
@@ -272,7 +272,7 @@ fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
     let twice = message(&format!(r#""content": [{}], "content": [{}]"#, image("a"), image("b")));
     let body =
         format!(r#"{{"messages": [{}], "messages": [{twice}]}}"#, message(&format!(r#""content": [{}]"#, image("c"))));
-    let mut intake = Intake::new(body.into(), &Limits::default(), &ByteBudget::new(1 << 20));
+    let mut intake = Intake::new(body.into(), &BodyLimits::default(), &ByteBudget::new(1 << 20));
     let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
     assert_eq!(media.len(), 1);
     assert_eq!(media[0].source.as_ref().unwrap().text(), b"http://b");
@@ -285,7 +285,7 @@ fn a_wrong_type_names_the_field_and_broken_json_the_body() {
     assert_eq!(refused(json!("x")), "messages");
     let mut intake = Intake::new(
         r#"{"messages": [{"role": "user", "content": "x"#.into(),
-        &Limits::default(),
+        &BodyLimits::default(),
         &ByteBudget::new(1 << 20),
     );
     let error = request::read::<Messages>(&mut intake).err().unwrap();

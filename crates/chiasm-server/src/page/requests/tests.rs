@@ -6,7 +6,7 @@ use super::*;
 use crate::openai::Usage;
 use crate::pipeline::{Attempted, Prepared, Prompt, Sampling, collect};
 use crate::record::Record;
-use crate::stand::Stand;
+use crate::test_server::TestServer;
 
 #[test]
 fn burst_is_explained_and_then_one_in_each_pause() {
@@ -21,22 +21,22 @@ fn burst_is_explained_and_then_one_in_each_pause() {
 }
 
 /// A server with a page, before workers that are tried in their order.
-async fn stand(workers: usize) -> Stand {
-    Stand::of(workers).await.with_page()
+async fn server(workers: usize) -> TestServer {
+    TestServer::with_page(workers).await
 }
 
-fn record(stand: &Stand) -> Record {
-    Record::new("completions", Span::none(), None, stand.frontend.clone())
+fn record(server: &TestServer) -> Record {
+    Record::new("completions", Span::none(), None, server.frontend.clone())
 }
 
-async fn prepare(stand: &Stand, record: &Record) -> Prepared {
+async fn prepare(server: &TestServer, record: &Record) -> Prepared {
     let prompt = Prompt::Text("the quick brown fox".to_owned());
-    stand.prepare_shown(prompt, Sampling::default(), record.entries()).await.unwrap()
+    server.test.prepare_shown(prompt, Sampling::default(), record.entries()).await.unwrap()
 }
 
 /// The entries as the page shows them: worker, status, tokens of the answer.
-fn shown(stand: &Stand) -> Vec<(String, String, Option<usize>)> {
-    let page = stand.frontend.page.as_ref().unwrap();
+fn shown(server: &TestServer) -> Vec<(String, String, Option<usize>)> {
+    let page = server.frontend.page.as_ref().unwrap();
     let row = |summary: Summary| {
         let status = match &summary.outcome {
             Some(outcome) => outcome.status.to_string(),
@@ -55,70 +55,70 @@ fn row(worker: &str, status: &str, tokens: Option<usize>) -> (String, String, Op
 
 #[tokio::test(start_paused = true)]
 async fn attempt_that_moved_is_marked() {
-    let stand = stand(2).await;
-    stand.backends[0].next_job(Script::refuse(JobError::Dead(Death::new("it was unplugged"))));
-    stand.backends[1].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
-    let record = record(&stand);
-    let (_, attempted) = collect(&stand.frontend, &prepare(&stand, &record).await).await.unwrap();
-    assert_eq!(shown(&stand), [row("worker_0", "moved", None), row("worker_1", "running", None)]);
+    let server = server(2).await;
+    server.test.backends[0].next_job(Script::refuse(JobError::Dead(Death::new("it was unplugged"))));
+    server.test.backends[1].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
+    let record = record(&server);
+    let (_, attempted) = collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
+    assert_eq!(shown(&server), [row("worker_0", "moved", None), row("worker_1", "running", None)]);
     record.attempted(attempted);
     record.used(Usage { completion_tokens: 2, ..Usage::default() });
     record.answered(200, None);
     drop(record);
-    assert_eq!(shown(&stand), [row("worker_0", "moved", None), row("worker_1", "200", Some(2))]);
+    assert_eq!(shown(&server), [row("worker_0", "moved", None), row("worker_1", "200", Some(2))]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn refusal_after_routing_ends_the_entry() {
-    let stand = stand(1).await;
+    let server = server(1).await;
     let refused = JobError::Refused { field: "prompt".to_owned(), message: "is too long".to_owned() };
-    stand.backends[0].next_job(Script::refuse(refused));
-    let record = record(&stand);
-    collect(&stand.frontend, &prepare(&stand, &record).await).await.map(drop).unwrap_err();
+    server.test.backends[0].next_job(Script::refuse(refused));
+    let record = record(&server);
+    collect(&server.test.pipeline, &prepare(&server, &record).await).await.map(drop).unwrap_err();
     record.answered(400, None);
     drop(record);
-    assert_eq!(shown(&stand), [row("worker_0", "400", None)]);
+    assert_eq!(shown(&server), [row("worker_0", "400", None)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn client_that_leaves_ends_the_entry() {
     // A job without a script hangs.
-    let stand = stand(1).await;
-    let record = record(&stand);
-    let prepared = prepare(&stand, &record).await;
-    let answer = collect(&stand.frontend, &prepared);
+    let server = server(1).await;
+    let record = record(&server);
+    let prepared = prepare(&server, &record).await;
+    let answer = collect(&server.test.pipeline, &prepared);
     let late = tokio::time::timeout(Duration::from_secs(1), answer).await;
     assert!(late.is_err());
-    assert_eq!(shown(&stand), [row("worker_0", "running", None)]);
+    assert_eq!(shown(&server), [row("worker_0", "running", None)]);
     drop(record);
-    assert_eq!(shown(&stand), [row("worker_0", "499", None)]);
+    assert_eq!(shown(&server), [row("worker_0", "499", None)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn passed_on_request_shows_its_first_token() {
-    let stand = stand(1).await;
-    stand.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Length));
-    let record = record(&stand);
-    let (_, attempted) = collect(&stand.frontend, &prepare(&stand, &record).await).await.unwrap();
+    let server = server(1).await;
+    server.test.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Length));
+    let record = record(&server);
+    let (_, attempted) = collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
     // A request that is passed on is recorded with the head of its answer, and nobody may count its
     // tokens.
     record.attempted(Attempted { first_token: None, ..attempted });
     record.first_token(Duration::from_millis(250));
     record.answered(200, None);
     drop(record);
-    let outcome = stand.frontend.page.as_ref().unwrap().requests.all().remove(0).outcome.unwrap();
+    let outcome = server.frontend.page.as_ref().unwrap().requests.all().remove(0).outcome.unwrap();
     assert_eq!((outcome.ttft, outcome.found), (Some(0.25), None));
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_prompt_of_a_list_has_its_own_end() {
-    let stand = stand(2).await;
-    stand.backends[0].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
-    stand.backends[1].next_job(Script::tokens(&[40, 41, 42]).finish(Finish::Length));
-    let record = record(&stand);
+    let server = server(2).await;
+    server.test.backends[0].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
+    server.test.backends[1].next_job(Script::tokens(&[40, 41, 42]).finish(Finish::Length));
+    let record = record(&server);
     let mut total = Usage::default();
     for tokens in [2, 3] {
-        let (_, attempted) = collect(&stand.frontend, &prepare(&stand, &record).await).await.unwrap();
+        let (_, attempted) = collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
         let usage = Usage { completion_tokens: tokens, ..Usage::default() };
         total += usage;
         record.attempted(attempted);
@@ -127,5 +127,5 @@ async fn every_prompt_of_a_list_has_its_own_end() {
     record.used(total);
     record.answered(200, None);
     drop(record);
-    assert_eq!(shown(&stand), [row("worker_0", "200", Some(2)), row("worker_1", "200", Some(3))]);
+    assert_eq!(shown(&server), [row("worker_0", "200", Some(2)), row("worker_1", "200", Some(3))]);
 }

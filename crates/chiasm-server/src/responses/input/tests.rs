@@ -5,7 +5,7 @@ use chiasm_types::Modality;
 use serde_json::json;
 
 use super::*;
-use crate::frontend::Limits;
+use crate::openai::BodyLimits;
 use crate::openai::request;
 
 fn parse(input: &Value) -> Result<Input, ApiError> {
@@ -142,7 +142,7 @@ fn a_large_image_stays_in_the_body() {
     let url = format!("data:image/png;base64,{}", "AAAA".repeat(10_000));
     let part = json!({"type": "input_image", "image_url": url});
     let body = Bytes::from(json!({"input": [{"role": "user", "content": [part]}]}).to_string());
-    let mut intake = Intake::new(body.clone(), &Limits::default(), &ByteBudget::new(1 << 20));
+    let mut intake = Intake::new(body.clone(), &BodyLimits::default(), &ByteBudget::new(1 << 20));
     let (_, Input { media, .. }) = request::read(&mut intake).unwrap();
     let Some(MediaInput::Url(read)) = media[0].source.clone() else { panic!("a URL") };
     assert!(body.as_ptr_range().contains(&read.as_ptr()));
@@ -157,7 +157,7 @@ fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
     let twice = format!(r#"[{{"role": "user", {}, {}}}]"#, content("http://a"), content("http://b"));
     let before = format!(r#"[{{"role": "user", {}}}]"#, content("http://c"));
     let body = format!(r#"{{"input": {before}, "input": {twice}}}"#);
-    let mut intake = Intake::new(body.into(), &Limits::default(), &ByteBudget::new(1 << 20));
+    let mut intake = Intake::new(body.into(), &BodyLimits::default(), &ByteBudget::new(1 << 20));
     let (_, Input { media, .. }) = request::read(&mut intake).unwrap();
     assert_eq!(media.len(), 1);
     assert_eq!(media[0].source, Some(MediaInput::Url(Bytes::from_static(b"http://b"))));
@@ -221,7 +221,7 @@ fn what_is_wrong_with_parts_is_named() {
 
 #[test]
 fn items_and_parts_are_bounded() {
-    let limits = Limits { messages: 2, content_parts: 3, ..Limits::default() };
+    let limits = BodyLimits { messages: 2, content_parts: 3, ..BodyLimits::default() };
     let outcome = |input: &Value| {
         let body = json!({"input": input}).to_string();
         let mut intake = Intake::new(body.into(), &limits, &ByteBudget::new(1 << 20));

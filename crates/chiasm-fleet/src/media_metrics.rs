@@ -1,0 +1,127 @@
+//! Counts of media items that backends hand to engines.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use chiasm_backend::{Delivered, MediaObserver, SentForm, Transfer};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TransferLabel {
+    mode: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FormLabel {
+    form: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CauseLabel {
+    cause: &'static str,
+}
+
+/// The ways in which media items travel.
+const WAYS: [Transfer; 3] = [Transfer::Cached, Transfer::SharedMemory, Transfer::Inline];
+
+/// The counts that backends are given to observe their media items with.
+pub(crate) struct MediaMetrics {
+    transfers: Family<TransferLabel, Counter>,
+    step_downs: Family<CauseLabel, Counter>,
+    sent: Family<FormLabel, Counter>,
+    sent_bytes: Counter,
+    lent_bytes: Counter,
+    misses: Counter,
+}
+
+impl Default for MediaMetrics {
+    /// All series that are known exist from the start: Prometheus sees no increase in a series that
+    /// appears with its first event. The causes of stepping down belong to the backends: a cause's
+    /// series appears with its first item.
+    fn default() -> Self {
+        let metrics = Self {
+            transfers: Family::default(),
+            step_downs: Family::default(),
+            sent: Family::default(),
+            sent_bytes: Counter::default(),
+            lent_bytes: Counter::default(),
+            misses: Counter::default(),
+        };
+        for way in WAYS {
+            drop(metrics.transfers.get_or_create(&TransferLabel { mode: way.name() }));
+        }
+        for form in [SentForm::Encoded, SentForm::Tensors] {
+            drop(metrics.sent.get_or_create(&FormLabel { form: form.name() }));
+        }
+        metrics
+    }
+}
+
+impl MediaMetrics {
+    pub(crate) fn register(&self, r: &mut Registry) {
+        r.register("mm_transfer", "Media items handed to engines, by how they travelled", self.transfers.clone());
+        r.register(
+            "mm_transfer_fallback",
+            "Media items that were to travel in shared memory or as tensors and did not, or that an agent was to fetch or read and was \
+             sent, by cause",
+            self.step_downs.clone(),
+        );
+        r.register(
+            "media_sent_items",
+            "Media items that agents lacked and were sent: encoded as the client sent them, or as tensors",
+            self.sent.clone(),
+        );
+        r.register(
+            "media_sent_bytes",
+            "Bytes of files and tensors of media items that agents lacked and were sent",
+            self.sent_bytes.clone(),
+        );
+        r.register(
+            "media_lent_bytes",
+            "Bytes of tensors of media items that agents lacked and read out of this process's memory by NIXL",
+            self.lent_bytes.clone(),
+        );
+        r.register("mm_cache_misses", "Media items that engines turned out not to hold", self.misses.clone());
+    }
+
+    /// Returns the number of media items handed to engines so far, by how they travelled.
+    pub(crate) fn transfers(&self) -> BTreeMap<&'static str, u64> {
+        let count = |mode| self.transfers.get(&TransferLabel { mode }).map_or(0, |count| count.get());
+        WAYS.map(|way| (way.name(), count(way.name()))).into()
+    }
+}
+
+impl MediaObserver for MediaMetrics {
+    fn delivered(&self, delivered: Delivered) {
+        let items = [delivered.cached, delivered.shared_memory, delivered.inline];
+        for (how, items) in WAYS.into_iter().zip(items).filter(|&(_, items)| items > 0) {
+            self.transfers.get_or_create(&TransferLabel { mode: how.name() }).inc_by(items as u64);
+        }
+    }
+
+    fn missed(&self, items: usize) {
+        self.misses.inc_by(items as u64);
+    }
+
+    fn sent(&self, bytes: u64) {
+        self.sent_bytes.inc_by(bytes);
+    }
+
+    fn sent_as(&self, form: SentForm) {
+        self.sent.get_or_create(&FormLabel { form: form.name() }).inc();
+    }
+
+    fn lent(&self, bytes: u64) {
+        self.lent_bytes.inc_by(bytes);
+    }
+
+    /// Logs each cause once.
+    fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
+        if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
+            tracing::warn!(cause, %why, "a media item does not travel as it was to; told once for each cause");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Counts of workers and what is known of them, for Prometheus.
+//!
+//! Most of it is read from the fleet when it is asked for.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use chiasm_router::WorkerSnapshot;
+use chiasm_types::WorkerId;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::media_metrics::MediaMetrics;
+use crate::{Fleet, KvEventCounts};
+
+/// The label of a series that is one worker's.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct WorkerLabel {
+    /// The worker's id, such as `3`.
+    pub worker: String,
+}
+
+impl From<WorkerId> for WorkerLabel {
+    fn from(worker: WorkerId) -> Self {
+        Self { worker: worker.to_string() }
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KnowledgeLabels {
+    worker: String,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ConditionLabels {
+    worker: String,
+    condition: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct BreakerLabels {
+    worker: String,
+    state: &'static str,
+}
+
+/// The metrics of a fleet. Most are gauges, brought up to date by [`FleetMetrics::refresh`].
+#[derive(Default)]
+pub struct FleetMetrics {
+    pub(crate) media: std::sync::Arc<MediaMetrics>,
+    engine_deaths: Family<WorkerLabel, Counter>,
+    distrusted: Family<WorkerLabel, Counter>,
+    workers: Gauge,
+    unnamed: Gauge,
+    worker_blocks: Family<WorkerLabel, Gauge>,
+    index_blocks: Gauge,
+    index_entries: Gauge,
+    index_bytes: Gauge,
+    index_shed: Gauge,
+    kv_events: KvEvents,
+    worker_knowledge: Family<KnowledgeLabels, Gauge>,
+    worker_condition: Family<ConditionLabels, Gauge>,
+    worker_breaker: Family<BreakerLabels, Gauge>,
+    worker_pending: Family<WorkerLabel, Gauge>,
+    worker_running: Family<WorkerLabel, Gauge>,
+    worker_waiting: Family<WorkerLabel, Gauge>,
+    worker_seats: Family<WorkerLabel, Gauge>,
+    worker_total_blocks: Family<WorkerLabel, Gauge>,
+    worker_kv_usage: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    worker_media_threads: Family<WorkerLabel, Gauge>,
+    worker_media_pending: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    arena_reserved: Family<WorkerLabel, Gauge>,
+    arena_used: Family<WorkerLabel, Gauge>,
+    arena_slots: Family<WorkerLabel, Gauge>,
+    arena_leases: Family<WorkerLabel, Gauge>,
+}
+
+impl FleetMetrics {
+    /// Registers all of them.
+    pub fn register(&self, r: &mut Registry) {
+        self.media.register(r);
+        r.register("engine_deaths", "Engines that died or could not be started, by worker", self.engine_deaths.clone());
+        r.register(
+            "distrusted_workers",
+            "Servers found to make other prompts of media items than was expected, by worker: what they hold is approximate from then on",
+            self.distrusted.clone(),
+        );
+        r.register("workers", "Workers that can take requests", self.workers.clone());
+        r.register(
+            "workers_unnamed",
+            "Workers that go on though no list and no discovery names their agent any more",
+            self.unnamed.clone(),
+        );
+        r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
+        r.register("index_blocks", "Distinct blocks that any worker is known to hold", self.index_blocks.clone());
+        r.register(
+            "index_entries",
+            "Pairs of a worker and a block that it is known to hold",
+            self.index_entries.clone(),
+        );
+        r.register_with_unit("index", "Memory for what workers hold", Unit::Bytes, self.index_bytes.clone());
+        r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
+        self.kv_events.register(r);
+        r.register(
+            "worker_knowledge",
+            "1 for how far the knowledge of a worker's KV cache can be trusted",
+            self.worker_knowledge.clone(),
+        );
+        r.register(
+            "worker_condition",
+            "1 for whether a worker answers, is suspect as it says nothing, or hung as it makes no progress",
+            self.worker_condition.clone(),
+        );
+        r.register(
+            "worker_breaker",
+            "1 for whether a worker gets requests (closed), none as it fails (open), or one to try it (half-open)",
+            self.worker_breaker.clone(),
+        );
+        r.register(
+            "worker_pending_tokens",
+            "Prompt tokens that a worker has to compute before its requests have their first tokens",
+            self.worker_pending.clone(),
+        );
+        r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
+        r.register("worker_seats", "Requests that a worker's engine runs at once, at most", self.worker_seats.clone());
+        r.register("worker_total_blocks", "Blocks of a worker's KV cache", self.worker_total_blocks.clone());
+        r.register(
+            "worker_kv_usage_ratio",
+            "Part of a worker's KV cache that running requests use, 0 to 1",
+            self.worker_kv_usage.clone(),
+        );
+        r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
+        r.register(
+            "worker_media_threads",
+            "Threads with which the agent of a worker processes media; 0 for workers without one",
+            self.worker_media_threads.clone(),
+        );
+        r.register_with_unit(
+            "worker_media_pending",
+            "Work on media that waits or is being done at the agent of a worker, as time of one core by estimate",
+            Unit::Seconds,
+            self.worker_media_pending.clone(),
+        );
+        r.register_with_unit(
+            "arena_reserved",
+            "Shared memory that a worker's arena has taken from the system",
+            Unit::Bytes,
+            self.arena_reserved.clone(),
+        );
+        r.register_with_unit(
+            "arena_used",
+            "Shared memory that the tensors of a worker take",
+            Unit::Bytes,
+            self.arena_used.clone(),
+        );
+        r.register("arena_slots", "Tensors in a worker's arena", self.arena_slots.clone());
+        r.register("arena_leases", "Tensors that a worker's engine has not given back", self.arena_leases.clone());
+    }
+
+    /// Counts an engine of a worker that died, or could not be started.
+    pub(crate) fn engine_died(&self, worker: WorkerId) {
+        self.engine_deaths.get_or_create(&worker.into()).inc();
+    }
+
+    /// Counts a worker that made another prompt of what it was given than was expected.
+    pub(crate) fn distrusted(&self, worker: WorkerId) {
+        self.distrusted.get_or_create(&worker.into()).inc();
+    }
+
+    /// Forgets the counts of a worker that was let go for good. Ids are not given again: the counts of
+    /// workers that come and go would grow for ever.
+    pub(crate) fn forget(&self, worker: WorkerId) {
+        let label = worker.into();
+        self.engine_deaths.remove(&label);
+        self.distrusted.remove(&label);
+    }
+
+    /// Returns the number of media items handed to engines so far, by how they travelled.
+    pub fn transfers(&self) -> BTreeMap<&'static str, u64> {
+        self.media.transfers()
+    }
+
+    /// Returns the number of engines of a worker that died or could not be started.
+    pub fn engine_deaths(&self, worker: WorkerId) -> u64 {
+        self.engine_deaths.get(&worker.into()).map_or(0, |deaths| deaths.get())
+    }
+
+    /// Sets the gauges to the present state of the fleet, whose router has these workers.
+    pub fn refresh(&self, fleet: &Fleet, workers: &[WorkerSnapshot]) {
+        self.workers.set(workers.len() as i64);
+        self.unnamed.set(fleet.unnamed().len() as i64);
+        // What is told of workers that were let go must not stay.
+        self.worker_knowledge.clear();
+        let of_workers = [
+            &self.worker_blocks,
+            &self.worker_pending,
+            &self.worker_running,
+            &self.worker_waiting,
+            &self.worker_seats,
+            &self.worker_total_blocks,
+            &self.worker_media_threads,
+        ];
+        let of_arenas = [&self.arena_reserved, &self.arena_used, &self.arena_slots, &self.arena_leases];
+        of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
+        [&self.worker_kv_usage, &self.worker_media_pending].into_iter().for_each(Family::clear);
+        for worker in workers {
+            let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
+            self.worker_knowledge.get_or_create(&labels).set(1);
+            let label = WorkerLabel::from(worker.id);
+            self.worker_blocks.get_or_create(&label).set(worker.index.blocks as i64);
+            self.worker_pending.get_or_create(&label).set(worker.pending_tokens as i64);
+            let engine = worker.engine.unwrap_or_default();
+            self.worker_running.get_or_create(&label).set(engine.running as i64);
+            self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
+            self.worker_kv_usage.get_or_create(&label).set(engine.kv_usage);
+            self.worker_total_blocks.get_or_create(&label).set(worker.info.total_blocks as i64);
+        }
+        self.kv_events.clear();
+        for (id, counts) in fleet.kv_events() {
+            self.kv_events.set(&id.into(), counts);
+        }
+        self.worker_condition.clear();
+        self.worker_breaker.clear();
+        for worker in fleet.workers() {
+            // A worker's counts begin with the worker.
+            drop(self.engine_deaths.get_or_create(&worker.id.into()));
+            drop(self.distrusted.get_or_create(&worker.id.into()));
+            let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
+            self.worker_condition.get_or_create(&labels).set(1);
+            let labels = BreakerLabels { worker: worker.id.to_string(), state: worker.breaker().name() };
+            self.worker_breaker.get_or_create(&labels).set(1);
+            let label = WorkerLabel::from(worker.id);
+            let media = worker.load().media.unwrap_or_default();
+            self.worker_media_threads.get_or_create(&label).set(i64::from(media.threads));
+            self.worker_media_pending.get_or_create(&label).set(media.all().as_secs_f64());
+            self.worker_seats.get_or_create(&label).set(worker.backend.capabilities().max_running as i64);
+            let usage = worker.backend.memory().unwrap_or_default();
+            self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
+            self.arena_used.get_or_create(&label).set(usage.used as i64);
+            self.arena_slots.get_or_create(&label).set(usage.slots as i64);
+            self.arena_leases.get_or_create(&label).set(usage.leases as i64);
+        }
+        let index = fleet.router().index_totals();
+        self.index_blocks.set(index.blocks as i64);
+        self.index_entries.set(index.entries as i64);
+        self.index_bytes.set(index.bytes as i64);
+        self.index_shed.set(index.shed as i64);
+    }
+}
+
+/// How engines' KV events are followed, per worker.
+#[derive(Default)]
+struct KvEvents {
+    applied: Family<WorkerLabel, Counter>,
+    gaps: Family<WorkerLabel, Counter>,
+    replays: Family<WorkerLabel, Counter>,
+    failed_replays: Family<WorkerLabel, Counter>,
+    dropped: Family<WorkerLabel, Counter>,
+    resets: Family<WorkerLabel, Counter>,
+    lag: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+}
+
+impl KvEvents {
+    fn register(&self, r: &mut Registry) {
+        r.register("kv_events_applied", "KV events applied to the index", self.applied.clone());
+        r.register("kv_events_gaps", "Times that numbers of KV event batches were skipped", self.gaps.clone());
+        r.register("kv_events_replays", "Replays of KV events asked for, audits included", self.replays.clone());
+        r.register("kv_events_failed_replays", "Replays that did not come to their end", self.failed_replays.clone());
+        r.register("kv_events_dropped", "KV event batches lost for good or unreadable", self.dropped.clone());
+        r.register("kv_events_resets", "Times that all blocks of a worker were forgotten", self.resets.clone());
+        r.register_with_unit(
+            "kv_events_lag",
+            "From the engine's making of its last batch of KV events until it was applied",
+            Unit::Seconds,
+            self.lag.clone(),
+        );
+    }
+
+    fn clear(&self) {
+        let Self { applied, gaps, replays, failed_replays, dropped, resets, lag } = self;
+        [applied, gaps, replays, failed_replays, dropped, resets].into_iter().for_each(Family::clear);
+        lag.clear();
+    }
+
+    fn set(&self, label: &WorkerLabel, counts: KvEventCounts) {
+        let set = |family: &Family<WorkerLabel, Counter>, count: u64| {
+            family.get_or_create(label).inner().store(count, Ordering::Relaxed);
+        };
+        set(&self.applied, counts.applied);
+        set(&self.gaps, counts.subscriber.gaps);
+        set(&self.replays, counts.subscriber.replays);
+        set(&self.failed_replays, counts.subscriber.failed_replays);
+        set(&self.dropped, counts.subscriber.lost);
+        set(&self.resets, counts.subscriber.resets);
+        self.lag.get_or_create(label).set(counts.lag.as_secs_f64());
+    }
+}

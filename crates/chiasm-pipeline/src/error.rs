@@ -1,0 +1,291 @@
+//! Why the pipeline can't answer a request. `error.rs` of this crate alone says which HTTP status that is.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_backend::{Death, JobError};
+use chiasm_media::{Fault, MediaError};
+use chiasm_processor::ProcessorError;
+use chiasm_prompt::PromptError;
+use chiasm_router::RouteError;
+use chiasm_vision::VisionError;
+use tokio::time::Instant;
+
+use super::tried::Attempts;
+use crate::cpu::CpuError;
+use chiasm_fleet::WorkerFault;
+
+/// A failed request: what went wrong, and the request's field at fault where it is one's.
+#[derive(Clone, Debug)]
+pub struct RequestError {
+    /// What went wrong.
+    pub cause: Cause,
+    /// The field, such as `messages[2].content[1].image_url`.
+    pub field: Option<String>,
+}
+
+/// What went wrong with a request.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The client can fix it by changing the field.
+    #[error("{0}")]
+    Invalid(String),
+    /// The prompt has more media items than allowed.
+    #[error("{0}")]
+    TooManyItems(String),
+    /// The pool of CPU-heavy work did not do what the request needs.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// The prompt leaves no room for an answer.
+    #[error("the prompt has {tokens} tokens; this model's context of {max_model_len} leaves no room for an answer")]
+    ContextFull {
+        /// Tokens of the expanded prompt, at least.
+        tokens: usize,
+        /// Tokens of prompt and answer together.
+        max_model_len: usize,
+    },
+    /// A media item could not be had.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The prompt could not be made.
+    #[error(transparent)]
+    Prompt(Arc<PromptError>),
+    /// An image can't be what the model takes.
+    #[error(transparent)]
+    Image(Arc<VisionError>),
+    /// vLLM's own processor made nothing of an item, or of the prompt.
+    #[error(transparent)]
+    Processor(#[from] ProcessorError),
+    /// No worker can take the request now.
+    #[error("{0}")]
+    NoWorker(String),
+    /// All workers that could take the request are silent for now.
+    #[error("no worker answers; wait for an engine to go on")]
+    Silent,
+    /// No worker has the LoRA adapter, for this reason.
+    #[error("{0}")]
+    NoAdapter(String),
+    /// All workers are busy.
+    #[error("{0}")]
+    Busy(RouteError),
+    /// The engine died, and no other one could be tried.
+    #[error("the engine is gone: {0}")]
+    EngineGone(Death),
+    /// A server failed, with this HTTP status, and no other worker could be tried.
+    #[error("the server behind this one failed: {message}")]
+    ServerFailed {
+        /// The HTTP status of the answer; 504 if none came in time, 502 if the connection broke.
+        status: u16,
+        /// The words of the server, without its address.
+        message: String,
+    },
+    /// The servers refuse the operator's key.
+    #[error("the server behind this one refuses the key that it is sent, which its operator has set: {message}")]
+    KeyRefused {
+        /// The words of the server, without its address.
+        message: String,
+    },
+    /// The servers take nothing for now.
+    #[error("the servers behind this one take no requests now: {message}")]
+    Overloaded {
+        /// The HTTP status of the answer, 429 or 503.
+        status: u16,
+        /// The shortest pause that a server asks for.
+        retry_after: Duration,
+        /// The words of the server, without its address.
+        message: String,
+    },
+    /// The servers do not have the model.
+    #[error("the server behind this one does not have the model: {message}")]
+    UnknownModel {
+        /// The words of the server, without its address.
+        message: String,
+    },
+    /// A server refused the request, with this 4xx.
+    #[error("{message}")]
+    Rejected {
+        /// The HTTP status of the answer.
+        status: u16,
+        /// The words of the server.
+        message: String,
+    },
+    /// An engine died or hangs, and no other can take the request.
+    #[error("the engine failed and no other can take the request")]
+    NoOtherWorker,
+    /// No worker that is given tokens takes the request, for this reason, and a server that is given messages may.
+    #[error("{why}")]
+    LeftToServers {
+        /// What it would be told if there were no such server.
+        why: Box<Cause>,
+        /// What it has been through.
+        tried: Attempts,
+    },
+    /// The prompt was in several engines when they died.
+    #[error("this prompt was in several engines when they died; it is not given to another one for now (--quarantine)")]
+    Quarantined,
+    /// The request took too long.
+    #[error("{} within {} s ({flag})", if *.flag == "--first-token-timeout" { "no token came" } else { "the answer did not end" }, after.as_secs_f64())]
+    TimedOut {
+        /// The time that it had.
+        after: Duration,
+        /// The flag that limits it.
+        flag: &'static str,
+    },
+    /// The fault is ours or the engine's.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl RequestError {
+    /// The client can fix it by changing `field`.
+    pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { cause: Cause::Invalid(message.into()), field: Some(field.into()) }
+    }
+
+    /// The fault is ours or the engine's.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Cause::Internal(message.into()).into()
+    }
+
+    /// No engine has said yet what it is.
+    pub fn not_ready() -> Self {
+        Cause::NoWorker("no engine is ready yet".to_owned()).into()
+    }
+
+    /// Names the field when the error does not yet name one.
+    #[must_use]
+    pub fn at(mut self, field: &str) -> Self {
+        self.field.get_or_insert_with(|| field.to_owned());
+        self
+    }
+
+    /// Whether the same item will fail in the same way again: the fault is in what the client sent.
+    pub(super) fn is_permanent(&self) -> bool {
+        match &self.cause {
+            Cause::Invalid(_) | Cause::TooManyItems(_) | Cause::ContextFull { .. } => true,
+            Cause::Media(error) => matches!(
+                error.fault(),
+                Fault::BadRequest
+                    | Fault::Forbidden
+                    | Fault::NotFound
+                    | Fault::TooLarge
+                    | Fault::Unsupported
+                    | Fault::Corrupt
+            ),
+            Cause::Prompt(error) => error.is_request_fault(),
+            Cause::Image(error) => error.fault() == chiasm_vision::Fault::Request,
+            Cause::Processor(error) => matches!(
+                error,
+                ProcessorError::Refused(_)
+                    | ProcessorError::TimedOut { .. }
+                    | ProcessorError::Died
+                    | ProcessorError::Nonsense(_)
+            ),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)
+    }
+}
+
+impl std::error::Error for RequestError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.cause)
+    }
+}
+
+impl From<Cause> for RequestError {
+    fn from(cause: Cause) -> Self {
+        Self { cause, field: None }
+    }
+}
+
+impl From<MediaError> for RequestError {
+    fn from(error: MediaError) -> Self {
+        Cause::Media(error).into()
+    }
+}
+
+impl From<ProcessorError> for RequestError {
+    fn from(error: ProcessorError) -> Self {
+        Cause::Processor(error).into()
+    }
+}
+
+impl From<CpuError> for RequestError {
+    fn from(error: CpuError) -> Self {
+        Cause::Cpu(error).into()
+    }
+}
+
+impl From<VisionError> for RequestError {
+    fn from(error: VisionError) -> Self {
+        Cause::Image(Arc::new(error)).into()
+    }
+}
+
+impl From<PromptError> for RequestError {
+    fn from(error: PromptError) -> Self {
+        Cause::Prompt(Arc::new(error)).into()
+    }
+}
+
+impl From<Death> for Cause {
+    fn from(death: Death) -> Self {
+        Self::EngineGone(death)
+    }
+}
+
+impl From<WorkerFault> for Cause {
+    fn from(fault: WorkerFault) -> Self {
+        match fault {
+            WorkerFault::Failed { status, message } => Self::ServerFailed { status, message },
+            WorkerFault::KeyRefused { message } => Self::KeyRefused { message },
+            WorkerFault::Overloaded { status, until, message } => {
+                let retry_after = until.saturating_duration_since(Instant::now());
+                Self::Overloaded { status, retry_after, message }
+            }
+            WorkerFault::UnknownModel { message } => Self::UnknownModel { message },
+        }
+    }
+}
+
+impl From<RouteError> for RequestError {
+    fn from(error: RouteError) -> Self {
+        match error {
+            RouteError::Busy(_) => Cause::Busy(error).into(),
+            RouteError::Silent(_) => Cause::Silent.into(),
+            error => Cause::NoWorker(error.to_string()).into(),
+        }
+    }
+}
+
+impl From<JobError> for RequestError {
+    fn from(error: JobError) -> Self {
+        match error {
+            JobError::Dead(death) | JobError::NotTaken(death) => Cause::EngineGone(death).into(),
+            JobError::Refused { field, message } => Self::invalid(field, message),
+            JobError::Rejected { status, field, message } => {
+                Self { cause: Cause::Rejected { status, message }, field: Some(field) }
+            }
+            JobError::ServerFailed { status, message } => Cause::ServerFailed { status, message }.into(),
+            JobError::KeyRefused { message, .. } => Cause::KeyRefused { message }.into(),
+            JobError::Overloaded { status, retry_after, message } => {
+                Cause::Overloaded { status, retry_after, message }.into()
+            }
+            JobError::UnknownModel { message } => Cause::UnknownModel { message }.into(),
+            JobError::ConstraintFailed { field, message } => Self::internal(message).at(&field),
+            // What a source of ours says is ours; what else comes by that way is a fault of the program.
+            JobError::Source(error) => {
+                error.downcast().map_or_else(|other| Self::internal(other.to_string()), |ours| *ours)
+            }
+            error => Self::internal(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The way of a request, from parsed fields to text: the only crate that sees media, prompt, vision, KV, router and
+//! backends together.
+//!
+//! [`prepare`](prepare::prepare) needs no pixel: for each plan class in the fleet it ends with the expanded prompt, the
+//! identity of its media items and its block keys. [`Generation`] picks a worker, gives its backend a job, and yields the
+//! answer; what the backend lacks of the media it asks for itself.
+//!
+//! | module | is |
+//! |---|---|
+//! | `request` | what a client asks for, parsed and in range |
+//! | `shared` | the parts that all requests share |
+//! | `metrics` | counts for Prometheus |
+//! | `observer` | the observer of routes, such as the live page |
+//! | `prepare` | from that to prompts that can be routed |
+//! | `opening` | the bytes of its media items |
+//! | `prompt_price` | what making its prompt takes |
+//! | `item` | media items, whatever they are |
+//! | `image` | images: their plans and their tensors |
+//! | `machine` | media items of jobs that a frontend on another machine has planned |
+//! | `helped` | media items that vLLM's own processor makes |
+//! | `plans`, `processed` | plans and tensors of items that are kept for later requests |
+//! | `sampling` | the model's defaults and the room in the context, filled in |
+//! | `pick` | which worker it goes to |
+//! | `generation` | a prepared prompt on a worker, and on another one if that dies |
+//! | `limits` | the bounds on the work for a request |
+//! | `deadlines` | how long a request may take |
+//! | `retries` | which requests may move to another worker |
+//! | `choice` | one continuation, from tokens to text |
+//! | `answer_events` | reasoning, text and calls of a continuation, in their order |
+//! | `text_logprobs` | the tokens of that text, and their log probabilities |
+//! | `reading` | what that text says: reasoning, calls, and how a model is made to call |
+//! | `tried` | the attempts of a request so far |
+//! | `tokenize` | the tokens of a prompt, and the text of tokens, for whoever wants to see them |
+//! | [`model`] | the served model |
+//! | [`answers`] | the parsers of a model's answers |
+//! | [`cpu`] | threads for CPU-heavy work, and its cost |
+//! | `error` | why a request can't be answered |
+#![forbid(unsafe_code)]
+
+mod answer_events;
+pub mod answers;
+mod choice;
+pub mod cpu;
+mod deadlines;
+mod error;
+mod generation;
+mod generation_config;
+mod helped;
+mod image;
+mod item;
+mod limits;
+mod machine;
+mod metrics;
+pub mod model;
+mod observer;
+mod opening;
+mod pick;
+mod plans;
+mod prepare;
+mod processed;
+mod prompt_price;
+mod reading;
+mod request;
+mod retries;
+mod sampling;
+mod shared;
+#[cfg(any(test, feature = "test-support"))]
+pub mod test_support;
+mod text_logprobs;
+mod tokenize;
+mod tried;
+
+pub use answer_events::{AnswerEvent, AnswerEvents};
+pub use chiasm_backend::{Repetition, Structured};
+pub use choice::{ChoiceDelta, FinishedChoice};
+pub use deadlines::{Deadline, Deadlines, begun_within, within};
+pub use error::{Cause, RequestError};
+pub use generation::{Asked, Attempted, Displaced, Generation, MediaTokens, PrefilledBy, collect};
+pub use helped::HelperOptions;
+pub use helped::Helpers;
+pub use image::Images;
+pub use limits::{ItemLimits, PipelineLimits};
+pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, NotFetched, PlannedItem, PutError};
+pub use metrics::{
+    FinishedLabel, Found, LatencyCounts, LatencyHistogram, Objectives, PipelineMetrics, PromptTokens, Retry, Stage,
+    by_source,
+};
+pub use observer::{Entries, ExplainedPlan, PromptEntry, RouteObserver};
+pub use opening::check_counts;
+pub use prepare::{Planned, Prepared, prepare};
+pub use request::{
+    Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,
+};
+pub use retries::Retries;
+pub use sampling::check_prompt_logprobs_of_all;
+pub use shared::Pipeline;
+pub use text_logprobs::TextLogprob;
+pub use tokenize::{Tokenizable, detokenize, tokenize};
+pub use tried::Attempts;

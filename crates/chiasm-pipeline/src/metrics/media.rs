@@ -1,0 +1,120 @@
+//! Metrics of media items by source, and of the memory that is kept for later requests and for
+//! answers that wait to be read.
+
+use std::sync::atomic::Ordering;
+
+use chiasm_backend::unread::Unread;
+use chiasm_media::MediaCounts;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::Pipeline;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HowLabel {
+    how: &'static str,
+}
+
+/// Counts of media items by source, and the memory that they and the tokens of long texts take.
+#[derive(Default)]
+pub(super) struct MediaMetrics {
+    opened: Family<HowLabel, Counter>,
+    fetched: Counter,
+    panics: Counter,
+    held: Gauge,
+    cached: Gauge,
+    processed: Gauge,
+    texts: Gauge,
+    found_tokens: Counter,
+    unread: Gauge,
+    cut: Counter,
+}
+
+impl MediaMetrics {
+    pub(super) fn register(&self, r: &mut Registry) {
+        r.register(
+            "media_opened",
+            "Media items asked for: data URLs, files, URLs that were fresh, revalidated, fetched, waited for with somebody \
+             else, or had just failed; names of items that were known or unknown",
+            self.opened.clone(),
+        );
+        r.register_with_unit("media_fetched", "Bodies fetched from origins", Unit::Bytes, self.fetched.clone());
+        r.register(
+            "media_decoder_panics",
+            "Broken images that made a decoder panic, which was caught",
+            self.panics.clone(),
+        );
+        r.register_with_unit(
+            "held",
+            "Encoded media, request bodies and pixels in messages that are in memory, cached ones too",
+            Unit::Bytes,
+            self.held.clone(),
+        );
+        r.register_with_unit("media_cache", "Encoded media kept for later requests", Unit::Bytes, self.cached.clone());
+        r.register_with_unit(
+            "processed_cache",
+            "Processed pixels kept for other engines",
+            Unit::Bytes,
+            self.processed.clone(),
+        );
+        r.register_with_unit(
+            "token_cache",
+            "Long pieces of prompts and their tokens kept for later requests",
+            Unit::Bytes,
+            self.texts.clone(),
+        );
+        r.register(
+            "token_cache_found_tokens",
+            "Tokens of long pieces of prompts that were found, and so not made again",
+            self.found_tokens.clone(),
+        );
+        r.register_with_unit(
+            "unread",
+            "Answers that wait for their clients, without what each has below 16 KiB",
+            Unit::Bytes,
+            self.unread.clone(),
+        );
+        r.register(
+            "unread_answers_cut",
+            "Answers that were cut as they were furthest behind when too much waited for clients",
+            self.cut.clone(),
+        );
+    }
+
+    /// Sets the counts to those of the pipeline.
+    pub(super) fn refresh(&self, pipeline: &Pipeline) {
+        let counts = pipeline.media.counts();
+        for (how, count) in by_source(&counts) {
+            self.opened.get_or_create(&HowLabel { how }).inner().store(count, Ordering::Relaxed);
+        }
+        self.fetched.inner().store(counts.fetched_bytes, Ordering::Relaxed);
+        self.panics.inner().store(chiasm_media::caught_panics(), Ordering::Relaxed);
+        self.held.set(pipeline.media.budget().held() as i64);
+        self.cached.set(counts.cached_bytes as i64);
+        self.processed.set(pipeline.images.kept_bytes() as i64);
+        let texts = pipeline.model.tokenizer.token_cache();
+        self.texts.set(texts.bytes as i64);
+        self.found_tokens.inner().store(texts.found_tokens, Ordering::Relaxed);
+        let unread = Unread::of_process();
+        self.unread.set(unread.bytes() as i64);
+        self.cut.inner().store(unread.cut(), Ordering::Relaxed);
+    }
+}
+
+/// Returns the media items asked for, by where they were found.
+pub fn by_source(counts: &MediaCounts) -> [(&'static str, u64); 9] {
+    [
+        ("data", counts.data),
+        ("file", counts.files),
+        ("fresh", counts.fresh),
+        ("revalidated", counts.revalidated),
+        ("fetched", counts.fetched),
+        ("shared", counts.shared),
+        ("failed_again", counts.failed_again),
+        ("named", counts.named),
+        ("unknown_name", counts.unknown_names),
+    ]
+}
