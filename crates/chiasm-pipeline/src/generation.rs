@@ -1,7 +1,6 @@
 //! A prepared request on a worker: pick it, give its backend the job, and follow the answer. Another worker is tried when
 //! one dies, as long as the client has not been sent a token.
 
-mod attempted;
 mod attempts;
 mod encode;
 mod job;
@@ -23,15 +22,13 @@ use futures_util::stream::Stream;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
-pub use self::attempted::{Asked, Attempted, MediaTokens};
 use self::attempts::Failure;
 use self::encode::encode;
 use self::job::job;
 pub use self::moving::Displaced;
 use self::moving::WaitsFor;
-pub use self::prefill::PrefilledBy;
 use self::prefill::{Prefilled, prefill};
-use super::choice::{Choice, ChoiceDelta, FinishedChoice};
+use super::choice::Choice;
 use super::deadlines::{Deadlines, begun_within};
 use super::error::RequestError;
 use super::pick::pick;
@@ -40,6 +37,8 @@ use super::tried::Attempts;
 use crate::Pipeline;
 use chiasm_fleet::Trial;
 use chiasm_fleet::adapters::ServedAdapter;
+use chiasm_request::{ChoiceDelta, FinishedChoice};
+pub(crate) use chiasm_request::{MediaTokens, RequestedSampling, RouteOutcome};
 
 /// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
 pub struct Generation {
@@ -50,7 +49,7 @@ pub struct Generation {
     unfinished: usize,
     reservation: Reservation,
     trial: Trial,
-    attempted: Attempted,
+    attempted: RouteOutcome,
     /// Media items whose embeddings the worker was told to find.
     embedded: Vec<MmHash>,
     /// The first delta, which was awaited before the client was told anything.
@@ -106,7 +105,7 @@ impl Generation {
     }
 
     /// Where the request went.
-    pub fn attempted(&self) -> Attempted {
+    pub fn attempted(&self) -> RouteOutcome {
         self.attempted
     }
 
@@ -116,12 +115,13 @@ impl Generation {
     }
 
     /// Waits for the whole answer.
-    async fn finish(mut self) -> Result<(Vec<FinishedChoice>, Attempted), Failure> {
+    async fn finish(mut self) -> Result<(Vec<FinishedChoice>, RouteOutcome), Failure> {
         let mut partial: Vec<ChoiceDelta> = self.choices.iter().map(|_| ChoiceDelta::default()).collect();
         while let Some(delta) = self.next_delta().await? {
             partial[delta.index].append(delta);
         }
-        let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Result<_, _>>()?;
+        let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Option<_>>();
+        let choices = choices.ok_or_else(|| RequestError::internal("the engine ended without a reason"))?;
         Ok((choices, self.attempted))
     }
 
@@ -162,21 +162,21 @@ impl Generation {
         };
         waits_for.set(&serving);
         let (plan, job) = job(pipeline, prepared, &serving, stage, embedded.clone())?;
-        let mut attempted = Attempted {
+        let mut attempted = RouteOutcome {
             encoded,
             prefilled,
             overlap_blocks: prefilled.map_or(reservation.overlap_blocks, |by| by.overlap_blocks),
             total_blocks: plan.keys.len(),
             prompt_tokens: plan.tokens.len(),
-            media_tokens: MediaTokens::of(&plan.job_items),
-            asked: Asked::of(&prepared.sampling),
+            media_tokens: MediaTokens::count(&plan.job_items),
+            asked: RequestedSampling::from_sampling(&prepared.sampling),
             took: prepared.took,
             prefill: prefilled.map(|by| by.prefill).unwrap_or_default(),
             picked,
             prefill_wait: prefilled.and_then(|by| Some(picked + by.hand_off + by.prefill.queued?)),
             moves: before.lost,
             explained,
-            ..Attempted::on(worker, plan.class)
+            ..RouteOutcome::on(worker, plan.class)
         };
         tracing::debug!(
             worker = %attempted.worker,
@@ -398,7 +398,7 @@ impl Stream for Deltas {
 pub async fn collect(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
-) -> Result<(Vec<FinishedChoice>, Attempted), RequestError> {
+) -> Result<(Vec<FinishedChoice>, RouteOutcome), RequestError> {
     let mut attempts = Attempts::begin(pipeline, prepared)?;
     loop {
         match collect_once(pipeline, prepared, &attempts).await {
@@ -415,7 +415,7 @@ async fn collect_once(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
     attempts: &Attempts,
-) -> Result<(Vec<FinishedChoice>, Attempted), (Failure, Attempts)> {
+) -> Result<(Vec<FinishedChoice>, RouteOutcome), (Failure, Attempts)> {
     let generation = Generation::begin(pipeline, prepared, attempts).await?;
     generation.finish().await.map_err(|failure| (failure, attempts.clone()))
 }

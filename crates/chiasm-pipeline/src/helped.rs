@@ -25,10 +25,10 @@ use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::item::ItemPlan;
-use super::request::MediaKwargs;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::metrics::{PipelineMetrics, Stage};
 use chiasm_fleet::PresentClass;
+use chiasm_request::MediaKwargs;
 
 use expansion::Written;
 pub use helpers::Helpers;

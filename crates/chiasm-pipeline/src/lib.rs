@@ -7,7 +7,7 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | `request` | what a client asks for, parsed and in range |
+//! | `caller` | the client that a request is from |
 //! | `shared` | the parts that all requests share |
 //! | `metrics` | counts for Prometheus |
 //! | `observer` | the observer of routes, such as the live page |
@@ -26,7 +26,6 @@
 //! | `deadlines` | how long a request may take |
 //! | `retries` | which requests may move to another worker |
 //! | `choice` | one continuation, from tokens to text |
-//! | `answer_events` | reasoning, text and calls of a continuation, in their order |
 //! | `text_logprobs` | the tokens of that text, and their log probabilities |
 //! | `reading` | what that text says: reasoning, calls, and how a model is made to call |
 //! | `tried` | the attempts of a request so far |
@@ -37,14 +36,13 @@
 //! | `error` | why a request can't be answered |
 #![forbid(unsafe_code)]
 
-mod answer_events;
 pub mod answers;
+mod caller;
 mod choice;
 pub mod cpu;
 mod deadlines;
 mod error;
 mod generation;
-mod generation_config;
 mod helped;
 mod image;
 mod item;
@@ -60,7 +58,6 @@ mod prepare;
 mod processed;
 mod prompt_price;
 mod reading;
-mod request;
 mod retries;
 mod sampling;
 mod shared;
@@ -70,12 +67,10 @@ mod text_logprobs;
 mod tokenize;
 mod tried;
 
-pub use answer_events::{AnswerEvent, AnswerEvents};
-pub use chiasm_backend::{Repetition, Structured};
-pub use choice::{ChoiceDelta, FinishedChoice};
+pub use caller::Caller;
 pub use deadlines::{Deadline, Deadlines, begun_within, within};
 pub use error::{Cause, RequestError};
-pub use generation::{Asked, Attempted, Displaced, Generation, MediaTokens, PrefilledBy, collect};
+pub use generation::{Displaced, Generation, collect};
 pub use helped::HelperOptions;
 pub use helped::Helpers;
 pub use image::Images;
@@ -88,12 +83,8 @@ pub use metrics::{
 pub use observer::{Entries, ExplainedPlan, PromptEntry, RouteObserver};
 pub use opening::check_counts;
 pub use prepare::{Planned, Prepared, prepare};
-pub use request::{
-    Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,
-};
 pub use retries::Retries;
 pub use sampling::check_prompt_logprobs_of_all;
 pub use shared::Pipeline;
-pub use text_logprobs::TextLogprob;
-pub use tokenize::{Tokenizable, detokenize, tokenize};
+pub use tokenize::{detokenize, tokenize};
 pub use tried::Attempts;

@@ -31,9 +31,9 @@ pub use self::objectives::Objectives;
 use self::roles::RoleMetrics;
 use self::workers::WorkerSums;
 use super::Pipeline;
-use super::generation::{Attempted, PrefilledBy};
 use crate::cpu::CpuMetrics;
 use chiasm_fleet::WorkerLabel;
+use chiasm_request::{PrefillOutcome, RouteOutcome};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OverlapErrorLabels {
@@ -202,7 +202,7 @@ impl PipelineMetrics {
     }
 
     /// A request was sent to a worker.
-    pub fn routed(&self, attempted: &Attempted) {
+    pub fn routed(&self, attempted: &RouteOutcome) {
         self.routed.get_or_create(&attempted.worker.into()).inc();
         self.prompt_blocks.inc_by(attempted.total_blocks as u64);
         self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
@@ -214,7 +214,7 @@ impl PipelineMetrics {
     }
 
     /// A worker has computed a prompt for another one that answers.
-    pub fn prefilled(&self, by: &PrefilledBy) {
+    pub fn prefilled(&self, by: &PrefillOutcome) {
         self.roles.prefilled(by);
     }
 
@@ -247,8 +247,8 @@ impl PipelineMetrics {
     }
 
     /// A request has its first token, so long after routing.
-    pub fn first_token(&self, attempted: &Attempted, prefill: Duration) {
-        let Attempted { took, hand_off, first_token, prefill: found, delivered, .. } = attempted;
+    pub fn first_token(&self, attempted: &RouteOutcome, prefill: Duration) {
+        let RouteOutcome { took, hand_off, first_token, prefill: found, delivered, .. } = attempted;
         if let Some(after) = first_token {
             self.time_to_first_token.observe(*after);
             self.objectives().first_token(*after);
@@ -292,7 +292,7 @@ impl PipelineMetrics {
     }
 
     /// Counts the cached tokens of a prompt that became known after the first token.
-    pub fn found_later(&self, attempted: &Attempted) {
+    pub fn found_later(&self, attempted: &RouteOutcome) {
         self.found_mut().add_later(attempted);
     }
 

@@ -11,7 +11,7 @@ use chiasm_vision::{TakenKinds, VisionError, VisionModel, Vocabulary};
 use serde_json::{Map, Value};
 
 use crate::answers::{AnswerFormat, ParserChoice};
-pub use crate::generation_config::GenerationConfig;
+use chiasm_request::{ChatDefaults, GenerationConfig};
 
 /// Why a model directory can't be served.
 #[derive(Debug, thiserror::Error)]
@@ -77,13 +77,14 @@ pub struct ServedModel {
     pub chats: ChatDefaults,
 }
 
-/// How conversations are written where a request does not say.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ChatDefaults {
-    /// Variables of the chat template.
-    pub template_kwargs: Map<String, Value>,
-    /// Functions that are not to be called are not in the prompt.
-    pub excludes_uncalled_tools: bool,
+/// Reads `generation_config.json`. A model without one has no defaults.
+fn generation_config(dir: &Path) -> Result<GenerationConfig, ModelError> {
+    let path = dir.join("generation_config.json");
+    match std::fs::read(&path) {
+        Ok(json) => serde_json::from_slice(&json).map_err(|source| ModelError::Config { path, source }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(GenerationConfig::default()),
+        Err(source) => Err(ModelError::Read { path, source }),
+    }
 }
 
 impl ServedModel {
@@ -125,7 +126,7 @@ impl ServedModel {
             tokenizer,
             template,
             vision,
-            generation: GenerationConfig::from_model_dir(dir)?,
+            generation: generation_config(dir)?,
             chats: ChatDefaults::default(),
         })
     }

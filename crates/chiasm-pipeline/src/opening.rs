@@ -7,8 +7,8 @@ use chiasm_types::Modality;
 use futures_util::future::try_join_all;
 
 use super::error::{Cause, RequestError};
-use super::request::MediaRef;
 use crate::Pipeline;
+use chiasm_request::MediaRef;
 
 /// Opens every media item. Sources are taken out: they may be large.
 pub(super) async fn open_all(

@@ -1,5 +1,6 @@
 //! Preparing a request: expanded prompts, the identity of its media items and its block keys, without a pixel.
 
+use chiasm_request::StageTimes;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use chiasm_vision::ImagePrompt;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use super::caller::Caller;
 use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
@@ -23,13 +25,13 @@ use super::observer::{ExplainedPlan, PromptEntry};
 use super::opening::open_all;
 use super::prompt_price::{is_small, price_of};
 use super::reading::{Reading, calls_or};
-use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
 use super::tried::Attempts;
 use crate::Pipeline;
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
 use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_fleet::{PresentClass, PresentClasses, keys_for, spans};
+use chiasm_request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
 
 /// A request that is ready to be routed.
 #[derive(Clone, Debug)]
@@ -63,20 +65,9 @@ pub struct Prepared {
     /// What it has been through before it was prepared.
     pub tried: Attempts,
     /// What preparing it took.
-    pub took: Took,
+    pub took: StageTimes,
     /// Its entry on the live page.
     pub entry: PromptEntry,
-}
-
-/// What the parts of preparing a request took, waiting included.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Took {
-    /// Reading and understanding the request.
-    pub before: Duration,
-    /// The bytes of its media items.
-    pub fetch: Duration,
-    /// Template, tokens, plans of its media items, block keys.
-    pub plan: Duration,
 }
 
 /// What a request is for workers of one plan class.
@@ -199,7 +190,7 @@ async fn prepared(
     let plans = plans.map_err(|error| error.at(field))?;
     let Caller { id, trace, session, arrived, tried, entries, .. } = caller.clone();
     let before = begun.saturating_duration_since(arrived);
-    let took = Took { before, fetch, plan: begun.elapsed() - fetch };
+    let took = StageTimes { before, fetch, plan: begun.elapsed() - fetch };
     Ok(Prepared {
         id,
         trace,

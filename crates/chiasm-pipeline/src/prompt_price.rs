@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use chiasm_prompt::ChatMessage;
 
-use super::request::{Chat, Prompt};
 use crate::cpu::{CpuBudget, price};
 use crate::model::ServedModel;
+use chiasm_request::{Chat, Prompt};
 
 /// Token ids of a prompt whose keys are computed in a hundred microseconds.
 pub(super) const SMALL_TOKENS: usize = 16 << 10;

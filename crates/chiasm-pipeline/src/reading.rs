@@ -12,11 +12,11 @@ use chiasm_parse::{CallEnd, Format, Parser, Sink, Tools};
 use chiasm_types::TokenId;
 use serde_json::Value;
 
-use super::answer_events::{AnswerEvent, AnswerEvents};
-use super::choice::ChoiceDelta;
 use super::error::RequestError;
-use super::request::{Chat, ToolChoice, ToolUse};
 use crate::model::ServedModel;
+use chiasm_request::ChoiceDelta;
+use chiasm_request::{AnswerEvent, AnswerEvents};
+use chiasm_request::{Chat, ToolChoice, ToolUse};
 
 /// How the answers to one request are read.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use chiasm_backend as backend;
 use chiasm_types::TokenId;
 
 use super::error::{Cause, RequestError};
-use super::request::{Sampling, ThinkingBudget};
 use crate::model::ServedModel;
+use chiasm_request::{Sampling, ThinkingBudget};
 
 /// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
 const LOWEST_TEMPERATURE: f64 = 0.01;

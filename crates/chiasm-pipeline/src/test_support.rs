@@ -17,14 +17,12 @@ use chiasm_types::Modality;
 use tokio::time::Instant;
 
 use super::reading::Reading;
-use super::{
-    Attempts, Caller, Chat, ChoiceDelta, Entries, FinishedChoice, GenerateRequest, MediaRef, Pipeline, PipelineLimits,
-    Prepared, Prompt, RequestError, RouteObserver, Sampling, ToolUse, prepare,
-};
+use super::{Attempts, Caller, Entries, Pipeline, PipelineLimits, Prepared, RequestError, RouteObserver, prepare};
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_limit::Owner;
+use chiasm_request::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaRef, Prompt, Sampling, ToolUse};
 
 /// The demo's model: Qwen2-VL's template and processor, and a small tokenizer.
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");

@@ -4,19 +4,11 @@
 //! stop string or a marker can be ruled out. So tokens wait here with their bytes until text is sent. The
 //! text is then looked up in these bytes.
 
+use chiasm_request::TextLogprob;
 use std::collections::VecDeque;
 
 use chiasm_backend::TokenLogprob;
 use chiasm_prompt::Tokenizer;
-
-/// A token of the text.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TextLogprob {
-    /// The byte offset in the continuation's whole text at which the token begins.
-    pub begin: usize,
-    /// The token and its log probability.
-    pub logprob: TokenLogprob,
-}
 
 /// The tokens that may still become text.
 pub(super) struct TextTokens {

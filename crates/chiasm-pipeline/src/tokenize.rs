@@ -1,34 +1,23 @@
 //! The tokens of a prompt, and the text of tokens. No engine is asked.
 
+use chiasm_request::Tokenizable;
 use std::sync::Arc;
 
 use chiasm_types::TokenId;
 
+use super::caller::Caller;
 use super::deadlines::{Deadlines, within};
 use super::error::RequestError;
 use super::prepare::{check_tokens, prepare};
 use super::prompt_price::SMALL_TOKENS;
-use super::request::{Caller, Chat, GenerateRequest, Prompt, Sampling};
 use crate::Pipeline;
 use crate::cpu::price;
 use chiasm_fleet::{PresentClass, PresentClasses};
+use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling};
 
 /// Conversations are counted also where no worker has room for them, up to so many tokens: media may be made as large as a request
 /// likes, and become as many.
 const MOST_TOKENS: usize = 1 << 20;
-
-/// What becomes tokens.
-pub enum Tokenizable {
-    /// A conversation, to be rendered by the model's chat template; its media items stand as their placeholders.
-    Chat(Chat),
-    /// Plain text.
-    Text {
-        /// The text.
-        text: String,
-        /// With what the tokenizer adds to every text, such as a token that begins it.
-        add_special_tokens: bool,
-    },
-}
 
 /// The tokens that an engine would be given. Where workers differ in what media items become, it is those of the class that has
 /// been there for the longest time.

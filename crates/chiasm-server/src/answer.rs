@@ -23,12 +23,12 @@ use crate::openai::chat::{self, ChatRequest};
 use crate::openai::completions::{self, CompletionRequest, Echo, Echoed, Shown, ShownChoice};
 use crate::openai::{AnswerHead, Common, Lists, Told, Usage};
 use crate::pipeline::{
-    Attempted, Caller, ChoiceDelta, FinishedChoice, GenerateRequest, Generation, Planned, Prepared, RequestError,
-    check_prompt_logprobs_of_all, collect, detokenize, prepare,
+    Caller, Generation, Planned, Prepared, RequestError, check_prompt_logprobs_of_all, collect, detokenize, prepare,
 };
 use crate::routes::routing_headers;
 use crate::sse;
 use crate::stream_end::StreamApi;
+use chiasm_request::{ChoiceDelta, FinishedChoice, GenerateRequest, RouteOutcome};
 
 /// Log probabilities that are written in a hundred microseconds.
 const FEW_CANDIDATES: usize = 100;
@@ -360,12 +360,12 @@ pub(crate) fn model_name<'a>(frontend: &'a Frontend, adapter: Option<&'a Arc<Ser
 }
 
 /// Returns the prompt as the worker that answered got it, if the client wants to see it.
-fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &Attempted, wanted: bool) -> Option<&'a Planned> {
+fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &RouteOutcome, wanted: bool) -> Option<&'a Planned> {
     prepared.plan(attempted.class).filter(|_| wanted)
 }
 
 /// The tokens of an answer.
-pub(crate) fn usage(attempted: &Attempted, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
+pub(crate) fn usage(attempted: &RouteOutcome, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
     let sum = |tokens: fn(&FinishedChoice) -> usize| choices.iter().map(tokens).sum();
     Usage {
         completion_tokens: sum(|choice| choice.tokens.len()),

@@ -6,7 +6,7 @@ use chiasm_backend::RequestId;
 use chiasm_parse::CallEnd;
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::test_support::{TestReading, model, whole};
-use chiasm_pipeline::{ChoiceDelta, FinishedChoice, ToolChoice, ToolUse};
+use chiasm_request::{ChoiceDelta, FinishedChoice, ToolChoice, ToolUse};
 use serde_json::{Value, json};
 
 use crate::anthropic::in_tests as messages;

@@ -14,8 +14,9 @@ use crate::admission::Admission;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::openai::{StreamOptions, Usage};
-use crate::pipeline::{Attempted, ChoiceDelta, RequestError};
+use crate::pipeline::RequestError;
 use crate::poll_epoch::PollEpoch;
+use chiasm_request::{ChoiceDelta, RouteOutcome};
 
 /// The count of one streamed answer. Holds the request's place among those in flight.
 pub(crate) struct Meter {
@@ -33,7 +34,7 @@ impl Meter {
     pub(crate) fn new(
         frontend: &Arc<Frontend>,
         options: StreamOptions,
-        attempted: Vec<Attempted>,
+        attempted: Vec<RouteOutcome>,
         admission: Admission,
         reads_reasoning: bool,
     ) -> Self {

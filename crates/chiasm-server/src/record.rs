@@ -13,8 +13,9 @@ use crate::frontend::Frontend;
 use crate::metrics::StreamEnd;
 use crate::openai::Usage;
 use crate::page::{Found, Outcome, Page};
-use crate::pipeline::{Attempted, Entries};
+use crate::pipeline::Entries;
 use crate::traces::{Over, Traced};
+use chiasm_request::RouteOutcome;
 
 /// The status of a request whose client left before it had an answer, as other servers log it.
 const CLIENT_LEFT: u16 = 499;
@@ -42,7 +43,7 @@ struct Known {
     status: Option<u16>,
     /// The end of the stream, for a streamed answer.
     stream: Option<StreamEnd>,
-    attempted: Option<Attempted>,
+    attempted: Option<RouteOutcome>,
     adapter: Option<Arc<ServedAdapter>>,
     /// The tokens of all prompts and answers; `None` as long as nobody has counted them.
     usage: Option<Usage>,
@@ -96,7 +97,7 @@ impl Record {
     }
 
     /// Notes where a prompt went. The log has the first of several prompts.
-    pub(crate) fn attempted(&self, attempted: Attempted) {
+    pub(crate) fn attempted(&self, attempted: RouteOutcome) {
         let mut known = self.known();
         known.attempted.get_or_insert(attempted);
         if let Some(number) = attempted.explained {
@@ -187,7 +188,7 @@ impl Drop for Line {
         let milliseconds = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
         // The line that Dynamo's users look for; what they look for it for comes with it.
         let message = match attempted {
-            Some(Attempted { worker, overlap_blocks, total_blocks, .. }) => {
+            Some(RouteOutcome { worker, overlap_blocks, total_blocks, .. }) => {
                 format!("[ROUTING] best: {worker} with {overlap_blocks}/{total_blocks} blocks overlap")
             }
             None => "not routed".to_owned(),

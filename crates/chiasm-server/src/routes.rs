@@ -15,8 +15,8 @@ use crate::adapters::ServedAdapter;
 use crate::answer::check_model;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
-use crate::pipeline::Attempted;
 use crate::{answer, anthropic, forward, lora, page, responses, tokenize, workers};
+use chiasm_request::RouteOutcome;
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
@@ -76,7 +76,7 @@ fn forwarding() -> Router<Arc<Frontend>> {
 }
 
 /// Headers that tell where a request went.
-pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
+pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &RouteOutcome) {
     let mut put = |name: &'static str, value: String| {
         if let Ok(value) = HeaderValue::from_str(&value) {
             headers.insert(HeaderName::from_static(name), value);

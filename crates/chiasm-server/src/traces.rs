@@ -8,7 +8,7 @@ use chiasm_backend::{Delivered, TraceContext};
 use chiasm_otlp::{ExportCounts, Exporter, Kind, Span, SpanId, TraceId};
 
 use crate::openai::Usage;
-use crate::pipeline::{Asked, Attempted};
+use chiasm_request::{RequestedSampling, RouteOutcome};
 
 /// Records traces, and sends them.
 pub struct Traces {
@@ -33,7 +33,7 @@ pub(crate) struct Over<'a> {
     pub(crate) status: u16,
     /// A word for why it failed, and what was said of it.
     pub(crate) failure: Option<(&'static str, Option<&'a str>)>,
-    pub(crate) attempted: Option<&'a Attempted>,
+    pub(crate) attempted: Option<&'a RouteOutcome>,
     pub(crate) usage: Usage,
     pub(crate) took: Duration,
 }
@@ -122,13 +122,13 @@ impl Traced {
     }
 
     /// The parts of a request, one after the other.
-    fn parts(&self, attempted: &Attempted, took: Duration, spans: &mut Vec<Span>) {
+    fn parts(&self, attempted: &RouteOutcome, took: Duration, spans: &mut Vec<Span>) {
         let (trace, parent) = self.context.ids();
         let mut part = |name: &str, from: Duration, to: Duration| {
             let times = (self.arrived + from, self.arrived + to.max(from));
             spans.push(Span::new(TraceId(trace), SpanId::random(), Some(SpanId(parent)), name, Kind::Internal, times));
         };
-        let Attempted { took: prepared, picked, hand_off, encoded, prefilled, .. } = *attempted;
+        let RouteOutcome { took: prepared, picked, hand_off, encoded, prefilled, .. } = *attempted;
         let planned_from = prepared.before + prepared.fetch;
         if attempted.delivered != Delivered::default() {
             part("fetch", prepared.before, planned_from);
@@ -162,8 +162,8 @@ impl Traced {
     }
 }
 
-fn describe(span: &mut Span, attempted: &Attempted, over: &Over<'_>) {
-    let Asked { temperature, top_p, max_tokens, choices } = attempted.asked;
+fn describe(span: &mut Span, attempted: &RouteOutcome, over: &Over<'_>) {
+    let RequestedSampling { temperature, top_p, max_tokens, choices } = attempted.asked;
     let numbers = [("gen_ai.request.temperature", temperature), ("gen_ai.request.top_p", top_p)];
     for (name, value) in numbers.into_iter().filter_map(|(name, value)| Some((name, value?))) {
         span.number(name, value);

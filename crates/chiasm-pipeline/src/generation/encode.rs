@@ -1,11 +1,11 @@
 //! Media items that other workers encode than the one that computes the prompt.
 
+use chiasm_request::EncodeOutcome;
 use std::sync::Arc;
-use std::time::Duration;
 
 use chiasm_backend::{Death, Input, Job, JobItem, ReasoningHints, Stage};
 use chiasm_router::Encodes;
-use chiasm_types::{MmHash, Placeholder, TokenId, WorkerId};
+use chiasm_types::{MmHash, Placeholder, TokenId};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
@@ -17,17 +17,6 @@ use crate::prepare::{Planned, Prepared};
 use crate::sampling;
 use chiasm_fleet::{Trial, Worker};
 
-/// Who encoded media items of a request for the worker that computed its prompt.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EncodedBy {
-    /// The worker; of several the one that took longest.
-    pub worker: WorkerId,
-    /// Items that it, or they, left the embeddings of.
-    pub items: usize,
-    /// Time from when it was picked until it had left the embeddings.
-    pub took: Duration,
-}
-
 /// Has workers encode media items, all at the same time. Returns the items whose embeddings were left, and who took longest. A worker that
 /// fails loses nothing: whoever computes the prompt has the items too, and encodes what it does not find.
 ///
@@ -37,7 +26,7 @@ pub(super) async fn encode(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
     encodes: Vec<Encodes>,
-) -> Result<(Vec<MmHash>, Option<EncodedBy>), Failure> {
+) -> Result<(Vec<MmHash>, Option<EncodeOutcome>), Failure> {
     // Adapters may change what is made of an item, whose identity does not tell.
     if encodes.is_empty() || prepared.adapter.is_some() {
         return Ok((Vec::new(), None));
@@ -58,7 +47,7 @@ pub(super) async fn encode(
     let each = join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     let longest = each.iter().filter(|(_, left, _)| !left.is_empty()).max_by_key(|(.., took)| *took);
     let items = each.iter().map(|(_, left, _)| left.len()).sum();
-    let by = longest.map(|&(worker, _, took)| EncodedBy { worker, items, took });
+    let by = longest.map(|&(worker, _, took)| EncodeOutcome { worker, items, took });
     Ok((each.into_iter().flat_map(|(_, left, _)| left).collect(), by))
 }
 

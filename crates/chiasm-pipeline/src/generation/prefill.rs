@@ -1,11 +1,11 @@
 //! A prompt that another worker computes than the one that answers.
 
+use chiasm_request::PrefillOutcome;
 use std::sync::Arc;
-use std::time::Duration;
 
-use chiasm_backend::{Death, Delivered, Job, JobError, Left, Prefill, RunningJob, Sampling, Stage};
+use chiasm_backend::{Death, Job, JobError, Left, Prefill, RunningJob, Sampling, Stage};
 use chiasm_router::Reservation;
-use chiasm_types::{MmHash, WorkerId};
+use chiasm_types::MmHash;
 use tokio::time::Instant;
 
 use super::attempts::Failure;
@@ -21,24 +21,7 @@ pub(super) struct Prefilled {
     /// How the worker that answers gets its keys and values; `None` where it finds them by itself, as in a store that both share.
     pub(super) left: Option<Left>,
     /// Who computed it.
-    pub(super) by: PrefilledBy,
-}
-
-/// The worker that computed a prompt, and what it found.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PrefilledBy {
-    /// The worker.
-    pub worker: WorkerId,
-    /// Leading blocks of the prompt that it held when it was picked.
-    pub overlap_blocks: usize,
-    /// How the media items travelled to it.
-    pub delivered: Delivered,
-    /// How it computed the prompt, by its own account.
-    pub prefill: Prefill,
-    /// Time that it took to take the job, with the media items that it lacked.
-    pub hand_off: Duration,
-    /// Time from when it was picked until it had left the prompt.
-    pub took: Duration,
+    pub(super) by: PrefillOutcome,
 }
 
 /// Has a worker compute a prompt and leave it. `embedded`: of its media items those whose embeddings the worker finds.
@@ -78,7 +61,7 @@ pub(super) async fn prefill(
         let prompt = plan.tokens.len();
         pipeline.metrics.prompt_found(&reservation, reservation.overlap_blocks, prompt, prefill.cached_tokens);
     }
-    let by = PrefilledBy {
+    let by = PrefillOutcome {
         worker,
         overlap_blocks: reservation.overlap_blocks,
         delivered: running.delivered(),

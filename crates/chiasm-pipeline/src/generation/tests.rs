@@ -11,13 +11,14 @@ use chiasm_types::{BlockSize, Placeholder, TokenId};
 use futures_util::StreamExt;
 
 use super::*;
+use crate::Cause;
 use crate::PipelineLimits;
 use crate::Retry;
-use crate::answer_events::WholeCall;
 use crate::retries::MAX_MOVES;
 use crate::test_support::{TestPipeline, broken_picture, picture};
-use crate::{Cause, Prompt, Sampling};
 use chiasm_fleet::{Condition, Patience};
+use chiasm_request::WholeCall;
+use chiasm_request::{Prompt, Sampling};
 
 fn died() -> JobError {
     JobError::Dead(Death::new("it was unplugged"))

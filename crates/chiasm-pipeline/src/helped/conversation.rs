@@ -8,8 +8,8 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
 use super::super::error::RequestError;
-use super::super::request::Chat;
-use crate::model::ChatDefaults;
+use chiasm_request::Chat;
+use chiasm_request::ChatDefaults;
 
 /// The messages, and the other fields of the request that change what is written.
 pub(super) fn conversation(

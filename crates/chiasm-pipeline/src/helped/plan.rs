@@ -14,11 +14,11 @@ use super::super::item::ItemPlan;
 use super::super::opening::check_counts;
 use super::super::prepare::{Planned, Preparation, check_tokens, in_prompt_order, planned, render, that_fit};
 use super::super::prompt_price::{SMALL_TOKENS, is_small_chat, price_of_chat};
-use super::super::request::{Chat, MediaRef};
 use super::conversation::conversation;
 use super::{Helped, HelpedItem, HelpedSettings, Helpers, Written};
 use crate::cpu::price;
 use chiasm_fleet::PresentClass;
+use chiasm_request::{Chat, MediaRef};
 
 /// A conversation's items, as it has them.
 struct Items {

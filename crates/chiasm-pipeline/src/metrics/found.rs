@@ -7,7 +7,7 @@ use std::time::Duration;
 use chiasm_router::WorkerSnapshot;
 use chiasm_types::WorkerId;
 
-use super::super::generation::Attempted;
+use chiasm_request::RouteOutcome;
 
 /// Tokens of prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub struct Found {
 
 impl Found {
     /// A request has its first token.
-    pub fn add(&mut self, attempted: &Attempted) {
+    pub fn add(&mut self, attempted: &RouteOutcome) {
         let (prompt, cached) = (attempted.prompt_tokens as u64, attempted.prefill.cached_tokens as u64);
         let tokens = PromptTokens { prompt, cached };
         self.total += tokens;
@@ -71,7 +71,7 @@ impl Found {
     }
 
     /// What the engine found in its cache for a request has become known, behind its first token.
-    pub fn add_later(&mut self, attempted: &Attempted) {
+    pub fn add_later(&mut self, attempted: &RouteOutcome) {
         let later = PromptTokens { prompt: 0, cached: attempted.prefill.cached_tokens as u64 };
         self.total += later;
         self.workers.entry(attempted.worker).or_default().tokens += later;

@@ -8,8 +8,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::super::generation::PrefilledBy;
 use chiasm_fleet::WorkerLabel;
+use chiasm_request::PrefillOutcome;
 
 /// What workers did for others.
 pub(super) struct RoleMetrics {
@@ -88,7 +88,7 @@ impl RoleMetrics {
         self.recomputed.inc();
     }
 
-    pub(super) fn prefilled(&self, by: &PrefilledBy) {
+    pub(super) fn prefilled(&self, by: &PrefillOutcome) {
         self.prefilled.get_or_create(&by.worker.into()).inc();
         self.time.observe(by.took.as_secs_f64());
     }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::parameters;
 use crate::model::ServedModel;
-use crate::{ToolChoice, ToolUse};
+use chiasm_request::{ToolChoice, ToolUse};
 
 /// A structural tag in the model's own format, where vLLM has one. A model that calls if it likes is held to one only for functions
 /// that are strict, for a single call, or where it may not call all of them.

@@ -5,11 +5,11 @@ use chiasm_prompt::{StopStrings, Tokenizer};
 use serde_json::json;
 
 use super::*;
-use crate::Sampling;
 use crate::answers::ParserChoice;
 use crate::choice::Choice;
-use crate::model::ChatDefaults;
 pub(super) use crate::test_support::model;
+use chiasm_request::ChatDefaults;
+use chiasm_request::Sampling;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
 

@@ -18,10 +18,11 @@ use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::meter::{self, Meter};
 use crate::openai::StreamOptions;
-use crate::pipeline::{ChoiceDelta, GenerateRequest, Generation, Prompt, RequestError, collect};
+use crate::pipeline::{Generation, RequestError, collect};
 use crate::routes::routing_headers;
 use crate::sse;
 use crate::stream_end::StreamApi;
+use chiasm_request::{ChoiceDelta, GenerateRequest, Prompt};
 
 /// `POST /v1/messages`
 pub(crate) async fn messages(

@@ -10,7 +10,7 @@ use super::sources::{Passage, Source};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::elements;
-use crate::pipeline::MediaRef;
+use chiasm_request::MediaRef;
 
 /// One block.
 pub(super) enum Block {

@@ -10,7 +10,7 @@ use super::error;
 use super::response::{Block, Ending, Head, Message, UsageBody, signature};
 use crate::error::ApiError;
 use crate::openai::Usage;
-use crate::pipeline::{AnswerEvent, ChoiceDelta};
+use chiasm_request::{AnswerEvent, ChoiceDelta};
 
 /// An event, whose name is the `type` of its body.
 #[derive(Serialize)]
@@ -178,8 +178,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::pipeline::MediaTokens;
     use crate::stream_end::StreamApi;
+    use chiasm_request::MediaTokens;
 
     const USAGE: Usage = Usage {
         prompt_tokens: 10,

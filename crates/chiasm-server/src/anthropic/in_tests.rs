@@ -6,7 +6,7 @@ use super::response::Head;
 use super::{events, response};
 use crate::event_grammar::{self, Said};
 use crate::openai::Usage;
-use crate::pipeline::{ChoiceDelta, FinishedChoice};
+use chiasm_request::{ChoiceDelta, FinishedChoice};
 
 fn head() -> Head {
     Head::new(&RequestId::new("r").unwrap(), "m")

@@ -11,7 +11,7 @@ use super::blocks::{Block, ResultContent, unsupported};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::{elements, message_list};
-use crate::pipeline::MediaRef;
+use chiasm_request::MediaRef;
 
 /// What one client begins a block of its system message with. It differs in every request, so vLLM drops the block for the prefix
 /// cache's sake; the tokens must be the same here.

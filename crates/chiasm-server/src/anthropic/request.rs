@@ -12,7 +12,8 @@ use crate::error::ApiError;
 use crate::openai::fields::Fields;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::{RequestBody, sampling, structured};
-use crate::pipeline::{Chat, GenerateRequest, Prompt, Sampling, Structured, ThinkingBudget};
+use chiasm_backend::Structured;
+use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget};
 
 /// Fewest tokens that a model may be given to think: Anthropic's bound.
 const LEAST_BUDGET: u32 = 1024;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::openai::Usage;
-use crate::pipeline::{AnswerEvent, FinishedChoice};
+use chiasm_request::{AnswerEvent, FinishedChoice};
 
 /// Id and model of one answer.
 #[derive(Clone, Debug)]
@@ -134,7 +134,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pipeline::{AnswerEvents, MediaTokens};
+    use chiasm_request::{AnswerEvents, MediaTokens};
 
     const USAGE: Usage = Usage {
         prompt_tokens: 10,

@@ -17,7 +17,8 @@ use super::body::{ForwardBody, model_in};
 use crate::cpu::price;
 use crate::frontend::Frontend;
 use crate::openai::media_parts::{MEDIA_KINDS, MediaKind};
-use crate::pipeline::{Caller, MediaRef, RequestError, check_counts};
+use crate::pipeline::{Caller, RequestError, check_counts};
+use chiasm_request::MediaRef;
 
 type Fields = Map<String, Value>;
 

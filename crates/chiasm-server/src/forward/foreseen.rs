@@ -16,9 +16,10 @@ use crate::fleet::PresentClasses;
 use crate::frontend::Frontend;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
-use crate::pipeline::{Caller, GenerateRequest, Planned, Prepared, prepare};
+use crate::pipeline::{Caller, Planned, Prepared, prepare};
 use crate::responses::ResponsesRequest;
 use crate::routes::{CHAT, COMPLETIONS, RESPONSES};
+use chiasm_request::GenerateRequest;
 
 /// The predicted prompt of a request for workers of each class.
 pub(super) struct Foreseen {

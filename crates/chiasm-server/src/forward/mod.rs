@@ -57,9 +57,9 @@ use crate::error::ApiError;
 use crate::fleet::{PresentClass, Trial, Worker, WorkerFault, keys_for};
 use crate::frontend::Frontend;
 use crate::pipeline::{
-    Attempted, Attempts, Caller, Cause, Deadlines, ExplainedPlan, Planned, PromptEntry, RequestError, begun_within,
-    within,
+    Attempts, Caller, Cause, Deadlines, ExplainedPlan, Planned, PromptEntry, RequestError, begun_within, within,
 };
+use chiasm_request::RouteOutcome;
 
 /// Text up to this many bytes is cut into pieces at once.
 const SMALL: usize = 64 << 10;
@@ -95,7 +95,7 @@ struct Prospects {
 struct Passed {
     reservation: Reservation,
     server: Arc<Worker>,
-    attempted: Attempted,
+    attempted: RouteOutcome,
     /// The tokens of the prompt, where the server has to count as many.
     foreseen: Option<usize>,
     answer: Forwarded,
@@ -341,7 +341,7 @@ impl Passing<'_> {
         let full_blocks =
             self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
         let mut attempted =
-            Attempted { explained, ..self.attempted(&reservation, class, foreseen, full_blocks, handed_over) };
+            RouteOutcome { explained, ..self.attempted(&reservation, class, foreseen, full_blocks, handed_over) };
         self.frontend.pipeline.metrics.routed(&attempted);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
@@ -417,15 +417,15 @@ impl Passing<'_> {
         foreseen: Option<usize>,
         full_blocks: Option<usize>,
         begun: Instant,
-    ) -> Attempted {
-        Attempted {
+    ) -> RouteOutcome {
+        RouteOutcome {
             overlap_blocks: reservation.overlap_blocks,
             total_blocks: full_blocks.unwrap_or(reservation.total_blocks),
             // Tokens of a prompt that is not foreseen are not known.
             prompt_tokens: foreseen.unwrap_or(0),
             picked: begun.saturating_duration_since(self.caller.arrived),
             moves: self.tried.lost,
-            ..Attempted::on(reservation.worker, class)
+            ..RouteOutcome::on(reservation.worker, class)
         }
     }
 }

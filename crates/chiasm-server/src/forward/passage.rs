@@ -22,10 +22,11 @@ use crate::error::ApiError;
 use crate::fleet::Worker;
 use crate::frontend::Frontend;
 use crate::openai::Usage;
-use crate::pipeline::{Attempted, Cause, Deadline, Deadlines, RequestError};
+use crate::pipeline::{Cause, Deadline, Deadlines, RequestError};
 use crate::poll_epoch::PollEpoch;
 use crate::routes::routing_headers;
 use crate::stream_end::{StreamApi, StreamOutcome};
+use chiasm_request::RouteOutcome;
 
 /// Bytes at the end of an answer in which its usage is looked for.
 const TAIL: usize = 8 << 10;
@@ -36,7 +37,7 @@ struct Passage {
     admission: Admission,
     reservation: Reservation,
     server: Arc<Worker>,
-    attempted: Attempted,
+    attempted: RouteOutcome,
     /// The tokens of the prompt, where the server has to count as many.
     foreseen: Option<usize>,
     arrived: Instant,

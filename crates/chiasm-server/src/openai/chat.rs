@@ -13,7 +13,7 @@ use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::{request, tools};
 use crate::error::ApiError;
-use crate::pipeline::{Chat, GenerateRequest, ToolUse};
+use chiasm_request::{Chat, GenerateRequest, ToolUse};
 
 pub(crate) use self::output::{Chunks, Shown, answer};
 
@@ -99,7 +99,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pipeline::Prompt;
+    use chiasm_request::Prompt;
 
     fn parse(body: Value) -> Result<ChatRequest, ApiError> {
         ChatRequest::parse(Intake::of(&body)).map(|(request, _)| request)

@@ -21,7 +21,7 @@ use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, Nvext, request};
 use crate::error::ApiError;
-use crate::pipeline::{AnswerEvents, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use chiasm_request::{AnswerEvents, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use super::body_limits::BodyLimits;
 use crate::error::ApiError;
-use crate::pipeline::MediaRef;
+use chiasm_request::MediaRef;
 use shortened::Shortened;
 
 /// What planning takes at most for a byte of a prompt's text: copies in the template's values, the rendered prompt and its tokens.

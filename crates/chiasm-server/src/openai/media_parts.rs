@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::fields::Fields;
 use super::intake::{Intake, Seed};
 use crate::error::ApiError;
-use crate::pipeline::MediaKwargs;
+use chiasm_request::MediaKwargs;
 
 /// A kind of part that stands for a media item.
 pub(crate) struct MediaKind {

@@ -12,7 +12,7 @@ use super::intake::{Intake, Seed};
 use super::media_parts::{InputAudio, MEDIA_KINDS, MediaUrl, take_uuid};
 use super::request::LargeField;
 use crate::error::ApiError;
-use crate::pipeline::MediaRef;
+use chiasm_request::MediaRef;
 
 /// The roles of the API. A template may know others.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];

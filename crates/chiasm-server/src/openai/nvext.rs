@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::fields::Fields;
 use crate::error::ApiError;
-use crate::pipeline::Attempted;
+use chiasm_request::RouteOutcome;
 
 /// The extra fields that a request asks for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,7 +70,7 @@ impl ExtraFields {
     }
 
     /// What was asked for of a request that is answered now; `None` if nothing was.
-    pub(crate) fn of(self, attempted: &Attempted, arrived: Instant) -> Option<Nvext> {
+    pub(crate) fn of(self, attempted: &RouteOutcome, arrived: Instant) -> Option<Nvext> {
         let Self { timing, worker_id } = self;
         let worker = attempted.worker.0;
         let prefilled = attempted.prefilled.map_or(worker, |by| by.worker.0);
@@ -82,8 +82,8 @@ impl ExtraFields {
 }
 
 impl Timing {
-    fn of(attempted: &Attempted, total: Duration) -> Self {
-        let Attempted { prompt_tokens, prefill, prefill_wait, first_token, .. } = *attempted;
+    fn of(attempted: &RouteOutcome, total: Duration) -> Self {
+        let RouteOutcome { prompt_tokens, prefill, prefill_wait, first_token, .. } = *attempted;
         let received = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(total);
         let prefilling = first_token.zip(prefill_wait).map(|(first_token, wait)| first_token.saturating_sub(wait));
         let hit_rate =

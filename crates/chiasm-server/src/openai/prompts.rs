@@ -8,7 +8,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use super::intake::{Intake, Seed};
 use super::request::LargeField;
 use crate::error::ApiError;
-use crate::pipeline::Prompt;
+use chiasm_request::Prompt;
 
 /// Most prompts in one body.
 const MAX_PROMPTS: usize = 128;

@@ -9,7 +9,8 @@ use super::nvext::ExtraFields;
 use super::stream_options::StreamOptions;
 use super::{harmless, structured};
 use crate::error::ApiError;
-use crate::pipeline::{Chat, GenerateRequest, Prompt, Repetition, Sampling, ThinkingBudget, ToolUse};
+use chiasm_backend::Repetition;
+use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget, ToolUse};
 
 /// Most continuations of one prompt.
 const MAX_N: u32 = 128;

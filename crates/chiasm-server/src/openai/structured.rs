@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::fields::{Fields, kind};
 use crate::error::ApiError;
-use crate::pipeline::Structured;
+use chiasm_backend::Structured;
 
 /// vLLM's bounds for lists and objects within each other (`check_json_nesting`, `vllm/sampling_params.py`).
 const MAX_SCHEMA_DEPTH: usize = 64;

@@ -14,7 +14,7 @@ use super::prompts::Tokens;
 use super::request::{self, RequestBody};
 use super::tools;
 use crate::error::ApiError;
-use crate::pipeline::Tokenizable;
+use chiasm_request::Tokenizable;
 
 /// A prompt that is to become tokens: `prompt`, a text, or `messages` and what a chat completion has beside them.
 pub(crate) struct TokenizeRequest {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, kind};
 use crate::error::ApiError;
-use crate::pipeline::{ToolChoice, ToolUse};
+use chiasm_request::{ToolChoice, ToolUse};
 
 /// Most functions of a request. All of them are in the prompt.
 const MAX_TOOLS: usize = 1024;

@@ -3,7 +3,7 @@
 use chiasm_backend::Prefill;
 use serde::{Serialize, Serializer};
 
-use crate::pipeline::{Attempted, MediaTokens};
+use chiasm_request::{MediaTokens, RouteOutcome};
 
 /// Token counts of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ struct CompletionDetails {
 
 impl Usage {
     /// The counts of a prompt before any new token. `reads_reasoning` says whether some of the new tokens may be reasoning.
-    pub(crate) fn of_prompt(attempted: &Attempted, reads_reasoning: bool) -> Self {
+    pub(crate) fn of_prompt(attempted: &RouteOutcome, reads_reasoning: bool) -> Self {
         let mut usage = Self {
             prompt_tokens: attempted.prompt_tokens,
             media_tokens: attempted.media_tokens,

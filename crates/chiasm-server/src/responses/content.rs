@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::media_parts::MediaUrl;
 use crate::openai::messages::elements;
-use crate::pipeline::MediaRef;
+use chiasm_request::MediaRef;
 
 const IMAGE: &str = "input_image";
 /// Parts by their type, where each may be.

@@ -6,7 +6,7 @@ use super::response::Head;
 use super::tools::Names;
 use crate::event_grammar::{self, Said};
 use crate::openai::Usage;
-use crate::pipeline::{ChoiceDelta, FinishedChoice};
+use chiasm_request::{ChoiceDelta, FinishedChoice};
 
 /// Writes responses to one request.
 pub(crate) struct Responses {

@@ -16,7 +16,7 @@ use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::elements;
 use crate::openai::request::LargeField;
-use crate::pipeline::MediaRef;
+use chiasm_request::MediaRef;
 
 const ASSISTANT: &str = "assistant";
 const ROLES: [&str; 4] = ["system", "developer", "user", ASSISTANT];

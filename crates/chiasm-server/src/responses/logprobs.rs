@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use tracing::warn;
 
 use crate::openai::token_json;
-use crate::pipeline::TextLogprob;
+use chiasm_request::TextLogprob;
 
 /// The maximum bytes of JSON that the last events of one stream repeat: some 2,500 tokens with 20 alternatives each, or
 /// 50,000 with none.

@@ -40,9 +40,10 @@ use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::meter::{self, Meter};
-use crate::pipeline::{ChoiceDelta, Generation, collect};
+use crate::pipeline::{Generation, collect};
 use crate::routes::routing_headers;
 use crate::sse;
+use chiasm_request::ChoiceDelta;
 
 /// `POST /v1/responses`
 pub(crate) async fn create(

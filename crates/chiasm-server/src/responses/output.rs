@@ -15,7 +15,7 @@ use super::response::{Head, IncompleteReason, Response};
 use super::tools::{Called, Names};
 use crate::error::ApiError;
 use crate::openai::Usage;
-use crate::pipeline::{AnswerEvent, ChoiceDelta, FinishedChoice, TextLogprob};
+use chiasm_request::{AnswerEvent, ChoiceDelta, FinishedChoice, TextLogprob};
 
 /// The progress of an item or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -17,7 +17,8 @@ use crate::openai::media_parts::take_media_kwargs;
 use crate::openai::request::{self, RequestBody};
 use crate::openai::sampling::MAX_LOGPROBS;
 use crate::openai::structured::json_schema;
-use crate::pipeline::{Chat, GenerateRequest, Structured};
+use chiasm_backend::Structured;
+use chiasm_request::{Chat, GenerateRequest};
 
 /// Fields of the other endpoints alone, which share the rest.
 const OF_OTHERS: [&str; 16] = [

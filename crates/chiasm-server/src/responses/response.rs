@@ -8,10 +8,10 @@ use serde_json::value::{RawValue, Value, to_raw_value};
 
 use super::output::{Item, Status};
 use crate::error::ApiError;
-use crate::model::GenerationConfig;
 use crate::openai::fields::Fields;
 use crate::openai::{Usage, unix_seconds};
-use crate::pipeline::Sampling;
+use chiasm_request::GenerationConfig;
+use chiasm_request::Sampling;
 
 /// The fields of a request that its response repeats, as JSON. They may be as large as the request.
 #[derive(Debug)]

@@ -90,7 +90,7 @@ impl HttpArgs {
     /// [`CliError::Usage`] for a name that none can have.
     pub(crate) fn cors(&self) -> Result<Option<Cors>, CliError> {
         let origins = self.allowed_origins.as_ref().map_or(&[][..], |JsonList(origins)| origins);
-        // Asked here, as the environment may say no.
+        // RequestedSampling here, as the environment may say no.
         match (origins.is_empty(), self.allow_credentials) {
             (true, true) => return Err(CliError::Usage("--allow-credentials needs --allowed-origins".to_owned())),
             (true, false) => return Ok(None),

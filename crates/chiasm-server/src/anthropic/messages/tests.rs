@@ -8,7 +8,7 @@ use super::super::request::MessagesRequest;
 use super::*;
 use crate::openai::BodyLimits;
 use crate::openai::RequestBody;
-use crate::pipeline::{Chat, Prompt};
+use chiasm_request::{Chat, Prompt};
 
 fn parse_text(body: Bytes, limits: &BodyLimits) -> Result<Chat, ApiError> {
     let (request, _) = MessagesRequest::parse(Intake::new(body, limits, &ByteBudget::new(1 << 20)))?;

@@ -14,8 +14,8 @@ use crate::openai::finish::{self, StopReason};
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::prompt_logprobs::PromptLogprobsBody;
 use crate::openai::{AnswerHead, Nvext, Usage};
-use crate::pipeline::{AnswerEvent, ChoiceDelta, FinishedChoice};
 use crate::sse;
+use chiasm_request::{AnswerEvent, ChoiceDelta, FinishedChoice};
 
 /// The optional parts of an answer.
 pub(crate) struct Shown<'a> {
@@ -316,7 +316,7 @@ mod tests {
     use chiasm_backend::RequestId;
 
     use super::*;
-    use crate::pipeline::AnswerEvents;
+    use chiasm_request::AnswerEvents;
 
     #[test]
     fn text_chunk_equals_general_chunk() {

@@ -4,9 +4,10 @@ use tracing::Span;
 
 use super::*;
 use crate::openai::Usage;
-use crate::pipeline::{Attempted, Prepared, Prompt, Sampling, collect};
+use crate::pipeline::{Prepared, collect};
 use crate::record::Record;
 use crate::test_server::TestServer;
+use chiasm_request::{Prompt, RouteOutcome, Sampling};
 
 #[test]
 fn burst_is_explained_and_then_one_in_each_pause() {
@@ -102,7 +103,7 @@ async fn passed_on_request_shows_its_first_token() {
     let (_, attempted) = collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
     // A request that is passed on is recorded with the head of its answer, and nobody may count its
     // tokens.
-    record.attempted(Attempted { first_token: None, ..attempted });
+    record.attempted(RouteOutcome { first_token: None, ..attempted });
     record.first_token(Duration::from_millis(250));
     record.answered(200, None);
     drop(record);

@@ -3,16 +3,16 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::openai::fields::Fields;
-use crate::pipeline::AnswerEvents;
 use crate::pipeline::test_support::TestPipeline;
 use crate::responses::response::Echo;
+use chiasm_request::AnswerEvents;
 
 pub(in crate::responses) async fn head() -> Head {
     let test = TestPipeline::new(1).await;
     let body = json!({"tools": [{"type": "function", "name": "f"}], "instructions": "be short"});
     let echo = Echo::of(&Fields::new(body, "").unwrap()).unwrap();
     let request = chiasm_backend::RequestId::new("r").unwrap();
-    let sampling = crate::pipeline::Sampling { temperature: Some(0.5), ..Default::default() };
+    let sampling = chiasm_request::Sampling { temperature: Some(0.5), ..Default::default() };
     Head::new(&request, "m", &test.pipeline.model.generation, &sampling, echo, ByteBudget::new(1 << 20).empty_charge())
         .unwrap()
 }

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::pipeline::{Prompt, ToolChoice};
+use chiasm_request::{Prompt, ToolChoice};
 
 fn with(extra: &Value) -> Value {
     let mut body = json!({"model": "m", "input": "hi"});

@@ -7,20 +7,17 @@ use chiasm_backend::{Delivered, JobItem, Prefill};
 use chiasm_types::{Modality, PlanClassId, WorkerId};
 use serde::Serialize;
 
-use super::encode::EncodedBy;
-use super::prefill::PrefilledBy;
-use crate::prepare::Took;
-use crate::request::Sampling;
+use crate::Sampling;
 
 /// Where a request went and what it found there.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attempted {
+pub struct RouteOutcome {
     /// The worker that answers.
     pub worker: WorkerId,
     /// Whoever encoded media items, if that was another worker than the one that computed the prompt.
-    pub encoded: Option<EncodedBy>,
+    pub encoded: Option<EncodeOutcome>,
     /// Whoever computed the prompt, if that was another worker.
-    pub prefilled: Option<PrefilledBy>,
+    pub prefilled: Option<PrefillOutcome>,
     /// The worker's plan class.
     pub class: PlanClassId,
     /// Leading blocks of the prompt that the worker held when it was picked.
@@ -36,9 +33,9 @@ pub struct Attempted {
     /// How the engine computed the prompt, by its own account; known with the first output.
     pub prefill: Prefill,
     /// How tokens were to be chosen.
-    pub asked: Asked,
+    pub asked: RequestedSampling,
     /// What preparing it took.
-    pub took: Took,
+    pub took: StageTimes,
     /// Time from its arrival until the worker was picked.
     pub picked: Duration,
     /// Time that its worker's backend took to take it, with the media items that it lacked.
@@ -73,7 +70,7 @@ fn is_zero(tokens: &usize) -> bool {
 
 impl MediaTokens {
     /// Counts the tokens of items.
-    pub fn of(items: &[JobItem]) -> Self {
+    pub fn count(items: &[JobItem]) -> Self {
         let mut tokens = Self::default();
         for item in items {
             let counted = match item.modality {
@@ -98,7 +95,7 @@ impl AddAssign for MediaTokens {
 
 /// What a client has asked for that traces tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Asked {
+pub struct RequestedSampling {
     /// `None` for the model's own.
     pub temperature: Option<f64>,
     /// `None` for the model's own.
@@ -109,8 +106,9 @@ pub struct Asked {
     pub choices: usize,
 }
 
-impl Asked {
-    pub(super) fn of(sampling: &Sampling) -> Self {
+impl RequestedSampling {
+    /// Returns the part of the sampling that traces have.
+    pub fn from_sampling(sampling: &Sampling) -> Self {
         Self {
             temperature: sampling.temperature,
             top_p: sampling.top_p,
@@ -120,7 +118,7 @@ impl Asked {
     }
 }
 
-impl Attempted {
+impl RouteOutcome {
     /// Nothing is known yet but where it goes.
     pub fn on(worker: WorkerId, class: PlanClassId) -> Self {
         Self {
@@ -134,8 +132,8 @@ impl Attempted {
             media_tokens: MediaTokens::default(),
             delivered: Delivered::default(),
             prefill: Prefill::default(),
-            asked: Asked::default(),
-            took: Took::default(),
+            asked: RequestedSampling::default(),
+            took: StageTimes::default(),
             picked: Duration::ZERO,
             hand_off: Duration::ZERO,
             prefill_wait: None,
@@ -160,4 +158,43 @@ impl Attempted {
         }
         timing
     }
+}
+
+/// Who encoded media items of a request for the worker that computed its prompt.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EncodeOutcome {
+    /// The worker; of several the one that took longest.
+    pub worker: WorkerId,
+    /// Items that it, or they, left the embeddings of.
+    pub items: usize,
+    /// Time from when it was picked until it had left the embeddings.
+    pub took: Duration,
+}
+
+/// The worker that computed a prompt, and what it found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrefillOutcome {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Leading blocks of the prompt that it held when it was picked.
+    pub overlap_blocks: usize,
+    /// How the media items travelled to it.
+    pub delivered: Delivered,
+    /// How it computed the prompt, by its own account.
+    pub prefill: Prefill,
+    /// Time that it took to take the job, with the media items that it lacked.
+    pub hand_off: Duration,
+    /// Time from when it was picked until it had left the prompt.
+    pub took: Duration,
+}
+
+/// What the parts of preparing a request took, waiting included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageTimes {
+    /// Reading and understanding the request.
+    pub before: Duration,
+    /// The bytes of its media items.
+    pub fetch: Duration,
+    /// Template, tokens, plans of its media items, block keys.
+    pub plan: Duration,
 }

@@ -1,13 +1,10 @@
-//! Sampling defaults and end tokens of a model: `generation_config.json`, as vLLM's `--generation-config auto` reads it.
-
-use std::path::Path;
+//! The defaults of a model where a request is silent.
 
 use chiasm_types::TokenId;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use crate::model::ModelError;
-
-/// What a model asks for where a request is silent.
+/// Sampling defaults and end tokens: `generation_config.json`, as vLLM's `--generation-config auto` reads it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct GenerationConfig {
@@ -40,16 +37,6 @@ enum OneOrMany {
 }
 
 impl GenerationConfig {
-    /// Reads `generation_config.json`; a model without one has no wishes.
-    pub fn from_model_dir(dir: &Path) -> Result<Self, ModelError> {
-        let path = dir.join("generation_config.json");
-        match std::fs::read(&path) {
-            Ok(json) => serde_json::from_slice(&json).map_err(|source| ModelError::Config { path, source }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(source) => Err(ModelError::Read { path, source }),
-        }
-    }
-
     /// All end tokens that the model names.
     pub fn eos_tokens(&self) -> Vec<TokenId> {
         match &self.eos_token_id {
@@ -58,6 +45,15 @@ impl GenerationConfig {
             Some(OneOrMany::Many(ids)) => ids.iter().copied().map(TokenId).collect(),
         }
     }
+}
+
+/// How conversations are written where a request does not say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChatDefaults {
+    /// Variables of the chat template.
+    pub template_kwargs: Map<String, Value>,
+    /// Functions that are not to be called are not in the prompt.
+    pub excludes_uncalled_tools: bool,
 }
 
 #[cfg(test)]

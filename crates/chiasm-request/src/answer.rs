@@ -1,0 +1,98 @@
+//! One continuation: the deltas of its text, and the whole.
+
+use chiasm_backend::{Finish, Prefill, PromptLogprobs, TokenLogprob};
+use chiasm_types::TokenId;
+
+use crate::{AnswerEvent, AnswerEvents};
+
+/// What one output of a backend adds to a continuation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChoiceDelta {
+    /// The continuation's index, from 0.
+    pub index: usize,
+    /// Reasoning, text and calls in their order. Empty while a character, a stop string or a marker is incomplete.
+    pub events: AnswerEvents,
+    /// The number of new tokens that belong to reasoning.
+    pub reasoning_tokens: usize,
+    /// New tokens.
+    pub tokens: Vec<TokenId>,
+    /// Log probabilities of the new tokens, when asked for.
+    pub logprobs: Option<Vec<TokenLogprob>>,
+    /// The tokens of the new text, when their log probabilities are asked for.
+    pub text_logprobs: Vec<TextLogprob>,
+    /// Those of the prompt's tokens from the second one on, when asked for.
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    /// Set with the last delta.
+    pub finish: Option<Finish>,
+    /// How the engine computed the prompt, where that becomes known behind the first token.
+    pub prefill: Option<Prefill>,
+}
+
+/// A whole continuation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FinishedChoice {
+    /// Reasoning, text and calls in their order.
+    pub events: AnswerEvents,
+    /// The number of tokens that belong to reasoning.
+    pub reasoning_tokens: usize,
+    /// Its tokens.
+    pub tokens: Vec<TokenId>,
+    /// Their log probabilities, when asked for.
+    pub logprobs: Option<Vec<TokenLogprob>>,
+    /// The tokens of its text, when their log probabilities are asked for.
+    pub text_logprobs: Vec<TextLogprob>,
+    /// Those of the prompt's tokens from the second one on, when asked for.
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    /// Why it ended.
+    pub finish: Finish,
+}
+
+/// A token of the text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextLogprob {
+    /// The byte offset in the continuation's whole text at which the token begins.
+    pub begin: usize,
+    /// The token and its log probability.
+    pub logprob: TokenLogprob,
+}
+
+impl ChoiceDelta {
+    /// Whether there is nothing for a client in it.
+    pub fn says_nothing(&self) -> bool {
+        let Self { events, logprobs, finish, .. } = self;
+        let is_silent = |event| matches!(event, &AnswerEvent::EndCall(_));
+        events.iter().all(is_silent) && logprobs.is_none() && finish.is_none()
+    }
+
+    /// Returns `true` if a delta has nothing of the answer, not even a token, but only counts.
+    pub fn is_for_counts(&self) -> bool {
+        self.tokens.is_empty() && self.prompt_logprobs.is_none() && self.says_nothing()
+    }
+
+    /// Adds what came after.
+    pub fn append(&mut self, next: Self) {
+        self.events.append(next.events);
+        self.reasoning_tokens += next.reasoning_tokens;
+        self.tokens.extend(next.tokens);
+        self.text_logprobs.extend(next.text_logprobs);
+        match (&mut self.logprobs, next.logprobs) {
+            (Some(logprobs), Some(more)) => logprobs.extend(more),
+            // A late delta has counts alone.
+            (Some(_), None) => {}
+            (none, more) => *none = more,
+        }
+        match (&mut self.prompt_logprobs, next.prompt_logprobs) {
+            (Some(logprobs), Some(more)) => logprobs.append(more),
+            (Some(_), None) => {}
+            (none, more) => *none = more,
+        }
+        self.finish = self.finish.take().or(next.finish);
+    }
+
+    /// Returns the whole answer; `None` if it has no end.
+    pub fn into_finished(self) -> Option<FinishedChoice> {
+        let Self { events, reasoning_tokens, tokens, logprobs, text_logprobs, prompt_logprobs, finish, .. } = self;
+        let finish = finish?;
+        Some(FinishedChoice { events, reasoning_tokens, tokens, logprobs, text_logprobs, prompt_logprobs, finish })
+    }
+}
