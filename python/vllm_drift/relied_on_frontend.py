@@ -12,10 +12,10 @@ FRONTEND = (
         "OpenAI requests",
         "fields and their defaults, and what becomes of them before the engine sees them",
         (
-            "crates/chiasm-server/src/openai/sampling.rs",
+            "crates/chiasm-api/src/openai/sampling.rs",
             "crates/chiasm-pipeline/src/generation_config.rs",
             "crates/chiasm-pipeline/src/sampling.rs",
-            "crates/chiasm-server/src/openai/request.rs",
+            "crates/chiasm-api/src/openai/request.rs",
         ),
         (
             Fields(CHAT, "ChatCompletionRequest"),

@@ -6,7 +6,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::error::ApiError;
+use crate::error::HttpError;
 use crate::page;
 
 /// The paths that need no key: they tell the state of this process and none of its data.
@@ -42,7 +42,7 @@ impl ApiKeys {
             Some(_) => "the API key is not one of this server's",
             None => "an API key is needed: 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         };
-        let mut refused = ApiError::unauthorized(message).into_response();
+        let mut refused = HttpError::unauthorized(message).into_response();
         refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         Some(refused)
     }

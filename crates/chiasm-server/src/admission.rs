@@ -9,14 +9,14 @@ use crate::arrival;
 use crate::body::{self, JsonBody};
 use crate::connections::Connection;
 use crate::cpu::CpuBudget;
-use crate::error::ApiError;
+use crate::error::HttpError;
 use crate::frontend::Frontend;
 use crate::layers::Identity;
 use crate::metrics::InFlight;
-use crate::openai::RequestBody;
 use crate::pipeline::Caller;
 use crate::record::Record;
 use crate::slots::{NoSlot, Slot};
+use chiasm_api::openai::RequestBody;
 
 /// A request's place among those in flight, until its answer has been read to the end or dropped. Clones are the same place.
 #[derive(Clone)]
@@ -43,11 +43,11 @@ pub(crate) struct Admitted<T> {
 }
 
 impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
-    type Rejection = ApiError;
+    type Rejection = HttpError;
 
-    async fn from_request(request: Request, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, frontend: &Arc<Frontend>) -> Result<Self, HttpError> {
         let (mut head, body) = request.into_parts();
-        let lost = || ApiError::internal("a request has no identity or record");
+        let lost = || HttpError::internal("a request has no identity or record");
         let identity = head.extensions.remove::<Identity>().ok_or_else(lost)?;
         let connection = identity.connection.clone();
         let record = head.extensions.remove::<Record>().ok_or_else(lost)?;
@@ -67,7 +67,7 @@ impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
             .await?;
             connection.engage();
             let slot = frontend.slots.take(owner).map_err(no_slot)?;
-            Ok::<_, ApiError>((slot, body::parse(frontend, &cpu, body).await?))
+            Ok::<_, HttpError>((slot, body::parse(frontend, &cpu, body).await?))
         };
         let (slot, body) = arriving.instrument(tracing::debug_span!("parse")).await?;
         let held = Arc::new((slot, frontend.metrics.in_flight()));
@@ -79,13 +79,13 @@ impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
     }
 }
 
-fn no_slot(why: NoSlot) -> ApiError {
+fn no_slot(why: NoSlot) -> HttpError {
     match why {
-        NoSlot::AllTaken(limit) => ApiError::unavailable(
+        NoSlot::AllTaken(limit) => HttpError::unavailable(
             "requests_full",
             format!("{limit} requests are in flight, as many as allowed (--max-requests); try again later"),
         ),
-        NoSlot::ForOthers(held) => ApiError::over_share(format!(
+        NoSlot::ForOthers(held) => HttpError::over_share(format!(
             "{held} of your requests are in flight; what is left is for others who ask too (--max-requests); try again later"
         )),
     }

@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use crate::connections::{Connection, LARGE};
-use crate::error::ApiError;
+use crate::error::HttpError;
 use crate::frontend::HttpLimits;
 use crate::http_rules;
 
@@ -34,11 +34,11 @@ pub(crate) struct Arrived {
 pub(crate) async fn arrive(
     head: &Parts,
     body: Body,
-    refused: Option<ApiError>,
+    refused: Option<HttpError>,
     limits: &HttpLimits,
     budget: &ByteBudget,
     connection: &Connection,
-) -> Result<Arrived, ApiError> {
+) -> Result<Arrived, HttpError> {
     let too_large = || (body.size_hint().lower() > limits.body_bytes as u64).then(|| large(limits));
     let refused = refused.or_else(|| no_json(&head.headers)).or_else(too_large);
     match refused {
@@ -49,11 +49,11 @@ pub(crate) async fn arrive(
 
 /// The refusal of a body that is not plain JSON by these headers, if it is not. Whoever does not say what it sends is refused too:
 /// a web page may post to any address, this machine's included, as long as it does not call that JSON.
-fn no_json(headers: &HeaderMap) -> Option<ApiError> {
+fn no_json(headers: &HeaderMap) -> Option<HttpError> {
     let encoded = |coding: &HeaderValue| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
     if headers.get_all(header::CONTENT_ENCODING).iter().any(encoded) {
         let message = "compressed bodies are not read; send the JSON as it is";
-        return Some(ApiError::unsupported_body("content-encoding", message));
+        return Some(HttpError::unsupported_body("content-encoding", message));
     }
     let is_json = |kind: &HeaderValue| {
         let essence = kind.as_bytes().split(|&byte| byte == b';').next().unwrap_or_default();
@@ -61,23 +61,23 @@ fn no_json(headers: &HeaderMap) -> Option<ApiError> {
     };
     if !headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
         let message = "the body must be JSON and be sent as such, with the header 'content-type: application/json'";
-        return Some(ApiError::unsupported_body("content-type", message));
+        return Some(HttpError::unsupported_body("content-type", message));
     }
     None
 }
 
-fn large(limits: &HttpLimits) -> ApiError {
-    ApiError::large_body(format!("the body has more than {} bytes (--max-body-bytes)", limits.body_bytes))
+fn large(limits: &HttpLimits) -> HttpError {
+    HttpError::large_body(format!("the body has more than {} bytes (--max-body-bytes)", limits.body_bytes))
 }
 
 /// Reads a body. Of one that is refused as much as the limit allows is thrown away.
 async fn read(
     mut body: Body,
-    mut refused: Option<ApiError>,
+    mut refused: Option<HttpError>,
     limits: &HttpLimits,
     budget: &ByteBudget,
     connection: &Connection,
-) -> Result<Arrived, ApiError> {
+) -> Result<Arrived, HttpError> {
     let expected = if refused.is_some() { 0 } else { body.size_hint().lower() as usize };
     let mut bytes = budget.buffer_expecting(expected);
     let mut pace = Pace::new(limits);
@@ -138,12 +138,12 @@ impl<'a> Pace<'a> {
     }
 
     /// The body's next data, or `Some(None)` for a frame without; `None` at its end.
-    async fn next(&mut self, body: &mut Body) -> Result<Option<Option<Bytes>>, ApiError> {
+    async fn next(&mut self, body: &mut Body) -> Result<Option<Option<Bytes>>, HttpError> {
         let least = self.limits.min_body_rate as f64 * PATIENCE.as_secs_f64();
         let until = if least > 0.0 { self.deadline.min(self.since + PATIENCE) } else { self.deadline };
         let frame = timeout_at(until, body.frame()).await.map_err(|_| self.too_slow(until))?;
         let Some(frame) = frame else { return Ok(None) };
-        let data = frame.map_err(|_| ApiError::unreadable_body())?.into_data().ok();
+        let data = frame.map_err(|_| HttpError::unreadable_body())?.into_data().ok();
         self.bytes += data.as_ref().map_or(0, Bytes::len) as f64;
         if self.bytes >= least {
             (self.since, self.bytes) = (Instant::now(), 0.0);
@@ -151,9 +151,9 @@ impl<'a> Pace<'a> {
         Ok(Some(data))
     }
 
-    fn too_slow(&self, until: Instant) -> ApiError {
+    fn too_slow(&self, until: Instant) -> HttpError {
         let HttpLimits { body_timeout, min_body_rate, .. } = self.limits;
-        ApiError::slow_body(if until == self.deadline {
+        HttpError::slow_body(if until == self.deadline {
             format!("the body did not arrive within {} s (--body-timeout)", body_timeout.as_secs_f64())
         } else {
             format!("less than {min_body_rate} bytes/s of the body came for {} s (--min-body-rate)", PATIENCE.as_secs())

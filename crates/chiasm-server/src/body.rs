@@ -4,10 +4,10 @@ use chiasm_media::Charge;
 
 use crate::arrival::Arrived;
 use crate::cpu::{CpuBudget, price};
-use crate::error::ApiError;
+use crate::error::HttpError;
 use crate::frontend::Frontend;
-use crate::openai::{Intake, RequestBody};
 use crate::pipeline::RequestError;
+use chiasm_api::openai::{Intake, RequestBody};
 
 /// Bodies up to this size are parsed at once, in less than 200 µs. Bigger ones are parsed off the async threads.
 const SMALL: usize = 512 << 10;
@@ -26,7 +26,7 @@ pub(crate) async fn parse<T: RequestBody>(
     frontend: &Frontend,
     cpu: &CpuBudget,
     body: Arrived,
-) -> Result<JsonBody<T>, ApiError> {
+) -> Result<JsonBody<T>, HttpError> {
     let Arrived { bytes, values } = body;
     let small = bytes.len() <= SMALL && values <= FEW_VALUES;
     let cost = price::json(bytes.len(), values);

@@ -13,7 +13,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::response::{IntoResponse, Response};
 
-use crate::error::ApiError;
+use crate::error::HttpError;
 
 /// Seconds for which a browser may remember the answer to a question, as Starlette says.
 const MAX_AGE: &str = "600";
@@ -125,7 +125,7 @@ impl Cors {
         let refused = |what: &HeaderName| {
             let message =
                 "the server's --allowed-origins, --allowed-methods and --allowed-headers don't let pages do that";
-            Some(ApiError::refused_page(what.as_str(), message).into_response())
+            Some(HttpError::refused_page(what.as_str(), message).into_response())
         };
         if !self.origins.has(origin.as_bytes()) {
             return refused(&ORIGIN);

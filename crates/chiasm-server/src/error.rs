@@ -1,66 +1,56 @@
-//! The one place where everything that can go wrong becomes an HTTP status and OpenAI's error body.
+//! Errors become HTTP statuses, headers and bodies: nothing below this file knows of them.
 
 use std::time::Duration;
 
 use axum::Json;
+use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use chiasm_media::{Fault, MediaError};
+use chiasm_api::{ApiError, ErrorKind, anthropic, openai};
+use chiasm_media::MediaError;
+use chiasm_pipeline::cpu::CpuError;
+use chiasm_pipeline::{Attempts, Cause, RequestError};
 use chiasm_processor::ProcessorError;
-use serde_json::{Value, json};
 
-use crate::cpu::CpuError;
-use crate::pipeline::{Attempts, Cause, RequestError};
+use crate::paths::{COUNT_TOKENS, MESSAGES};
 
-/// A failed request, ready to be told to the client.
+/// 529, with which Anthropic says that it has more requests than it can take.
+const OVERLOADED: u16 = 529;
+
+/// A failed request, ready to be sent to the client.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}")]
-pub(crate) struct ApiError {
-    /// HTTP status.
-    pub status: StatusCode,
-    /// The fault and its remedy, for people.
-    pub message: String,
-    /// The request field at fault, such as `messages[2].content[1].image_url`.
-    pub param: Option<String>,
-    /// A stable word for programs, such as `unsupported_field`. Nothing here decides by it.
-    pub code: &'static str,
+#[error("{error}")]
+pub(crate) struct HttpError {
+    /// The HTTP status.
+    pub(crate) status: StatusCode,
+    /// The error, in no API's words.
+    pub(crate) error: ApiError,
     /// The value of `Retry-After`; `None` for a second where the status has one.
-    pub retry_after: Option<Duration>,
-    /// The request's attempts, if a server that is given messages may still answer it. The client
-    /// is not told this error then.
-    pub left_to_servers: Option<Box<Attempts>>,
+    pub(crate) retry_after: Option<Duration>,
+    /// The request's attempts, if a server that is given messages may still answer it. The client is not
+    /// sent this error then.
+    pub(crate) left_to_servers: Option<Box<Attempts>>,
 }
 
-impl ApiError {
+impl HttpError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code, retry_after: None, left_to_servers: None }
+        let error = ApiError::new(kind_of(status), code, message);
+        Self { status, error, retry_after: None, left_to_servers: None }
     }
 
-    /// 400: the client can fix it by changing `param`.
+    /// 400: the client can mend the request by changing `param`.
     pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message) }
-    }
-
-    /// 400: a field that would change the answer and is not implemented.
-    pub(crate) fn unsupported(param: impl Into<String>) -> Self {
-        let param = param.into();
-        let message = format!("'{param}' is not supported; remove it from the request");
-        Self { code: "unsupported_field", ..Self::invalid(param, message) }
-    }
-
-    /// 400: a field that must be there is not.
-    pub(crate) fn missing(param: &str) -> Self {
-        Self { code: "missing_field", ..Self::invalid(param, format!("'{param}' is required")) }
-    }
-
-    /// 400: the body is no JSON.
-    pub(crate) fn invalid_json(error: impl std::fmt::Display) -> Self {
-        Self { code: "invalid_json", ..Self::invalid("body", format!("the body is not valid JSON: {error}")) }
+        ApiError::invalid(param, message).into()
     }
 
     /// 413: a field holds more than may be built of it.
     pub(crate) fn too_many(param: &str, message: String) -> Self {
-        Self { status: StatusCode::PAYLOAD_TOO_LARGE, ..Self::invalid(param, message) }
+        ApiError::too_many(param, message).into()
+    }
+
+    /// 500: the fault is ours or the engine's.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        ApiError::internal(message).into()
     }
 
     /// 503: the request can't be taken now, for the reason that `code` names; worth trying again.
@@ -68,20 +58,15 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
-    /// 500: our fault or the engine's.
-    pub(crate) fn internal(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
-    }
-
     /// 404: another model is served here.
     pub(crate) fn no_such_model(asked: &str, served: &str) -> Self {
         let message = format!("the model '{asked}' is not served here; '{served}' is");
-        Self { param: Some("model".to_owned()), ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message) }
+        Self::new(StatusCode::NOT_FOUND, "model_not_found", message).at("model")
     }
 
     /// 404: there is no LoRA adapter of this name, or at this path.
     pub(crate) fn no_adapter(param: &str, message: String) -> Self {
-        Self { param: Some(param.to_owned()), ..Self::new(StatusCode::NOT_FOUND, "adapter_not_found", message) }
+        Self::new(StatusCode::NOT_FOUND, "adapter_not_found", message).at(param)
     }
 
     /// 404: nothing is at this path.
@@ -93,10 +78,7 @@ impl ApiError {
     /// 404: the response was not kept, as none is.
     pub(crate) fn no_such_response(id: &str) -> Self {
         let message = format!("there is no response '{id}': this server keeps none");
-        Self {
-            param: Some("response_id".to_owned()),
-            ..Self::new(StatusCode::NOT_FOUND, "response_not_found", message)
-        }
+        Self::new(StatusCode::NOT_FOUND, "response_not_found", message).at("response_id")
     }
 
     /// 405: the path takes another method.
@@ -106,7 +88,7 @@ impl ApiError {
 
     /// 400: the body could not be read to its end.
     pub(crate) fn unreadable_body() -> Self {
-        Self { code: "invalid_body", ..Self::invalid("body", "the body could not be read") }
+        Self::new(StatusCode::BAD_REQUEST, "invalid_body", "the body could not be read").at("body")
     }
 
     /// 400: a request that names no host, or several.
@@ -117,7 +99,7 @@ impl ApiError {
     /// 417: the client expects something else than to be told when to send its body.
     pub(crate) fn expectation_failed() -> Self {
         let message = "'100-continue' is the only expectation that is met";
-        Self { status: StatusCode::EXPECTATION_FAILED, ..Self::invalid("expect", message) }
+        Self::new(StatusCode::EXPECTATION_FAILED, "invalid_value", message).at("expect")
     }
 
     /// 401: a key is missing or wrong.
@@ -125,15 +107,15 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    /// 400: a page of another web site may not send what its browser asks about; `header` of the question says what.
+    /// 400: a page of another web site may not send the request that its browser asks about; `header` of
+    /// the question says why.
     pub(crate) fn refused_page(header: &str, message: &str) -> Self {
-        Self { code: "cors_refused", ..Self::invalid(header, message) }
+        Self::new(StatusCode::BAD_REQUEST, "cors_refused", message).at(header)
     }
 
     /// 415: `header` says that the body is not plain JSON.
     pub(crate) fn unsupported_body(header: &str, message: &str) -> Self {
-        let refused = Self::invalid(header, message);
-        Self { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, code: "unsupported_media_type", ..refused }
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message).at(header)
     }
 
     /// 429: this client has its share of what there is, and others ask too.
@@ -143,12 +125,12 @@ impl ApiError {
 
     /// 408: the body came too slowly.
     pub(crate) fn slow_body(message: String) -> Self {
-        Self { status: StatusCode::REQUEST_TIMEOUT, code: "invalid_body", ..Self::invalid("body", message) }
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_body", message).at("body")
     }
 
     /// 413: the body has too many bytes.
     pub(crate) fn large_body(message: String) -> Self {
-        Self { status: StatusCode::PAYLOAD_TOO_LARGE, code: "invalid_body", ..Self::invalid("body", message) }
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_body", message).at("body")
     }
 
     fn from_processor(error: &ProcessorError, message: String) -> Self {
@@ -164,48 +146,105 @@ impl ApiError {
         Self::new(status, code, message)
     }
 
-    /// Names the field when the error does not yet name one.
+    /// Names the field if the error does not name one yet.
     #[must_use]
-    pub(crate) fn at(mut self, param: &str) -> Self {
-        self.param.get_or_insert_with(|| param.to_owned());
-        self
+    pub(crate) fn at(self, param: &str) -> Self {
+        Self { error: self.error.at(param), ..self }
     }
 
-    /// OpenAI's error body: `{"error": {"message", "type", "param", "code"}}`.
-    pub(crate) fn body(&self) -> Value {
-        let kind = match self.status.as_u16() {
-            404 => "not_found_error",
-            429 => "rate_limit_error",
-            503 => "service_unavailable_error",
-            529 => "overloaded_error",
-            400..=499 => "invalid_request_error",
-            _ => "server_error",
-        };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    /// Returns the same error with another status.
+    #[must_use]
+    pub(crate) fn with_status(self, status: StatusCode) -> Self {
+        let error = ApiError { kind: kind_of(status), ..self.error };
+        Self { status, error, ..self }
+    }
+
+    /// Returns the field at fault, if there is one.
+    pub(crate) fn param(&self) -> Option<&str> {
+        self.error.param.as_deref()
+    }
+}
+
+/// Returns the kind of errors with a status.
+fn kind_of(status: StatusCode) -> ErrorKind {
+    match status.as_u16() {
+        401 => ErrorKind::Unauthenticated,
+        403 => ErrorKind::Forbidden,
+        404 => ErrorKind::NotFound,
+        413 => ErrorKind::TooLarge,
+        415 => ErrorKind::UnsupportedType,
+        422 => ErrorKind::Unprocessable,
+        429 => ErrorKind::RateLimited,
+        502 => ErrorKind::BadGateway,
+        503 => ErrorKind::Unavailable,
+        504 => ErrorKind::TimedOut,
+        OVERLOADED => ErrorKind::Overloaded,
+        400..=499 => ErrorKind::Invalid,
+        _ => ErrorKind::Internal,
+    }
+}
+
+/// Returns the status of errors of a kind.
+fn status_of(kind: ErrorKind) -> StatusCode {
+    match kind {
+        ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+        ErrorKind::Unauthenticated => StatusCode::UNAUTHORIZED,
+        ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        ErrorKind::UnsupportedType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        ErrorKind::Unprocessable => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorKind::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+        ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        ErrorKind::BadGateway => StatusCode::BAD_GATEWAY,
+        ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        // It is a valid status.
+        ErrorKind::Overloaded => StatusCode::from_u16(OVERLOADED).unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
+        ErrorKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,
     }
 }
 
 /// The error of a refused request, an extension of its response for the log.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal {
-    pub(crate) code: &'static str,
-    pub(crate) param: Option<String>,
-    pub(crate) message: String,
-}
+pub(crate) struct Refusal(pub(crate) ApiError);
 
-impl IntoResponse for ApiError {
+impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
-        if matches!(self.status.as_u16(), 429 | 503 | 529) {
+        let mut response = (self.status, Json(openai::error_body(&self.error))).into_response();
+        if matches!(self.status.as_u16(), 429 | 503 | OVERLOADED) {
             let seconds = self.retry_after.map_or(1, |after| after.as_secs_f64().ceil().max(1.0) as u64);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        response.extensions_mut().insert(Refusal { code: self.code, param: self.param, message: self.message });
+        response.extensions_mut().insert(Refusal(self.error));
         response
     }
 }
 
-impl From<RequestError> for ApiError {
+/// Puts a refusal into the words of the API at `path`, whichever part of the server refused.
+pub(crate) fn in_words_of(path: &str, mut response: Response) -> Response {
+    if path != MESSAGES && path != COUNT_TOKENS {
+        return response;
+    }
+    let Some(Refusal(error)) = response.extensions().get() else { return response };
+    let body = anthropic::error_body(error).to_string();
+    response.headers_mut().remove(header::CONTENT_LENGTH);
+    *response.body_mut() = Body::from(body);
+    response
+}
+
+impl From<ApiError> for HttpError {
+    fn from(error: ApiError) -> Self {
+        Self { status: status_of(error.kind), error, retry_after: None, left_to_servers: None }
+    }
+}
+
+impl From<MediaError> for HttpError {
+    fn from(error: MediaError) -> Self {
+        ApiError::from(error).into()
+    }
+}
+
+impl From<RequestError> for HttpError {
     fn from(error: RequestError) -> Self {
         let RequestError { cause, field } = error;
         let message = cause.to_string();
@@ -216,10 +255,13 @@ impl From<RequestError> for ApiError {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_costly", message)
             }
             Cause::ContextFull { .. } => Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message),
-            Cause::Media(error) => Self::from(error),
+            Cause::Media(error) => ApiError::from(error).into(),
             Cause::Prompt(error) if error.is_request_fault() => {
-                let param = error.parameter().map(str::to_owned);
-                Self { param, ..Self::new(StatusCode::BAD_REQUEST, "invalid_prompt", message) }
+                let told = Self::new(StatusCode::BAD_REQUEST, "invalid_prompt", message);
+                match error.parameter() {
+                    Some(parameter) => told.at(parameter),
+                    None => told,
+                }
             }
             Cause::Image(error) if error.fault() == chiasm_vision::Fault::Request => {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
@@ -259,41 +301,13 @@ impl From<RequestError> for ApiError {
     }
 }
 
-impl From<&MediaError> for ApiError {
-    fn from(error: &MediaError) -> Self {
-        let (status, code) = match error.fault() {
-            Fault::BadRequest => (StatusCode::BAD_REQUEST, "invalid_media"),
-            Fault::Forbidden => (StatusCode::FORBIDDEN, "media_forbidden"),
-            Fault::NotFound => (StatusCode::NOT_FOUND, "media_not_found"),
-            Fault::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "media_too_large"),
-            Fault::Unsupported => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_unsupported"),
-            Fault::Corrupt => (StatusCode::UNPROCESSABLE_ENTITY, "media_corrupt"),
-            Fault::OriginFailed => (StatusCode::BAD_GATEWAY, "media_origin_failed"),
-            Fault::Busy => (StatusCode::SERVICE_UNAVAILABLE, "memory_full"),
-            Fault::OriginTimeout => (StatusCode::GATEWAY_TIMEOUT, "media_origin_timeout"),
-            _ => (StatusCode::INTERNAL_SERVER_ERROR, "media_failed"),
-        };
-        Self::new(status, code, error.to_string())
-    }
-}
-
-impl From<MediaError> for ApiError {
-    fn from(error: MediaError) -> Self {
-        Self::from(&error)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use axum::body::to_bytes;
+    use chiasm_api::ErrorKind;
+    use chiasm_media::MediaError;
 
-    #[test]
-    fn an_unsupported_field_is_a_400_that_names_it() {
-        let error = ApiError::unsupported("tools");
-        assert_eq!(error.status, StatusCode::BAD_REQUEST);
-        assert_eq!(error.body()["error"]["param"], "tools");
-        assert_eq!(error.body()["error"]["type"], "invalid_request_error");
-    }
+    use super::*;
 
     #[test]
     fn server_faults_have_the_statuses_of_a_gateway() {
@@ -308,7 +322,7 @@ mod tests {
             (overloaded(429, 6.2), 429, Some("7")),
             (overloaded(503, 0.0), 503, Some("1")),
         ] {
-            let response = ApiError::from(RequestError::from(cause)).into_response();
+            let response = HttpError::from(RequestError::from(cause)).into_response();
             let told = response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap());
             assert_eq!((response.status().as_u16(), told), (status, retry_after));
         }
@@ -319,10 +333,45 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_field_name_is_kept() {
-        assert_eq!(ApiError::unsupported("a.b").at("a").param.as_deref(), Some("a.b"));
-        assert_eq!(ApiError::internal("x").at("a").param.as_deref(), Some("a"));
-        let error = ApiError::from(RequestError::from(MediaError::Busy).at("messages[0]").at("messages"));
-        assert_eq!((error.status.as_u16(), error.param.as_deref()), (503, Some("messages[0]")));
+    fn innermost_field_name_is_kept() {
+        let error = HttpError::from(RequestError::from(MediaError::Busy).at("messages[0]").at("messages"));
+        assert_eq!((error.status.as_u16(), error.param()), (503, Some("messages[0]")));
+    }
+
+    #[tokio::test]
+    async fn refusals_are_anthropics_at_its_paths_alone() {
+        let text = async |path: &str| {
+            let response = in_words_of(path, HttpError::invalid("top_k", "too much").into_response());
+            assert_eq!(
+                (response.status().as_u16(), response.headers()["content-type"].as_bytes()),
+                (400, &b"application/json"[..])
+            );
+            String::from_utf8(to_bytes(response.into_body(), 1000).await.unwrap().to_vec()).unwrap()
+        };
+        let expected = r#"{"type":"error","error":{"type":"invalid_request_error","message":"top_k: too much"}}"#;
+        assert_eq!(text(MESSAGES).await, expected);
+        assert_eq!(text(COUNT_TOKENS).await, expected);
+        assert!(text("/v1/messages/").await.starts_with(r#"{"error""#));
+    }
+
+    #[test]
+    fn every_status_of_a_kind_is_read_back_as_that_kind() {
+        for kind in [
+            ErrorKind::Invalid,
+            ErrorKind::Unauthenticated,
+            ErrorKind::Forbidden,
+            ErrorKind::NotFound,
+            ErrorKind::TooLarge,
+            ErrorKind::UnsupportedType,
+            ErrorKind::Unprocessable,
+            ErrorKind::RateLimited,
+            ErrorKind::Internal,
+            ErrorKind::BadGateway,
+            ErrorKind::Unavailable,
+            ErrorKind::Overloaded,
+            ErrorKind::TimedOut,
+        ] {
+            assert_eq!(kind_of(status_of(kind)), kind);
+        }
     }
 }

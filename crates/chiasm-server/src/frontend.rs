@@ -13,16 +13,16 @@ use crate::access::{self, ApiKeys, CurrentKeys};
 use crate::connections::BulkThreads;
 use crate::cors::Cors;
 use crate::cpu::CpuBudget;
-use crate::error::ApiError;
+use crate::error::HttpError;
 use crate::layers::Identity;
 use crate::metrics::Metrics;
-use crate::openai::BodyLimits;
 use crate::page::Page;
 use crate::pipeline::{Attempts, Caller, Cause, Entries, Pipeline, RequestError};
 use crate::proxies::TrustedProxies;
 use crate::root_path::RootPath;
 use crate::slots::Slots;
 use crate::traces::Traces;
+use chiasm_api::openai::{BodyLimits, ReasoningFields};
 
 /// The bounds on connections and requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,21 +75,6 @@ impl Default for RoutingOptions {
             session_header: Some(HeaderName::from_static("x-session-id")),
             busy_status: StatusCode::SERVICE_UNAVAILABLE,
         }
-    }
-}
-
-/// The fields of messages that have reasoning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReasoningFields {
-    /// vLLM's name of it.
-    pub reasoning: bool,
-    /// The older name, which many clients read.
-    pub reasoning_content: bool,
-}
-
-impl Default for ReasoningFields {
-    fn default() -> Self {
-        Self { reasoning: true, reasoning_content: true }
     }
 }
 
@@ -280,13 +265,13 @@ impl Frontend {
     }
 
     /// Why a request can't be answered, as it is told to the client.
-    pub(crate) fn told(&self, error: RequestError) -> ApiError {
+    pub(crate) fn told(&self, error: RequestError) -> HttpError {
         let is_busy = matches!(error.cause, Cause::Busy(_));
-        let told = ApiError::from(error);
+        let error = HttpError::from(error);
         if !is_busy {
-            return told;
+            return error;
         }
         self.metrics.all_busy();
-        ApiError { status: self.routing.busy_status, ..told }
+        error.with_status(self.routing.busy_status)
     }
 }

@@ -4,21 +4,21 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Version, header};
 use axum::response::Response;
 
-use crate::error::ApiError;
+use crate::error::HttpError;
 
 const CONTINUE: &str = "100-continue";
 
 /// Refuses a request of HTTP/1.1 that does not name one host (RFC 9112, 3.2), or that expects what is not done here.
-pub(crate) fn check(request: &Request) -> Result<(), ApiError> {
+pub(crate) fn check(request: &Request) -> Result<(), HttpError> {
     if request.version() < Version::HTTP_11 {
         return Ok(());
     }
     if request.headers().get_all(header::HOST).iter().count() != 1 {
-        return Err(ApiError::no_host());
+        return Err(HttpError::no_host());
     }
     match request.headers().get_all(header::EXPECT).iter().all(is_continue) {
         true => Ok(()),
-        false => Err(ApiError::expectation_failed()),
+        false => Err(HttpError::expectation_failed()),
     }
 }
 

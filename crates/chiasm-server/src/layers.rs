@@ -15,11 +15,11 @@ use tower_service::Service;
 use tracing::{Instrument, Span, field};
 
 use crate::connections::Connection;
-use crate::error::{ApiError, Refusal};
+use crate::error::{HttpError, Refusal};
 use crate::frontend::Frontend;
 use crate::record::Record;
 use crate::traces::Traced;
-use crate::{anthropic, http_rules, routes};
+use crate::{error, http_rules, paths};
 
 /// The header of a request's identity, in both directions.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -56,7 +56,7 @@ pub(crate) async fn answer(
     let page = frontend.cors.as_ref().map(|_| request.headers().get(header::ORIGIN).cloned());
     let path = request.uri().clone();
     let response = recorded(app, &frontend, request).instrument(span).await;
-    let mut response = anthropic::retold(path.path(), response);
+    let mut response = error::in_words_of(path.path(), response);
     if let Ok(id) = echoed {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -80,17 +80,15 @@ impl Identity {
 /// Counts an answered completion and keeps its record.
 async fn recorded(mut app: Router, frontend: &Arc<Frontend>, mut request: Request) -> Response {
     let endpoint = match request.uri().path() {
-        routes::CHAT if request.method() == Method::POST => "chat",
-        routes::COMPLETIONS if request.method() == Method::POST => "completions",
-        routes::RESPONSES if request.method() == Method::POST => "responses",
-        routes::TOKENIZE if request.method() == Method::POST => "tokenize",
-        routes::DETOKENIZE if request.method() == Method::POST => "detokenize",
-        routes::LOAD_LORA if request.method() == Method::POST && frontend.adapters_may_change => "load_lora_adapter",
-        routes::UNLOAD_LORA if request.method() == Method::POST && frontend.adapters_may_change => {
-            "unload_lora_adapter"
-        }
-        anthropic::MESSAGES if request.method() == Method::POST => "messages",
-        anthropic::COUNT_TOKENS if request.method() == Method::POST => "count_tokens",
+        paths::CHAT if request.method() == Method::POST => "chat",
+        paths::COMPLETIONS if request.method() == Method::POST => "completions",
+        paths::RESPONSES if request.method() == Method::POST => "responses",
+        paths::TOKENIZE if request.method() == Method::POST => "tokenize",
+        paths::DETOKENIZE if request.method() == Method::POST => "detokenize",
+        paths::LOAD_LORA if request.method() == Method::POST && frontend.adapters_may_change => "load_lora_adapter",
+        paths::UNLOAD_LORA if request.method() == Method::POST && frontend.adapters_may_change => "unload_lora_adapter",
+        paths::MESSAGES if request.method() == Method::POST => "messages",
+        paths::COUNT_TOKENS if request.method() == Method::POST => "count_tokens",
         _ => return call(&mut app, frontend, request).await,
     };
     let traced = begin_trace(frontend, &mut request);
@@ -99,8 +97,8 @@ async fn recorded(mut app: Router, frontend: &Arc<Frontend>, mut request: Reques
     let response = call(&mut app, frontend, request).await;
     let status = response.status().as_u16();
     let refusal = response.extensions().get::<Refusal>();
-    if let Some(Refusal { code, .. }) = refusal {
-        frontend.metrics.refused(status, code);
+    if let Some(Refusal(error)) = refusal {
+        frontend.metrics.refused(status, error.code);
     }
     record.answered(status, refusal);
     response
@@ -131,7 +129,7 @@ async fn call(app: &mut Router, frontend: &Frontend, request: Request) -> Respon
     // A router is always ready, and never fails.
     let response = match AssertUnwindSafe(app.call(request)).catch_unwind().await {
         Ok(Ok(response)) => response,
-        Err(_) => ApiError::internal("the request failed; the log says how").into_response(),
+        Err(_) => HttpError::internal("the request failed; the log says how").into_response(),
         Ok(Err(never)) => match never {},
     };
     if waits { http_rules::closing(response) } else { response }

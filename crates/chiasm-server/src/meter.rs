@@ -11,11 +11,12 @@ use futures_util::stream::{Stream, StreamExt};
 use tracing::Span;
 
 use crate::admission::Admission;
-use crate::error::ApiError;
+use crate::error::HttpError;
 use crate::frontend::Frontend;
-use crate::openai::{StreamOptions, Usage};
 use crate::pipeline::RequestError;
 use crate::poll_epoch::PollEpoch;
+use chiasm_api::ApiError;
+use chiasm_api::openai::{StreamOptions, Usage};
 use chiasm_request::{ChoiceDelta, RouteOutcome};
 
 /// The count of one streamed answer. Holds the request's place among those in flight.
@@ -170,7 +171,7 @@ where
                 Poll::Ready(Some(Ok(delta))) => write(Ok(delta), meter, events),
                 Poll::Ready(Some(Err(error))) => {
                     meter.admission.record.stream_failed(error.to_string());
-                    write(Err(ApiError::from(error)), meter, events);
+                    write(Err(HttpError::from(error).error), meter, events);
                     drop(_entered);
                     // What else runs for the answer is aborted.
                     self.running = None;

@@ -18,10 +18,10 @@ use prometheus_client::registry::{Registry, Unit};
 pub(crate) use self::stream_end::StreamEnd;
 use crate::connections::ConnectionMetrics;
 use crate::frontend::{Frontend, LogCounts};
-use crate::openai::Usage;
 use crate::pipeline::Pipeline;
 use crate::process_metrics::ProcessMetrics;
 use crate::traces::Traces;
+use chiasm_api::openai::Usage;
 
 /// The upper bounds, in seconds, of the buckets for times from a request's arrival to the end of its answer; vLLM has none below 300 ms.
 const WHOLE_REQUEST: [f64; 24] = [

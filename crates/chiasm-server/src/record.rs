@@ -11,10 +11,10 @@ use crate::adapters::ServedAdapter;
 use crate::error::Refusal;
 use crate::frontend::Frontend;
 use crate::metrics::StreamEnd;
-use crate::openai::Usage;
 use crate::page::{Found, Outcome, Page};
 use crate::pipeline::Entries;
 use crate::traces::{Over, Traced};
+use chiasm_api::openai::Usage;
 use chiasm_request::RouteOutcome;
 
 /// The status of a request whose client left before it had an answer, as other servers log it.
@@ -81,7 +81,7 @@ impl Record {
         self.0.frontend.metrics.answered(self.0.endpoint, status);
         let mut known = self.known();
         known.status = Some(status);
-        (known.error, known.cause) = refusal.map(|refusal| (refusal.message.clone(), refusal.code)).unzip();
+        (known.error, known.cause) = refusal.map(|Refusal(error)| (error.message.clone(), error.code)).unzip();
     }
 
     /// Notes that a streamed answer failed after its status had been sent.

@@ -6,25 +6,20 @@ use axum::Json;
 use axum::Router;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 
 use crate::adapters::ServedAdapter;
-use crate::answer::check_model;
-use crate::error::ApiError;
+use crate::endpoints::completions::check_model;
+use crate::endpoints::{completions, lora, messages, responses, tokenize};
+use crate::error::HttpError;
 use crate::frontend::Frontend;
-use crate::{answer, anthropic, forward, lora, page, responses, tokenize, workers};
-use chiasm_request::RouteOutcome;
-
-pub(crate) const CHAT: &str = "/v1/chat/completions";
-pub(crate) const COMPLETIONS: &str = "/v1/completions";
-pub(crate) const RESPONSES: &str = "/v1/responses";
-pub(crate) const TOKENIZE: &str = "/tokenize";
-pub(crate) const DETOKENIZE: &str = "/detokenize";
-pub(crate) const LOAD_LORA: &str = "/v1/load_lora_adapter";
-pub(crate) const UNLOAD_LORA: &str = "/v1/unload_lora_adapter";
+use crate::paths::{
+    CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, LOAD_LORA, MESSAGES, RESPONSES, TOKENIZE, UNLOAD_LORA,
+};
+use crate::{forward, page, workers};
 
 /// The whole HTTP interface.
 pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
@@ -52,46 +47,27 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
         .route("/ready", get(ready))
         .route("/workers", get(workers))
         .route("/metrics", get(metrics))
-        .fallback(async || ApiError::no_such_path())
-        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
+        .fallback(async || HttpError::no_such_path())
+        .method_not_allowed_fallback(async || HttpError::method_not_allowed())
         .with_state(frontend)
 }
 
 /// What is asked of the model, and answered here.
 fn answering() -> Router<Arc<Frontend>> {
     Router::new()
-        .route(CHAT, post(answer::chat))
-        .route(COMPLETIONS, post(answer::completions))
+        .route(CHAT, post(completions::chat))
+        .route(COMPLETIONS, post(completions::completions))
         .route(RESPONSES, post(responses::create))
-        .route(anthropic::MESSAGES, post(anthropic::answer::messages))
-        .route(anthropic::COUNT_TOKENS, post(anthropic::answer::count_tokens))
+        .route(MESSAGES, post(messages::messages))
+        .route(COUNT_TOKENS, post(messages::count_tokens))
 }
 
 /// The same, answered by servers that are given requests as they come.
 fn forwarding() -> Router<Arc<Frontend>> {
-    let paths = [CHAT, COMPLETIONS, RESPONSES, anthropic::MESSAGES, anthropic::COUNT_TOKENS];
+    let paths = [CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS];
     paths.into_iter().fold(Router::new(), |router, path| {
         router.route(path, post(async move |state, request| forward::forward(path, state, request).await))
     })
-}
-
-/// Headers that tell where a request went.
-pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &RouteOutcome) {
-    let mut put = |name: &'static str, value: String| {
-        if let Ok(value) = HeaderValue::from_str(&value) {
-            headers.insert(HeaderName::from_static(name), value);
-        }
-    };
-    put("x-chiasm-worker", attempted.worker.to_string());
-    if let Some(by) = &attempted.encoded {
-        put("x-chiasm-encode-worker", by.worker.to_string());
-    }
-    if let Some(by) = &attempted.prefilled {
-        put("x-chiasm-prefill-worker", by.worker.to_string());
-    }
-    put("x-chiasm-overlap", format!("{}/{}", attempted.overlap_blocks, attempted.total_blocks));
-    put("x-chiasm-transfer", attempted.delivered.transfer().name().to_owned());
-    put("server-timing", attempted.server_timing());
 }
 
 async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
@@ -105,8 +81,8 @@ async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
 async fn model(
     State(frontend): State<Arc<Frontend>>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id.map_err(|_| ApiError::no_such_path())?;
+) -> Result<Json<Value>, HttpError> {
+    let Path(id) = id.map_err(|_| HttpError::no_such_path())?;
     let adapter = check_model(&frontend, Some(&id))?;
     Ok(Json(adapter.map_or_else(|| served_model(&frontend), |adapter| served_adapter(&frontend, &adapter))))
 }
@@ -145,17 +121,17 @@ async fn version() -> Json<Value> {
 /// At least one worker takes new requests and answers, and the process is not about to end.
 async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
     if frontend.is_draining() {
-        return ApiError::unavailable("going_down", "the server is going down").into_response();
+        return HttpError::unavailable("going_down", "the server is going down").into_response();
     }
     if !frontend.pipeline.fleet.can_answer() {
-        return ApiError::unavailable("no_engine", "no engine is ready").into_response();
+        return HttpError::unavailable("no_engine", "no engine is ready").into_response();
     }
     let Some(workers) = frontend.pipeline.fleet.taking_workers() else {
         let why = "no engine takes new requests: their agents are drained";
-        return ApiError::unavailable("engines_drained", why).into_response();
+        return HttpError::unavailable("engines_drained", why).into_response();
     };
     if frontend.pipeline.helpers.as_ref().is_some_and(|helpers| helpers.is_missed()) {
-        return ApiError::unavailable("processor_unavailable", "vLLM's processor is not ready").into_response();
+        return HttpError::unavailable("processor_unavailable", "vLLM's processor is not ready").into_response();
     }
     Json(json!({"workers": workers})).into_response()
 }
@@ -177,7 +153,7 @@ async fn metrics(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> R
             let text = plain_metrics(&text);
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
         }
-        Err(error) => ApiError::internal(error.to_string()).into_response(),
+        Err(error) => HttpError::internal(error.to_string()).into_response(),
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use chiasm_api::openai::BodyLimits;
 use chiasm_backend::fake::FakeBackend;
 
 use crate::page::{Page, PageOptions};
 use crate::pipeline::PipelineLimits;
 use crate::pipeline::test_support::TestPipeline;
-use crate::{BodyLimits, Frontend, HttpLimits};
+use crate::{Frontend, HttpLimits};
 
 /// A server before fake backends.
 pub(crate) struct TestServer {

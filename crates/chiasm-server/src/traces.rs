@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use chiasm_backend::{Delivered, TraceContext};
 use chiasm_otlp::{ExportCounts, Exporter, Kind, Span, SpanId, TraceId};
 
-use crate::openai::Usage;
+use chiasm_api::openai::Usage;
 use chiasm_request::{RequestedSampling, RouteOutcome};
 
 /// Records traces, and sends them.

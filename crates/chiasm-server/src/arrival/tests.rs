@@ -28,7 +28,7 @@ fn limits() -> HttpLimits {
     HttpLimits { body_bytes: 100, ..HttpLimits::default() }
 }
 
-async fn arrives(headers: &[(&str, &str)], body: Body, budget: &ByteBudget) -> Result<Arrived, ApiError> {
+async fn arrives(headers: &[(&str, &str)], body: Body, budget: &ByteBudget) -> Result<Arrived, HttpError> {
     arrive(&head(headers), body, None, &limits(), budget, &connection()).await
 }
 
@@ -81,7 +81,7 @@ async fn only_what_is_called_json_is_read() {
         assert_eq!(status(&[("content-type", other)], Body::from("{}")).await, 415, "{other}");
     }
     let unnamed = arrives(&[], Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
-    assert_eq!((unnamed.status.as_u16(), unnamed.param.as_deref()), (415, Some("content-type")));
+    assert_eq!((unnamed.status.as_u16(), unnamed.param()), (415, Some("content-type")));
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn compressed_bodies_are_not_read() {
         assert_eq!(status(&encoded(coding), Body::from("{}")).await, 415, "{coding}");
     }
     let error = arrives(&encoded("gzip"), Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
-    assert_eq!(error.param.as_deref(), Some("content-encoding"));
+    assert_eq!(error.param(), Some("content-encoding"));
 }
 
 /// A body that fails the test when it is asked for, as asking invites a client that waits.
@@ -150,8 +150,8 @@ async fn timed(
     let started = Instant::now();
     let outcome =
         arrive(&head(JSON), Body::from_stream(body), None, limits, &ByteBudget::new(1 << 20), &connection()).await;
-    let outcome =
-        outcome.map_or_else(|error| format!("{}: {}", error.status.as_u16(), error.message), |_| "read".to_owned());
+    let outcome = outcome
+        .map_or_else(|error| format!("{}: {}", error.status.as_u16(), error.error.message), |_| "read".to_owned());
     (outcome, started.elapsed().as_secs())
 }
 

@@ -9,7 +9,7 @@ use futures_util::stream::{self, StreamExt};
 
 use super::relay::{Ending, EventRelay};
 use crate::fleet::Worker;
-use crate::stream_end::StreamApi;
+use crate::paths::stream_api;
 
 /// The maximum number of bytes that are kept until an answer begins. Events before the first token
 /// take some hundred bytes, an answer in one piece some thousand.
@@ -66,7 +66,7 @@ impl Progress {
     fn new(path: &str, content_type: Option<&str>) -> Self {
         match content_type {
             Some(kind) if kind.starts_with("text/event-stream") => {
-                Self::Stream { relay: Box::new(EventRelay::new(StreamApi::at(path))), bytes: 0 }
+                Self::Stream { relay: Box::new(EventRelay::new(stream_api(path))), bytes: 0 }
             }
             Some(kind) if kind.starts_with("application/json") => Self::Json { bytes: 0 },
             _ => Self::Other { bytes: 0 },

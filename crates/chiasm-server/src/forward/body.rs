@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::arrival::Arrived;
-use crate::error::ApiError;
-use crate::openai::{Intake, RequestBody};
+use chiasm_api::ApiError;
+use chiasm_api::openai::{Intake, RequestBody};
 
 /// A body that is passed on.
 pub(crate) struct ForwardBody {
@@ -73,8 +73,15 @@ fn values(value: &Value) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use chiasm_api::openai::BodyLimits;
+    use chiasm_media::ByteBudget;
+
     use super::*;
+
+    pub(in crate::forward) fn intake(body: &str) -> Intake {
+        Intake::new(body.to_owned().into(), &BodyLimits::default(), &ByteBudget::new(1 << 30))
+    }
 
     #[test]
     fn the_models_name_is_found_behind_long_strings() {
@@ -85,12 +92,12 @@ mod tests {
             format!("{{\"prompt\": \"{long}\",\n\"model\"\n:\"m\" , \"user\": \"{long}\"}}"),
         ] {
             let value: Value = serde_json::from_str(&body).unwrap();
-            let (request, _) = ForwardBody::parse(Intake::of_text(&body)).unwrap();
+            let (request, _) = ForwardBody::parse(intake(&body)).unwrap();
             assert_eq!(&request.body[request.model.unwrap()], b"\"m\"");
             assert_eq!(Value::Object(Arc::unwrap_or_clone(request.fields)), value);
         }
         let body = format!(r#"{{"prompt": "{long}", "model": "{long}"}}"#);
-        let (request, _) = ForwardBody::parse(Intake::of_text(&body)).unwrap();
+        let (request, _) = ForwardBody::parse(intake(&body)).unwrap();
         assert_eq!(&request.body[request.model.unwrap()], format!("\"{long}\"").as_bytes());
     }
 }

@@ -16,8 +16,8 @@ use super::SMALL;
 use super::body::{ForwardBody, model_in};
 use crate::cpu::price;
 use crate::frontend::Frontend;
-use crate::openai::media_parts::{MEDIA_KINDS, MediaKind};
 use crate::pipeline::{Caller, RequestError, check_counts};
+use chiasm_api::openai::media_parts::{MEDIA_KINDS, MediaKind};
 use chiasm_request::MediaRef;
 
 type Fields = Map<String, Value>;
@@ -224,8 +224,10 @@ fn recording_format(bytes: &[u8]) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use chiasm_api::openai::RequestBody;
+
+    use super::super::body::tests::intake;
     use super::*;
-    use crate::openai::{Intake, RequestBody};
 
     const GIF: &[u8] = b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
 
@@ -235,7 +237,7 @@ mod tests {
 
     /// Rewrites a body. Each named part without an item gets the image.
     fn rewritten(body: &Value) -> Value {
-        let (request, _) = ForwardBody::parse(Intake::of(body)).unwrap();
+        let (request, _) = ForwardBody::parse(intake(&body.to_string())).unwrap();
         let changes = named_parts(&request.fields).into_iter().map(|part| {
             let lacking = part.media.filter(|(_, media)| media.source.is_none());
             Change { pointer: part.pointer, item: lacking.map(|(kind, _)| (kind, image())) }

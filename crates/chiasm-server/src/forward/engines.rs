@@ -6,16 +6,14 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
 use crate::admission::{Admission, Admitted};
-use crate::answer as openai;
-use crate::anthropic::{self, answer as messages};
 use crate::arrival::Arrived;
 use crate::body::parse;
-use crate::error::ApiError;
+use crate::endpoints::{completions, messages, responses};
+use crate::error::HttpError;
 use crate::frontend::Frontend;
-use crate::openai::RequestBody;
+use crate::paths::{CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES};
 use crate::pipeline::Caller;
-use crate::responses;
-use crate::routes::{CHAT, COMPLETIONS, RESPONSES};
+use chiasm_api::openai::RequestBody;
 
 /// Has an engine answer a request that was sent to this path. It is read once more, as what it is, and refused if it can't be.
 pub(super) async fn answer(
@@ -24,17 +22,17 @@ pub(super) async fn answer(
     caller: Caller,
     admission: Admission,
     body: Arrived,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     let state = State(frontend.clone());
     match path {
-        CHAT => openai::chat(state, read(&frontend, caller, admission, body).await?).await,
-        COMPLETIONS => openai::completions(state, read(&frontend, caller, admission, body).await?).await,
+        CHAT => completions::chat(state, read(&frontend, caller, admission, body).await?).await,
+        COMPLETIONS => completions::completions(state, read(&frontend, caller, admission, body).await?).await,
         RESPONSES => responses::create(state, read(&frontend, caller, admission, body).await?).await,
-        anthropic::MESSAGES => messages::messages(state, read(&frontend, caller, admission, body).await?).await,
-        anthropic::COUNT_TOKENS => {
+        MESSAGES => messages::messages(state, read(&frontend, caller, admission, body).await?).await,
+        COUNT_TOKENS => {
             Ok(messages::count_tokens(state, read(&frontend, caller, admission, body).await?).await?.into_response())
         }
-        _ => Err(ApiError::no_such_path()),
+        _ => Err(HttpError::no_such_path()),
     }
 }
 
@@ -43,7 +41,7 @@ async fn read<T: RequestBody>(
     caller: Caller,
     admission: Admission,
     body: Arrived,
-) -> Result<Admitted<T>, ApiError> {
+) -> Result<Admitted<T>, HttpError> {
     let body = parse(frontend, &caller.cpu, body).await?;
     Ok(Admitted { caller, admission, body })
 }

@@ -7,18 +7,17 @@ use chiasm_backend::{ForeseenPrompt, InputForm, JobItem, Lacks, PlaceholderForm}
 use chiasm_router::{RouteItem, RouteRequest};
 use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
-use crate::anthropic;
-use crate::anthropic::answer::in_order;
-use crate::anthropic::request::MessagesRequest;
 use crate::arrival::Arrived;
 use crate::body::parse;
+use crate::endpoints::messages::in_order;
 use crate::fleet::PresentClasses;
 use crate::frontend::Frontend;
-use crate::openai::chat::ChatRequest;
-use crate::openai::completions::CompletionRequest;
+use crate::paths::{CHAT, COMPLETIONS, MESSAGES, RESPONSES};
 use crate::pipeline::{Caller, Planned, Prepared, prepare};
-use crate::responses::ResponsesRequest;
-use crate::routes::{CHAT, COMPLETIONS, RESPONSES};
+use chiasm_api::anthropic::MessagesRequest;
+use chiasm_api::openai::chat::ChatRequest;
+use chiasm_api::openai::completions::CompletionRequest;
+use chiasm_api::responses::ResponsesRequest;
 use chiasm_request::GenerateRequest;
 
 /// The predicted prompt of a request for workers of each class.
@@ -151,7 +150,7 @@ async fn understood(frontend: &Frontend, path: &str, body: Arrived, caller: &Cal
             prompts.pop().filter(|_| prompts.is_empty())
         }
         RESPONSES => Some(parse::<ResponsesRequest>(frontend, cpu, body).await.ok()?.request.generate),
-        anthropic::MESSAGES => {
+        MESSAGES => {
             in_order(frontend, parse::<MessagesRequest>(frontend, cpu, body).await.ok()?.request.generate).await.ok()
         }
         _ => None,

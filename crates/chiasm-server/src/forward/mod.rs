@@ -48,14 +48,14 @@ use self::named::named;
 use self::passage::response;
 use self::pieces::pieces;
 use crate::admission::{Admission, Admitted};
-use crate::answer::check_model;
-use crate::anthropic;
 use crate::arrival::Arrived;
 use crate::body::{JsonBody, parse};
 use crate::cpu::price;
-use crate::error::ApiError;
+use crate::endpoints::completions::check_model;
+use crate::error::HttpError;
 use crate::fleet::{PresentClass, Trial, Worker, WorkerFault, keys_for};
 use crate::frontend::Frontend;
+use crate::paths::COUNT_TOKENS;
 use crate::pipeline::{
     Attempts, Caller, Cause, Deadlines, ExplainedPlan, Planned, PromptEntry, RequestError, begun_within, within,
 };
@@ -114,13 +114,13 @@ pub(crate) async fn forward(
     path: &'static str,
     State(frontend): State<Arc<Frontend>>,
     request: Admitted<ForwardBody>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     let Admitted { mut caller, admission, body: JsonBody { request, charge } } = request;
     let is_for_adapter = check_model(&frontend, request.name.as_deref())?.is_some();
     let classes = frontend.pipeline.fleet.classes();
     let has_engines = classes.iter().any(|class| class.input == InputForm::Tokens);
     if is_for_adapter && !has_engines {
-        return Err(ApiError::invalid(
+        return Err(HttpError::invalid(
             "model",
             "is an adapter, and none are used at servers that somebody else has started",
         ));
@@ -128,7 +128,7 @@ pub(crate) async fn forward(
     admission.ends_with_client();
     let arrived = request.arrived();
     // Counting needs no engine.
-    if has_engines && (is_for_adapter || path == anthropic::COUNT_TOKENS) {
+    if has_engines && (is_for_adapter || path == COUNT_TOKENS) {
         return engines::answer(path, frontend, caller, admission, arrived).await;
     }
     let taken = place(&frontend, path, &caller, request, &classes).await;
@@ -156,7 +156,7 @@ async fn by_engine(
     mut caller: Caller,
     admission: Admission,
     body: Arrived,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     let answer = engines::answer(path, frontend.clone(), caller.clone(), admission.clone(), body.clone()).await;
     let mut error = match answer {
         Ok(answer) => return Ok(answer),

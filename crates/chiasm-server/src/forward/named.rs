@@ -6,7 +6,7 @@ use chiasm_backend::{EncodedItem, JobItem};
 use chiasm_types::Modality;
 use serde_json::{Map, Result, Value};
 
-use crate::openai::media_parts::MediaKind;
+use chiasm_api::openai::media_parts::MediaKind;
 
 type Fields = Map<String, Value>;
 

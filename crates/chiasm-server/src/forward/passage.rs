@@ -18,14 +18,15 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::Passed;
 use super::relay::{Ending, EventRelay};
 use crate::admission::Admission;
-use crate::error::ApiError;
+use crate::error::HttpError;
 use crate::fleet::Worker;
 use crate::frontend::Frontend;
-use crate::openai::Usage;
+use crate::paths::stream_api;
 use crate::pipeline::{Cause, Deadline, Deadlines, RequestError};
 use crate::poll_epoch::PollEpoch;
-use crate::routes::routing_headers;
-use crate::stream_end::{StreamApi, StreamOutcome};
+use crate::routing_headers::routing_headers;
+use chiasm_api::openai::Usage;
+use chiasm_api::{StreamApi, StreamOutcome};
 use chiasm_request::RouteOutcome;
 
 /// Bytes at the end of an answer in which its usage is looked for.
@@ -84,7 +85,7 @@ pub(super) fn response(
     admission.record.attempted(attempted);
     let deadlines = Deadlines::of(arrived, &frontend.pipeline.limits);
     let tail = BytesMut::new();
-    let api = StreamApi::at(path);
+    let api = stream_api(path);
     let events = is_stream.then(|| Events { api, relay: EventRelay::new(api) });
     let passage = Passage {
         frontend,
@@ -285,7 +286,7 @@ impl Passage {
         match &self.events {
             Some(Events { api, relay }) if self.ending(false) == Ending::Lacking => {
                 let mut end = Vec::new();
-                api.write_failure(&mut end, &ApiError::from(error.clone()), relay.sequence_number());
+                api.write_failure(&mut end, &HttpError::from(error.clone()).error, relay.sequence_number());
                 Ok(end.into())
             }
             _ => Err(BrokeOff(reason)),

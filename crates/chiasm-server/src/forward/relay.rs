@@ -6,8 +6,8 @@
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
 
-use crate::stream_begin::Beginning;
-use crate::stream_end::{StreamApi, StreamOutcome};
+use chiasm_api::Beginning;
+use chiasm_api::{StreamApi, StreamOutcome};
 
 /// The maximum number of bytes of an event that wait for its end. A longer event, which repeats a
 /// request or a whole answer, is passed on in parts.

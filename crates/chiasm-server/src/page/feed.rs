@@ -17,7 +17,6 @@ use super::media::Media;
 use super::requests::Summary;
 use super::{Page, lock};
 use crate::frontend::Frontend;
-use crate::sse;
 
 /// Between two things that pages are told.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
@@ -205,6 +204,6 @@ impl Totals {
 
 fn event(name: &str, body: &impl Serialize) -> Bytes {
     let mut event = Vec::new();
-    sse::write_named(&mut event, name, body);
+    chiasm_api::sse::write_named(&mut event, name, body);
     event.into()
 }

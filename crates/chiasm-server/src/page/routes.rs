@@ -14,7 +14,7 @@ use http_body_util::{BodyExt, Limited};
 
 use super::Page;
 use super::feed::Feed;
-use crate::error::ApiError;
+use crate::error::HttpError;
 use crate::frontend::Frontend;
 use crate::layers::Identity;
 use crate::sse;
@@ -79,11 +79,11 @@ fn admits(frontend: &Frontend, page: &Page, headers: &HeaderMap) -> bool {
 }
 
 /// The page of this frontend; there are no routes without one.
-fn page(frontend: &Frontend) -> Result<&Page, ApiError> {
-    frontend.page.as_deref().ok_or_else(ApiError::no_such_path)
+fn page(frontend: &Frontend) -> Result<&Page, HttpError> {
+    frontend.page.as_deref().ok_or_else(HttpError::no_such_path)
 }
 
-async fn index(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, ApiError> {
+async fn index(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, HttpError> {
     let is_admitted = admits(&frontend, page(&frontend)?, &headers);
     Ok(if is_admitted { ruled(HTML, INDEX.to_owned()) } else { form("") })
 }
@@ -95,13 +95,13 @@ fn form(refused: &str) -> Response {
     response
 }
 
-async fn login(State(frontend): State<Arc<Frontend>>, request: Request) -> Result<Response, ApiError> {
+async fn login(State(frontend): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let page = page(&frontend)?;
     let body = Limited::new(request.into_body(), FORM).collect();
     let body = match tokio::time::timeout(FORM_TIMEOUT, body).await {
         Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(_)) => return Err(ApiError::large_body(format!("a form has no more than {FORM} bytes"))),
-        Err(_) => return Err(ApiError::slow_body("the form did not arrive in time".to_owned())),
+        Ok(Err(_)) => return Err(HttpError::large_body(format!("a form has no more than {FORM} bytes"))),
+        Err(_) => return Err(HttpError::slow_body("the form did not arrive in time".to_owned())),
     };
     let key = form_urlencoded::parse(&body).find(|(name, _)| name == "key").map(|(_, key)| key);
     match key.and_then(|key| frontend.keys.current().digest(key.trim().as_bytes())) {
@@ -110,14 +110,14 @@ async fn login(State(frontend): State<Arc<Frontend>>, request: Request) -> Resul
     }
 }
 
-async fn logout(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, ApiError> {
+async fn logout(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, HttpError> {
     Ok(with_cookie(to("./"), page(&frontend)?.sessions.end(&headers)))
 }
 
 /// Tells a page that has lost its events whether its session still lasts.
-async fn session(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, ApiError> {
+async fn session(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, HttpError> {
     if !admits(&frontend, page(&frontend)?, &headers) {
-        return Err(ApiError::unauthorized(NO_KEY));
+        return Err(HttpError::unauthorized(NO_KEY));
     }
     Ok(with_rules(StatusCode::NO_CONTENT.into_response()))
 }
@@ -126,14 +126,14 @@ async fn events(
     State(frontend): State<Arc<Frontend>>,
     Extension(identity): Extension<Identity>,
     headers: HeaderMap,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     if !admits(&frontend, page(&frontend)?, &headers) {
-        return Err(ApiError::unauthorized(NO_KEY));
+        return Err(HttpError::unauthorized(NO_KEY));
     }
     let admitted = frontend.clone();
     let is_admitted = move || page(&admitted).is_ok_and(|page| admits(&admitted, page, &headers));
     let events = Feed::follow(&frontend, is_admitted)
-        .ok_or_else(|| ApiError::unavailable("pages_full", "enough pages are open, or the server is going down"))?;
+        .ok_or_else(|| HttpError::unavailable("pages_full", "enough pages are open, or the server is going down"))?;
     identity.connection.ends_with_client();
     Ok(with_rules(sse::response(events)))
 }
@@ -142,19 +142,19 @@ async fn why(
     State(frontend): State<Arc<Frontend>>,
     headers: HeaderMap,
     number: Result<Path<u64>, PathRejection>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, HttpError> {
     let page = page(&frontend)?;
     if !admits(&frontend, page, &headers) {
-        return Err(ApiError::unauthorized(NO_KEY));
+        return Err(HttpError::unauthorized(NO_KEY));
     }
-    let Path(number) = number.map_err(|_| ApiError::no_such_path())?;
-    let why = page.requests.why(number).ok_or_else(ApiError::no_such_path)?;
+    let Path(number) = number.map_err(|_| HttpError::no_such_path())?;
+    let why = page.requests.why(number).ok_or_else(HttpError::no_such_path)?;
     Ok(with_rules(axum::Json(why).into_response()))
 }
 
-async fn file(name: Result<Path<String>, PathRejection>) -> Result<Response, ApiError> {
-    let Path(name) = name.map_err(|_| ApiError::no_such_path())?;
-    let (_, kind, text) = FILES.iter().find(|(file, ..)| *file == name).ok_or_else(ApiError::no_such_path)?;
+async fn file(name: Result<Path<String>, PathRejection>) -> Result<Response, HttpError> {
+    let Path(name) = name.map_err(|_| HttpError::no_such_path())?;
+    let (_, kind, text) = FILES.iter().find(|(file, ..)| *file == name).ok_or_else(HttpError::no_such_path)?;
     Ok(ruled(kind, (*text).to_owned()))
 }
 

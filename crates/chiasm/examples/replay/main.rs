@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use chiasm_api::openai::BodyLimits;
 use chiasm_backend::{Backend, Content, Job, LargestItem};
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, CountedRows, EngineConnector, EngineOptions, FormatPolicy, LaunchHost,
@@ -38,7 +39,7 @@ use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{Pipeline, PipelineLimits};
 use chiasm_router::RouterConfig;
-use chiasm_server::{BodyLimits, Frontend, HttpLimits, connections};
+use chiasm_server::{Frontend, HttpLimits, connections};
 use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;

@@ -1,9 +1,9 @@
 //! Flags of how conversations are written, and how answers are read and shown.
 
+use chiasm_api::openai::ReasoningFields;
 use chiasm_pipeline::answers::ParserChoice;
 use chiasm_prompt::{ContentFormat, check_template_kwargs};
 use chiasm_request::ChatDefaults;
-use chiasm_server::ReasoningFields;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 

@@ -4,8 +4,9 @@ use std::num::NonZeroUsize;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use chiasm_api::openai::BodyLimits;
 use chiasm_backend::unread::DEFAULT_MAX_BYTES;
-use chiasm_server::{BodyLimits, Network};
+use chiasm_server::Network;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 

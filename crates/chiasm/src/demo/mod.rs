@@ -9,6 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use chiasm_api::openai::BodyLimits;
 use chiasm_engine::{ArenaPolicy, ClientOptions, EngineOptions, FormatPolicy};
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
@@ -16,7 +17,7 @@ use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{Pipeline, PipelineLimits};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_server::page::{Page, PageOptions};
-use chiasm_server::{BodyLimits, Frontend, HttpLimits};
+use chiasm_server::{Frontend, HttpLimits};
 use chiasm_types::Role;
 use chiasm_vision::TakenKinds;
 

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use chiasm_api::openai::BodyLimits;
 use chiasm_engine::{ArenaPolicy, ClientOptions, CountedRows, FormatPolicy};
 use chiasm_fleet::Patience;
 use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
 use chiasm_pipeline::PipelineLimits;
 use chiasm_pipeline::model::ServedModel;
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
-use chiasm_server::{BodyLimits, HttpLimits, RoutingOptions, TrustedProxies};
+use chiasm_server::{HttpLimits, RoutingOptions, TrustedProxies};
 
 use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;

@@ -3,10 +3,10 @@ use chiasm_backend::{Death, Finish, JobError};
 use tracing::Span;
 
 use super::*;
-use crate::openai::Usage;
 use crate::pipeline::{Prepared, collect};
 use crate::record::Record;
 use crate::test_server::TestServer;
+use chiasm_api::openai::Usage;
 use chiasm_request::{Prompt, RouteOutcome, Sampling};
 
 #[test]

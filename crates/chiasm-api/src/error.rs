@@ -1,0 +1,130 @@
+//! Errors that an API tells its clients, without a word about HTTP.
+
+use chiasm_media::{Fault, MediaError};
+
+/// The kind of an error, after which each API names its type. A server that speaks HTTP has one status
+/// for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The client can mend the request.
+    Invalid,
+    /// The request has no valid key.
+    Unauthenticated,
+    /// The client may not do this.
+    Forbidden,
+    /// There is no such thing.
+    NotFound,
+    /// The request is larger than it may be.
+    TooLarge,
+    /// The body, or a media item, is of a type that is not taken.
+    UnsupportedType,
+    /// A media item can't be understood.
+    Unprocessable,
+    /// The client has its share of what there is.
+    RateLimited,
+    /// The fault is the server's.
+    Internal,
+    /// The fault is that of a server behind this one.
+    BadGateway,
+    /// The request can't be taken now.
+    Unavailable,
+    /// The server has more requests than it can take.
+    Overloaded,
+    /// The answer did not come in time.
+    TimedOut,
+}
+
+/// A failed request, as its client is told of it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// The kind of the error.
+    pub kind: ErrorKind,
+    /// The fault and its remedy, for people.
+    pub message: String,
+    /// The request field at fault, such as `messages[2].content[1].image_url`.
+    pub param: Option<String>,
+    /// A stable word for programs, such as `unsupported_field`. Nothing here decides by it.
+    pub code: &'static str,
+}
+
+impl ApiError {
+    /// Creates an error that no field is at fault for.
+    pub fn new(kind: ErrorKind, code: &'static str, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), param: None, code }
+    }
+
+    /// Creates the error of a request that the client can mend by changing `param`.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::new(ErrorKind::Invalid, "invalid_value", message) }
+    }
+
+    /// Creates the error of a field that would change the answer and is not implemented.
+    pub fn unsupported(param: impl Into<String>) -> Self {
+        let param = param.into();
+        let message = format!("'{param}' is not supported; remove it from the request");
+        Self { code: "unsupported_field", ..Self::invalid(param, message) }
+    }
+
+    /// Creates the error of a field that must be there and is not.
+    pub fn missing(param: &str) -> Self {
+        Self { code: "missing_field", ..Self::invalid(param, format!("'{param}' is required")) }
+    }
+
+    /// Creates the error of a body that is no JSON.
+    pub fn invalid_json(error: impl std::fmt::Display) -> Self {
+        Self { code: "invalid_json", ..Self::invalid("body", format!("the body is not valid JSON: {error}")) }
+    }
+
+    /// Creates the error of a field that holds more than may be built of it.
+    pub fn too_many(param: &str, message: String) -> Self {
+        Self { kind: ErrorKind::TooLarge, ..Self::invalid(param, message) }
+    }
+
+    /// Creates an error that is the server's fault or the engine's.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Internal, "internal_error", message)
+    }
+
+    /// Names the field if the error does not name one yet.
+    #[must_use]
+    pub fn at(mut self, param: &str) -> Self {
+        self.param.get_or_insert_with(|| param.to_owned());
+        self
+    }
+}
+
+impl From<&MediaError> for ApiError {
+    fn from(error: &MediaError) -> Self {
+        let (kind, code) = match error.fault() {
+            Fault::BadRequest => (ErrorKind::Invalid, "invalid_media"),
+            Fault::Forbidden => (ErrorKind::Forbidden, "media_forbidden"),
+            Fault::NotFound => (ErrorKind::NotFound, "media_not_found"),
+            Fault::TooLarge => (ErrorKind::TooLarge, "media_too_large"),
+            Fault::Unsupported => (ErrorKind::UnsupportedType, "media_unsupported"),
+            Fault::Corrupt => (ErrorKind::Unprocessable, "media_corrupt"),
+            Fault::OriginFailed => (ErrorKind::BadGateway, "media_origin_failed"),
+            Fault::Busy => (ErrorKind::Unavailable, "memory_full"),
+            Fault::OriginTimeout => (ErrorKind::TimedOut, "media_origin_timeout"),
+            _ => (ErrorKind::Internal, "media_failed"),
+        };
+        Self::new(kind, code, error.to_string())
+    }
+}
+
+impl From<MediaError> for ApiError {
+    fn from(error: MediaError) -> Self {
+        Self::from(&error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn innermost_field_name_is_kept() {
+        assert_eq!(ApiError::unsupported("a.b").at("a").param.as_deref(), Some("a.b"));
+        assert_eq!(ApiError::internal("x").at("a").param.as_deref(), Some("a"));
+    }
+}

@@ -1,0 +1,29 @@
+//! OpenAI's and Anthropic's protocols: bodies to requests, ordered events to bodies and events. No I/O.
+//!
+//! | module | is |
+//! |---|---|
+//! | [`openai`] | chat completions, completions, tokens, adapters |
+//! | [`responses`] | OpenAI's Responses API |
+//! | [`anthropic`] | Anthropic's Messages API |
+//! | [`sse`] | server-sent events |
+//! | `stream_begin` | the first event of a stream that has content |
+//! | `stream_end` | the end of every stream, in the words of its API |
+//! | `error` | errors as clients are told of them |
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod answer_order_tests;
+pub mod anthropic;
+mod error;
+#[cfg(test)]
+#[path = "../../chiasm/tests/support/event_grammar.rs"]
+mod event_grammar;
+pub mod openai;
+pub mod responses;
+pub mod sse;
+mod stream_begin;
+mod stream_end;
+
+pub use error::{ApiError, ErrorKind};
+pub use stream_begin::Beginning;
+pub use stream_end::{StreamApi, StreamOutcome};

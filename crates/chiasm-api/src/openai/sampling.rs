@@ -1,0 +1,427 @@
+//! The sampling fields that both completion endpoints share. Ranges are those of vLLM's `SamplingParams`.
+
+use chiasm_types::TokenId;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::fields::Fields;
+use super::nvext::ExtraFields;
+use super::stream_options::StreamOptions;
+use super::{harmless, structured};
+use crate::error::ApiError;
+use chiasm_backend::Repetition;
+use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget, ToolUse};
+
+/// Most continuations of one prompt.
+const MAX_N: u32 = 128;
+/// Most alternatives per token: vLLM's default `--max-logprobs`.
+pub const MAX_LOGPROBS: u32 = 20;
+/// Most stop strings, and most bytes in one.
+const MAX_STOPS: usize = 64;
+const MAX_STOP_BYTES: usize = 1024;
+/// Most token ids that end the text. Each prompt of a request has them.
+const MAX_STOP_TOKENS: usize = 4096;
+/// Most tokens with a bias, and most that are allowed. Each continuation has them.
+const MAX_BIASES: usize = 4096;
+const MAX_ALLOWED: usize = 1 << 16;
+/// Most words that must not be generated; vLLM has room for two token sequences of each (`VLLM_MAX_NUM_BAD_WORDS`).
+const MAX_BAD_WORDS: usize = 500;
+/// Most bytes of all of them: they are made tokens for each prompt.
+const MAX_BAD_WORD_BYTES: usize = 16 << 10;
+/// Most token ids that all continuations of a request are given beside their prompts. Each has those of the request, in memory and in a
+/// message to an engine: a small body must not become gigabytes.
+const MAX_GIVEN: usize = 1 << 23;
+/// Largest numbers of a pattern that is repeated. An engine looks for each length of pattern behind each token, in Python and for one
+/// request after the other: those of a thousand lengths hold up all others by half a millisecond per step.
+const MAX_PATTERN: u32 = 1000;
+/// vLLM's bound.
+const MAX_SALT_BYTES: usize = 1024;
+
+/// `stop` is a string or a list of strings.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// The fields of both endpoints besides prompt and sampling.
+pub struct Common {
+    /// The model's name, when given.
+    pub model: Option<String>,
+    /// Sampling without `max_tokens` and `logprobs`, which the endpoints spell differently.
+    pub sampling: Sampling,
+    /// The word that keeps prompts of different owners from sharing cached blocks.
+    pub cache_salt: Option<String>,
+    /// Lower is handled earlier, by engines with a priority scheduler.
+    pub priority: i64,
+    /// The options of a streamed answer; `None` for an answer in one piece.
+    pub stream: Option<StreamOptions>,
+    /// The answer has token ids.
+    pub return_token_ids: bool,
+    /// The fields of `nvext` that the answer has.
+    pub extra_fields: ExtraFields,
+}
+
+impl Common {
+    /// Takes the fields out of a body.
+    pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+        let sampling = Sampling {
+            n: fields.take_in("n", 1..=MAX_N, "from 1 to 128")?.unwrap_or(1),
+            max_tokens: None,
+            min_tokens: fields.take("min_tokens")?.unwrap_or(0),
+            temperature: fields.take_in("temperature", 0.0..=2.0, "from 0 to 2")?,
+            top_p: fields.take_in("top_p", f64::MIN_POSITIVE..=1.0, "above 0 and at most 1")?,
+            top_k: fields.take_in("top_k", -1..=i64::from(i32::MAX), "-1, 0 or more")?,
+            min_p: fields.take_in("min_p", 0.0..=1.0, "from 0 to 1")?,
+            seed: fields.take("seed")?,
+            presence_penalty: fields.take_in("presence_penalty", -2.0..=2.0, "from -2 to 2")?,
+            frequency_penalty: fields.take_in("frequency_penalty", -2.0..=2.0, "from -2 to 2")?,
+            repetition_penalty: fields.take_in(
+                "repetition_penalty",
+                f64::MIN_POSITIVE..=1e6,
+                "above 0 and at most 1000000",
+            )?,
+            stop: take_stops(fields, "stop")?,
+            include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
+            stop_token_ids: take_stop_tokens(fields)?,
+            ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+            skip_special_tokens: fields.take("skip_special_tokens")?,
+            logprobs: None,
+            logprobs_of_text: false,
+            prompt_logprobs: fields.take_in("prompt_logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?,
+            skip_reading_prefix_cache: fields.take("skip_reading_prefix_cache")?.unwrap_or(false),
+            logit_bias: take_biases(fields)?,
+            allowed_token_ids: take_allowed(fields)?,
+            bad_words: take_bad_words(fields)?,
+            structured: structured::take(fields)?,
+            thinking_budget: take_thinking_budget(fields)?,
+            repetition: take_repetition(fields)?,
+        };
+        let common = Self {
+            model: fields.take("model")?,
+            sampling,
+            cache_salt: take_salt(fields)?,
+            priority: fields.take("priority")?.unwrap_or(0),
+            stream: StreamOptions::take(fields)?,
+            return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
+            extra_fields: ExtraFields::take(fields)?,
+        };
+        // As in vLLM, which computes those without alternatives and tells nobody.
+        if common.stream.is_some() && common.sampling.prompt_logprobs.is_some_and(|top| top > 0) {
+            return Err(ApiError::invalid("prompt_logprobs", "'prompt_logprobs' are not told in a stream"));
+        }
+        common.refuse_and_ignore(fields)?;
+        Ok(common)
+    }
+
+    /// Returns the request for these fields and a conversation.
+    pub fn of_chat(&self, chat: Chat, tools: Option<ToolUse>, without_reasoning: bool) -> GenerateRequest {
+        GenerateRequest {
+            prompt: Prompt::Chat(chat),
+            sampling: self.sampling.clone(),
+            cache_salt: self.cache_salt.clone(),
+            priority: self.priority,
+            tools,
+            without_reasoning,
+        }
+    }
+
+    /// Refuses what is too much for so many continuations, each of which is given it.
+    pub fn check_given(&self, choices: usize) -> Result<(), ApiError> {
+        let Sampling { logit_bias, allowed_token_ids, stop_token_ids, bad_words, structured, .. } = &self.sampling;
+        // A word may be as many tokens as it has bytes, and others behind a space; four bytes of a constraint are as long as an id.
+        let of_words = bad_words.iter().map(|word| 2 * word.len()).sum();
+        let (constrained, of_constraint) =
+            structured.as_ref().map_or(("", 0), |structured| (structured.field, structured.constraint.bytes() / 4));
+        let given: [(&str, usize); 5] = [
+            ("allowed_token_ids", allowed_token_ids.len()),
+            ("logit_bias", 3 * logit_bias.len()),
+            ("stop_token_ids", stop_token_ids.len()),
+            ("bad_words", of_words),
+            (constrained, of_constraint),
+        ];
+        let all: usize = given.iter().map(|(_, ids)| ids).sum();
+        if all.saturating_mul(choices) <= MAX_GIVEN {
+            return Ok(());
+        }
+        let most = given.into_iter().max_by_key(|(_, ids)| *ids).map_or("n", |(field, _)| field);
+        Err(ApiError::invalid(most, format!("'{most}' is too long for {choices} choices, each of which is given it")))
+    }
+
+    /// Fields of OpenAI's and vLLM's APIs that ask for nothing at their default, and those that never change the answer.
+    fn refuse_and_ignore(&self, fields: &mut Fields) -> Result<(), ApiError> {
+        let empty = |value: &Value| match value {
+            Value::Array(list) => list.is_empty(),
+            Value::Object(map) => map.is_empty(),
+            _ => false,
+        };
+        fields.refuse_unless("functions", empty)?;
+        fields.refuse_unless("function_call", |v| v == "none" || v == "auto")?;
+        fields.refuse_unless("verbosity", |v| v == "medium")?;
+        fields.refuse_unless("use_beam_search", |v| v == false)?;
+        fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
+        fields.refuse_unless("best_of", |v| v.as_u64() == Some(u64::from(self.sampling.n)))?;
+        fields.refuse_unless("modalities", |v| v == &json!(["text"]))?;
+        // They are between special tokens alone, of which an answer has none unless it is asked for them.
+        let shows_none = self.sampling.skip_special_tokens.unwrap_or(true);
+        fields.refuse_unless("spaces_between_special_tokens", |v| v == true || (v == false && shows_none))?;
+        harmless::take(fields)
+    }
+}
+
+/// Takes how many tokens a model may think; -1 is as many as it likes.
+fn take_thinking_budget(fields: &mut Fields) -> Result<Option<ThinkingBudget>, ApiError> {
+    const FIELD: &str = "thinking_token_budget";
+    let range = -1..=i64::from(i32::MAX);
+    let tokens: Option<i64> = fields.take_in(FIELD, range, "-1 for no limit, or 0 to 2147483647")?;
+    let tokens = tokens.and_then(|tokens| u32::try_from(tokens).ok());
+    Ok(tokens.map(|tokens| ThinkingBudget { tokens, field: FIELD, only_if_thinking: false }))
+}
+
+/// Takes what counts as going round in circles. The bounds are those of vLLM's `RepetitionDetectionParams`.
+fn take_repetition(fields: &mut Fields) -> Result<Option<Repetition>, ApiError> {
+    const FIELD: &str = "repetition_detection";
+    const RANGE: &str = "from 0 to 1000";
+    let Some(value) = fields.take::<Value>(FIELD)? else { return Ok(None) };
+    let mut fields = Fields::new(value, FIELD)?;
+    let max_pattern = fields.take_in("max_pattern_size", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    let min_pattern = fields.take_in("min_pattern_size", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    let count = fields.take_in("min_count", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    fields.finish()?;
+    if min_pattern > max_pattern {
+        let (name, most) = (format!("{FIELD}.min_pattern_size"), format!("{FIELD}.max_pattern_size"));
+        return Err(ApiError::invalid(&name, format!("'{name}' must be at most '{most}'")));
+    }
+    if max_pattern == 0 {
+        return Ok(None);
+    }
+    if count < 2 {
+        let name = format!("{FIELD}.min_count");
+        return Err(ApiError::invalid(&name, format!("'{name}' must be at least 2")));
+    }
+    Ok(Some(Repetition { max_pattern, min_pattern, count }))
+}
+
+/// Takes the strings that end the text.
+pub fn take_stops(fields: &mut Fields, field: &str) -> Result<Vec<String>, ApiError> {
+    let stops = match fields.take::<OneOrMany>(field)? {
+        None => Vec::new(),
+        Some(OneOrMany::One(stop)) => vec![stop],
+        Some(OneOrMany::Many(stops)) => stops,
+    };
+    if stops.len() > MAX_STOPS {
+        return Err(ApiError::invalid(
+            field,
+            format!("'{field}' has {} strings, at most {MAX_STOPS} are allowed", stops.len()),
+        ));
+    }
+    for (i, stop) in stops.iter().enumerate() {
+        if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
+            return Err(ApiError::invalid(
+                format!("{field}[{i}]"),
+                format!("a stop string must have 1 to {MAX_STOP_BYTES} bytes, got {}", stop.len()),
+            ));
+        }
+    }
+    Ok(stops)
+}
+
+fn take_stop_tokens(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
+    let ids: Vec<u32> = fields.take("stop_token_ids")?.unwrap_or_default();
+    if ids.len() > MAX_STOP_TOKENS {
+        let message = format!("'stop_token_ids' has {} ids, at most {MAX_STOP_TOKENS} are allowed", ids.len());
+        return Err(ApiError::invalid("stop_token_ids", message));
+    }
+    Ok(ids.into_iter().map(TokenId).collect())
+}
+
+/// OpenAI's range. vLLM clamps what is beyond.
+fn take_biases(fields: &mut Fields) -> Result<Vec<(TokenId, f64)>, ApiError> {
+    const FIELD: &str = "logit_bias";
+    let biases: Map<String, Value> = fields.take(FIELD)?.unwrap_or_default();
+    check_length(FIELD, biases.len(), MAX_BIASES)?;
+    let bias = |(token, bias): (String, Value)| {
+        let field = format!("{FIELD}.{token}");
+        let no_token = |_| ApiError::invalid(FIELD, format!("'{token}' is no token id"));
+        let token = token.parse().map(TokenId).map_err(no_token)?;
+        match bias.as_f64() {
+            Some(bias) if (-100.0..=100.0).contains(&bias) => Ok((token, bias)),
+            _ => Err(ApiError::invalid(field, format!("a bias must be a number from -100 to 100, got {bias}"))),
+        }
+    };
+    biases.into_iter().map(bias).collect()
+}
+
+fn take_allowed(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
+    const FIELD: &str = "allowed_token_ids";
+    match fields.take::<Vec<u32>>(FIELD)? {
+        None => Ok(Vec::new()),
+        Some(ids) if ids.is_empty() => Err(ApiError::invalid(FIELD, "it must allow some token, or be left out")),
+        Some(ids) => {
+            check_length(FIELD, ids.len(), MAX_ALLOWED)?;
+            Ok(ids.into_iter().map(TokenId).collect())
+        }
+    }
+}
+
+fn take_bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    const FIELD: &str = "bad_words";
+    let words: Vec<String> = fields.take(FIELD)?.unwrap_or_default();
+    check_length(FIELD, words.len(), MAX_BAD_WORDS)?;
+    for (i, word) in words.iter().enumerate() {
+        if word.trim().is_empty() || word.len() > MAX_STOP_BYTES {
+            let message = format!("a bad word must have 1 to {MAX_STOP_BYTES} bytes that are no spaces alone");
+            return Err(ApiError::invalid(format!("{FIELD}[{i}]"), message));
+        }
+    }
+    let bytes: usize = words.iter().map(String::len).sum();
+    if bytes > MAX_BAD_WORD_BYTES {
+        let message = format!("'{FIELD}' has {bytes} bytes, at most {MAX_BAD_WORD_BYTES} are allowed");
+        return Err(ApiError::invalid(FIELD, message));
+    }
+    Ok(words)
+}
+
+fn check_length(field: &str, length: usize, most: usize) -> Result<(), ApiError> {
+    if length > most {
+        let message = format!("'{field}' has {length} entries, at most {most} are allowed");
+        return Err(ApiError::invalid(field, message));
+    }
+    Ok(())
+}
+
+pub(crate) fn take_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let salt = fields.take::<String>("cache_salt")?;
+    match &salt {
+        Some(salt) if salt.is_empty() || salt.len() > MAX_SALT_BYTES => Err(ApiError::invalid(
+            "cache_salt",
+            format!("'cache_salt' must have 1 to {MAX_SALT_BYTES} bytes, got {}", salt.len()),
+        )),
+        _ => Ok(salt),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn common(body: Value) -> Result<Common, ApiError> {
+        Common::take(&mut Fields::new(body, "").unwrap())
+    }
+
+    fn refused(body: Value) -> Option<String> {
+        common(body).err().and_then(|error| error.param)
+    }
+
+    #[test]
+    fn values_out_of_range_name_their_field() {
+        for (field, value) in [
+            ("temperature", json!(2.1)),
+            ("temperature", json!(-0.1)),
+            ("top_p", json!(0)),
+            ("top_p", json!(1.01)),
+            ("top_k", json!(-2)),
+            ("min_p", json!(2)),
+            ("n", json!(0)),
+            ("n", json!(129)),
+            ("min_tokens", json!(-1)),
+            ("presence_penalty", json!(-3)),
+            ("frequency_penalty", json!("high")),
+            ("repetition_penalty", json!(0)),
+            ("seed", json!(1.5)),
+            ("cache_salt", json!("")),
+            ("thinking_token_budget", json!(-2)),
+            ("thinking_token_budget", json!(1.5)),
+            ("repetition_detection", json!(3)),
+            ("prompt_logprobs", json!(21)),
+            ("prompt_logprobs", json!(-1)),
+            ("skip_reading_prefix_cache", json!("yes")),
+            ("stop_token_ids", json!([-1])),
+            ("stop_token_ids", json!(vec![1; MAX_STOP_TOKENS + 1])),
+            ("logit_bias", json!({"x": 1})),
+            ("logit_bias", json!({"-1": 1})),
+            ("logit_bias", json!([1])),
+            ("allowed_token_ids", json!([])),
+            ("allowed_token_ids", json!([-1])),
+            ("bad_words", json!("x")),
+            ("bad_words", json!(vec!["x"; MAX_BAD_WORDS + 1])),
+            ("bad_words", json!(vec!["x".repeat(1024); 17])),
+        ] {
+            assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
+        }
+        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 1})).as_deref(), Some("prompt_logprobs"));
+        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 0})), None);
+        assert_eq!(refused(json!({"stop": ["a", ""]})).as_deref(), Some("stop[1]"));
+        assert_eq!(refused(json!({"logit_bias": {"5": 101}})).as_deref(), Some("logit_bias.5"));
+        assert_eq!(refused(json!({"bad_words": ["a", " "]})).as_deref(), Some("bad_words[1]"));
+    }
+
+    #[test]
+    fn what_each_continuation_is_given_is_bounded_for_all_of_them() {
+        let refused =
+            |body: Value, choices| common(body).unwrap().check_given(choices).err().and_then(|error| error.param);
+        let allowed = json!({"allowed_token_ids": vec![1; MAX_ALLOWED], "logit_bias": {"1": 1}});
+        assert_eq!(refused(allowed.clone(), 127), None);
+        assert_eq!(refused(allowed, 128).as_deref(), Some("allowed_token_ids"));
+        let regex = json!({"structured_outputs": {"regex": "a".repeat(200_000)}, "stop_token_ids": [1]});
+        assert_eq!(refused(regex.clone(), 128), None);
+        assert_eq!(refused(regex, 512).as_deref(), Some("structured_outputs.regex"));
+        assert_eq!(refused(json!({"bad_words": vec!["x".repeat(32); 500]}), 512).as_deref(), Some("bad_words"));
+        assert_eq!(refused(json!({}), 512), None);
+    }
+
+    #[test]
+    fn what_would_change_the_answer_is_refused() {
+        for (field, value) in [("functions", json!([{"name": "f"}])), ("best_of", json!(4))] {
+            assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_taken() {
+        let body = json!({
+            "functions": [], "response_format": {"type": "text"}, "logit_bias": {},
+            "best_of": 1, "user": "u", "metadata": {"a": "b"}, "stop": null, "stream": false, "spaces_between_special_tokens": false
+        });
+        let mut fields = Fields::new(body, "").unwrap();
+        Common::take(&mut fields).unwrap();
+        fields.finish().unwrap();
+        let shown = json!({"skip_special_tokens": false, "spaces_between_special_tokens": false});
+        assert_eq!(refused(shown).as_deref(), Some("spaces_between_special_tokens"));
+    }
+
+    #[test]
+    fn stop_may_be_one_string_or_many() {
+        assert_eq!(common(json!({"stop": "x"})).unwrap().sampling.stop, ["x"]);
+        assert_eq!(common(json!({"stop": ["x", "y"]})).unwrap().sampling.stop, ["x", "y"]);
+    }
+
+    #[test]
+    fn what_ends_thoughts_and_circles_has_vllms_bounds() {
+        let taken = |extra: Value| {
+            let taken = Fields::all_taken(extra, Common::take);
+            taken.map(|common| common.sampling).map_err(|error| error.param.unwrap())
+        };
+        let budget = |tokens: i64| taken(json!({"thinking_token_budget": tokens})).unwrap().thinking_budget;
+        assert_eq!(budget(-1), None);
+        let none = ThinkingBudget { tokens: 0, field: "thinking_token_budget", only_if_thinking: false };
+        assert_eq!(budget(0), Some(none));
+        let repetition = |value: Value| taken(json!({"repetition_detection": value})).map(|taken| taken.repetition);
+        assert_eq!(repetition(json!({})), Ok(None));
+        assert_eq!(repetition(json!({"min_count": 1})), Ok(None));
+        let expected = Repetition { max_pattern: 4, min_pattern: 0, count: 2 };
+        assert_eq!(repetition(json!({"max_pattern_size": 4, "min_count": 2})), Ok(Some(expected)));
+        for (value, field) in [
+            (json!({"max_pattern_size": 4}), "min_count"),
+            (json!({"max_pattern_size": 4, "min_count": 1}), "min_count"),
+            (json!({"min_pattern_size": 1}), "min_pattern_size"),
+            (json!({"max_pattern_size": 1, "min_pattern_size": 2, "min_count": 2}), "min_pattern_size"),
+            (json!({"max_pattern_size": -1}), "max_pattern_size"),
+            (json!({"max_pattern_size": 1001}), "max_pattern_size"),
+            (json!({"pattern": 1}), "pattern"),
+        ] {
+            assert_eq!(repetition(value), Err(format!("repetition_detection.{field}")));
+        }
+    }
+}

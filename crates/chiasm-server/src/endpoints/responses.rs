@@ -1,0 +1,109 @@
+//! `POST /v1/responses`, and the paths of responses that are not kept.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::response::Response;
+
+pub(crate) use chiasm_api::ApiError;
+use chiasm_api::responses::{Answer, Head, LogprobWriter, ResponsesRequest};
+
+use crate::admission::Admitted;
+use crate::body::JsonBody;
+use crate::endpoints::completions::{check_model, model_name, planned, usage, written};
+use crate::error::HttpError;
+use crate::frontend::Frontend;
+use crate::meter::{self, Meter};
+use crate::pipeline::{Generation, collect};
+use crate::routing_headers::routing_headers;
+use crate::sse;
+use chiasm_request::ChoiceDelta;
+
+/// `POST /v1/responses`
+pub(crate) async fn create(
+    State(frontend): State<Arc<Frontend>>,
+    request: Admitted<ResponsesRequest>,
+) -> Result<Response, HttpError> {
+    let frontend = &frontend;
+    let told = |error| in_own_words(frontend.told(error));
+    let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
+    let ResponsesRequest { common, generate, echo, names } = request;
+    let adapter = check_model(frontend, common.model.as_deref())?;
+    admission.record.adapter(adapter.as_ref());
+    admission.ends_with_client();
+    let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
+    let name = model_name(frontend, adapter.as_ref());
+    let head = Head::new(&caller.id, name, &frontend.pipeline.model.generation, &prepared.sampling, echo, charge)?;
+    let wants_logprobs = prepared.sampling.logprobs.is_some();
+
+    let Some(options) = common.stream else {
+        let (mut choices, attempted) = collect(&frontend.pipeline, &prepared).await.map_err(told)?;
+        let usage = usage(&attempted, &choices, prepared.reads_reasoning());
+        frontend.metrics.used(usage);
+        admission.record.attempted(attempted);
+        admission.record.used(usage);
+        let choice = choices.pop().ok_or_else(|| HttpError::internal("there is no answer"))?;
+        let candidates = choice.text_logprobs.iter().map(|token| 1 + token.logprob.top.len()).sum();
+        let logprobs = wants_logprobs.then(|| LogprobWriter::whole(frontend.pipeline.model.tokenizer.clone()));
+        let id = caller.id.clone();
+        let mut response = written(frontend, &caller, candidates, move || {
+            let answer = Answer::whole(id.as_str(), names, logprobs, choice);
+            serde_json::to_vec(&answer.response(&head, usage))
+        })
+        .await?;
+        routing_headers(response.headers_mut(), &attempted);
+        return Ok(response);
+    };
+
+    let generation = Generation::start(&frontend.pipeline, &prepared).await.map_err(told)?;
+    let attempted = generation.attempted();
+    let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
+    let writer = || {
+        LogprobWriter::streamed(
+            frontend.pipeline.model.tokenizer.clone(),
+            frontend.pipeline.media.budget().empty_charge(),
+        )
+    };
+    let (mut answer, begun) = Answer::streamed(caller.id.as_str(), names, wants_logprobs.then(writer), &head);
+    let events = meter::events(
+        begun.concat(),
+        generation.into_deltas(),
+        meter,
+        move |delta: Result<ChoiceDelta, ApiError>, meter, events| {
+            match delta {
+                Ok(delta) => {
+                    meter.count(0, &delta);
+                    answer.add(&delta);
+                    if delta.finish.is_some() {
+                        answer.end(&head, meter.total());
+                    }
+                }
+                Err(error) => answer.fail(&head, &error),
+            }
+            answer.take_events().into_iter().for_each(|told| events.extend_from_slice(&told));
+        },
+        // The last event has told it.
+        |_, _| {},
+    );
+    let mut response = sse::response(events);
+    routing_headers(response.headers_mut(), &attempted);
+    Ok(response)
+}
+
+/// `GET` and `DELETE /v1/responses/ID`, `GET …/input_items`, `POST …/cancel`
+pub(crate) async fn not_kept(id: Result<Path<String>, PathRejection>) -> Result<(), HttpError> {
+    let Path(id) = id.map_err(|_| HttpError::no_such_path())?;
+    Err(HttpError::no_such_response(&id))
+}
+
+/// An error that names fields as this endpoint does: the pipeline says `messages` of any conversation.
+fn in_own_words(error: HttpError) -> HttpError {
+    match error.param() {
+        Some("messages" | "continue_final_message") => {
+            let renamed = ApiError { param: Some("input".to_owned()), ..error.error };
+            HttpError { error: renamed, ..error }
+        }
+        _ => error,
+    }
+}
