@@ -20,19 +20,19 @@ use chiasm_types::MmHash;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
-pub use connector::AgentConnector;
-pub use images::AgentMedia;
-pub use lending::Lending;
-#[cfg(test)]
-pub(crate) use running::OwnMemory;
-
 use crate::proto::agent_client::AgentClient;
 use crate::proto::{DrainRequest, HelloReply, HelloRequest, MediaChunk, StatusReply, StatusRequest};
 use crate::tensors;
 use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CHUNK, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN};
+
 use connecting::Connecting;
+pub use connector::AgentConnector;
+pub use images::AgentMedia;
 use images::AgentWork;
+pub use lending::Lending;
+#[cfg(test)]
+pub(crate) use running::OwnMemory;
 
 /// Bytes that an agent may have under way on a stream, and on a connection: what a network of 10 Gbit/s carries in some milliseconds.
 pub(crate) const STREAM_WINDOW: u32 = 2 << 20;

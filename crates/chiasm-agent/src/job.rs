@@ -12,11 +12,11 @@ use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use serde_json::Value;
 
+use crate::{MOST_MESSAGE_BYTES, proto};
+
 #[cfg(test)]
 pub(crate) use head::MOST_ENTRIES;
 pub(crate) use head::{claimed_bytes, head, number_at};
-
-use crate::{MOST_MESSAGE_BYTES, proto};
 
 /// The variables of templates that a message may name.
 const THINKING_VARIABLES: [&str; 2] = ["thinking", "enable_thinking"];

@@ -30,9 +30,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
-pub use drain::Drain;
-pub(crate) use shares::{Held, Shares};
-
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::generate_request::Request as JobRequest;
 use crate::proto::{
@@ -43,11 +40,14 @@ use crate::proto::{
 use crate::tls::AgentTls;
 use crate::wire::Peer;
 use crate::{ANSWER_WITHIN, ASK_EVERY, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN};
+
 use accepting::Bounds;
 use announcements::Announcements;
 use arriving::{Counting, MOST_ARRIVING, WithoutRoom};
 use call::JobCall;
+pub use drain::Drain;
 use jobs::Place;
+pub(crate) use shares::{Held, Shares};
 use shares::{NoRoom, Share};
 use watching::Watch;
 

@@ -1,20 +1,20 @@
 //! One continuation on its way from token ids to text: detokenizing, stop strings, log probabilities, the end.
 
-use chiasm_request::ChoiceDelta;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{Content, Finish, Output, ToolCallDelta};
 use chiasm_parse::CallEnd;
 use chiasm_prompt::{Detokenizer, StopStrings};
+use chiasm_request::ChoiceDelta;
+use chiasm_request::Sampling;
+use chiasm_request::{AnswerEvent, AnswerEvents};
 use chiasm_types::TokenId;
 use tokio::time::Instant;
 
 use super::reading::{Reader, Reading};
 use super::text_logprobs::TextTokens;
 use crate::model::ServedModel;
-use chiasm_request::Sampling;
-use chiasm_request::{AnswerEvent, AnswerEvents};
 
 /// The state of one continuation.
 pub(super) struct Choice {

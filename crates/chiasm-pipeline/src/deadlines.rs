@@ -4,11 +4,11 @@ use std::future::Future;
 use std::time::Duration;
 
 use chiasm_backend::JobError;
+use chiasm_fleet::Trial;
 use tokio::time::{Instant, timeout_at};
 
 use super::error::{Cause, RequestError};
 use super::limits::PipelineLimits;
-use chiasm_fleet::Trial;
 
 /// When a request is given up, counted from its arrival.
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{Death, JobError};
+use chiasm_fleet::WorkerFault;
 use chiasm_media::{Fault, MediaError};
 use chiasm_processor::ProcessorError;
 use chiasm_prompt::PromptError;
@@ -14,7 +15,6 @@ use tokio::time::Instant;
 
 use super::tried::Attempts;
 use crate::cpu::CpuError;
-use chiasm_fleet::WorkerFault;
 
 /// A failed request: what went wrong, and the request's field at fault where it is one's.
 #[derive(Clone, Debug)]

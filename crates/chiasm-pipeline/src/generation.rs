@@ -13,7 +13,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use chiasm_backend::{Death, Output, Prefill, RunningJob, Stage};
+use chiasm_fleet::Trial;
+use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_prompt::StopStrings;
+use chiasm_request::{ChoiceDelta, FinishedChoice};
+pub(crate) use chiasm_request::{MediaTokens, RequestedSampling, RouteOutcome};
 use chiasm_router::{Reservation, Route};
 use chiasm_types::{MmHash, WorkerId};
 use futures_util::FutureExt;
@@ -35,10 +39,6 @@ use super::pick::pick;
 use super::prepare::Prepared;
 use super::tried::Attempts;
 use crate::Pipeline;
-use chiasm_fleet::Trial;
-use chiasm_fleet::adapters::ServedAdapter;
-use chiasm_request::{ChoiceDelta, FinishedChoice};
-pub(crate) use chiasm_request::{MediaTokens, RequestedSampling, RouteOutcome};
 
 /// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
 pub struct Generation {

@@ -13,9 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use chiasm_backend::PlanClass;
+use chiasm_fleet::PresentClass;
 use chiasm_limit::KeyedLimiter;
 use chiasm_media::{ByteBudget, Charge, ContentHash, EncodedMedia};
 use chiasm_processor::{Greeting, ItemCall, ItemValue, MadeItem, Processor, ProcessorOptions, PromptUpdate};
+use chiasm_request::MediaKwargs;
 use chiasm_types::{MmHash, Modality, TokenId, TokenRun};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
@@ -27,8 +29,6 @@ use super::error::RequestError;
 use super::item::ItemPlan;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::metrics::{PipelineMetrics, Stage};
-use chiasm_fleet::PresentClass;
-use chiasm_request::MediaKwargs;
 
 use expansion::Written;
 pub use helpers::Helpers;

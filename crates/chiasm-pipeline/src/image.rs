@@ -12,6 +12,7 @@ use chiasm_backend::{
     EncodedItem, FieldValue, ItemField, Making, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat,
     TensorMemory, TensorOrder,
 };
+use chiasm_fleet::PresentClass;
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, ImageHeader, MediaHeader};
 use chiasm_types::{MmHash, Modality};
 use chiasm_vision::{
@@ -29,7 +30,7 @@ use super::processed::{Form, ProcessedMedia};
 use crate::cpu::{CpuBudget, CpuPool, Ticket, price, work_size};
 use crate::metrics::{PipelineMetrics, Stage};
 use crate::model::ServedModel;
-use chiasm_fleet::PresentClass;
+
 pub(super) use received::pixels_of;
 
 /// The images of one served model.

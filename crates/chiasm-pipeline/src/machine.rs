@@ -12,6 +12,7 @@ use chiasm_backend::{
     EncodedItem, ItemField, JobItem, MediaForm, MediaLoad, MediaSource, OthersItem, OthersJob, SourceError,
     TensorBytes, TensorOrder,
 };
+use chiasm_fleet::{Fleet, PresentClass, Worker, keys_for, spans};
 use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
@@ -27,7 +28,7 @@ use super::prepare::check_tokens;
 use super::processed::Form;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::model::ServedModel;
-use chiasm_fleet::{Fleet, PresentClass, Worker, keys_for, spans};
+
 use files::AskForItem;
 pub use files::{NotFetched, PutError};
 use tensors::Tensors;

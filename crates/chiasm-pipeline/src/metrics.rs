@@ -13,6 +13,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{Delivered, Finish};
+use chiasm_fleet::WorkerLabel;
+use chiasm_request::{PrefillOutcome, RouteOutcome};
 use chiasm_router::{Knowledge, Reservation, WorkerSnapshot};
 use chiasm_types::WorkerId;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -32,8 +34,6 @@ use self::roles::RoleMetrics;
 use self::workers::WorkerSums;
 use super::Pipeline;
 use crate::cpu::CpuMetrics;
-use chiasm_fleet::WorkerLabel;
-use chiasm_request::{PrefillOutcome, RouteOutcome};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OverlapErrorLabels {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use chiasm_backend::LargestItem;
 use chiasm_parse::UnknownParser;
 use chiasm_prompt::{ChatTemplate, ContentFormat, PromptError, Tokenizer};
+use chiasm_request::{ChatDefaults, GenerationConfig};
 use chiasm_types::TokenId;
 use chiasm_vision::{TakenKinds, VisionError, VisionModel, Vocabulary};
 use serde_json::{Map, Value};
 
 use crate::answers::{AnswerFormat, ParserChoice};
-use chiasm_request::{ChatDefaults, GenerationConfig};
 
 /// Why a model directory can't be served.
 #[derive(Debug, thiserror::Error)]

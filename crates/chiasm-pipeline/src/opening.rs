@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use chiasm_media::{EncodedMedia, MediaName, MediaPart};
+use chiasm_request::MediaRef;
 use chiasm_types::Modality;
 use futures_util::future::try_join_all;
 
 use super::error::{Cause, RequestError};
 use crate::Pipeline;
-use chiasm_request::MediaRef;
 
 /// Opens every media item. Sources are taken out: they may be large.
 pub(super) async fn open_all(

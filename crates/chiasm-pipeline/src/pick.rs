@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use chiasm_fleet::Worker;
+use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_router::{Route, RouteRequest, Splitting};
 use chiasm_types::WorkerId;
 
 use super::error::{Cause, RequestError};
 use super::prepare::{Planned, Prepared};
 use crate::Pipeline;
-use chiasm_fleet::Worker;
-use chiasm_fleet::adapters::ServedAdapter;
 
 /// Picks a worker, each judged by the plan of its class, but none of `exclude`, and where workers have roles perhaps another one for the
 /// prompt. The number is that of the request on the live page, if that tells of it.

@@ -1,15 +1,18 @@
 //! Preparing a request: expanded prompts, the identity of its media items and its block keys, without a pixel.
 
-use chiasm_request::StageTimes;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
     Constraint, Input, JobItem, Lacks, PlaceholderForm, ReasoningHints, RequestId, Structured, TraceContext,
 };
+use chiasm_fleet::adapters::ServedAdapter;
+use chiasm_fleet::{PresentClass, PresentClasses, keys_for, spans};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks};
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Item, Marker, MarkerText, Markers, PromptError, RenderOptions, expand};
+use chiasm_request::StageTimes;
+use chiasm_request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
 use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
@@ -29,9 +32,6 @@ use super::tried::Attempts;
 use crate::Pipeline;
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
-use chiasm_fleet::adapters::ServedAdapter;
-use chiasm_fleet::{PresentClass, PresentClasses, keys_for, spans};
-use chiasm_request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
 
 /// A request that is ready to be routed.
 #[derive(Clone, Debug)]

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use chiasm_prompt::ChatMessage;
+use chiasm_request::{Chat, Prompt};
 
 use crate::cpu::{CpuBudget, price};
 use crate::model::ServedModel;
-use chiasm_request::{Chat, Prompt};
 
 /// Token ids of a prompt whose keys are computed in a hundred microseconds.
 pub(super) const SMALL_TOKENS: usize = 16 << 10;

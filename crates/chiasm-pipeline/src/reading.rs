@@ -2,21 +2,21 @@
 
 mod forced;
 
-pub(super) use forced::calls_or;
-
 use std::borrow::Cow;
 use std::sync::{Arc, Once};
 
 use chiasm_backend::{Constraint, Finish, ToolCallDelta};
 use chiasm_parse::{CallEnd, Format, Parser, Sink, Tools};
+use chiasm_request::ChoiceDelta;
+use chiasm_request::{AnswerEvent, AnswerEvents};
+use chiasm_request::{Chat, ToolChoice, ToolUse};
 use chiasm_types::TokenId;
 use serde_json::Value;
 
 use super::error::RequestError;
 use crate::model::ServedModel;
-use chiasm_request::ChoiceDelta;
-use chiasm_request::{AnswerEvent, AnswerEvents};
-use chiasm_request::{Chat, ToolChoice, ToolUse};
+
+pub(super) use forced::calls_or;
 
 /// How the answers to one request are read.
 #[derive(Debug)]

@@ -1,11 +1,11 @@
 //! A request's sampling, the model's defaults and the room in the context become what a backend is told.
 
 use chiasm_backend as backend;
+use chiasm_request::{Sampling, ThinkingBudget};
 use chiasm_types::TokenId;
 
 use super::error::{Cause, RequestError};
 use crate::model::ServedModel;
-use chiasm_request::{Sampling, ThinkingBudget};
 
 /// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
 const LOWEST_TEMPERATURE: f64 = 0.01;

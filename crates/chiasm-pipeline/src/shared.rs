@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use chiasm_fleet::Fleet;
 use chiasm_media::{EncodedMedia, MediaDoor, MediaHeader};
 use chiasm_prompt::ChatTemplate;
 use chiasm_types::Modality;
@@ -16,7 +17,6 @@ use super::observer::RouteObserver;
 use super::retries::Retries;
 use crate::cpu::CpuPool;
 use crate::model::ServedModel;
-use chiasm_fleet::Fleet;
 
 /// The least number of requests that may be in flight, if no limit is set.
 const MIN_IN_FLIGHT: usize = 1024;

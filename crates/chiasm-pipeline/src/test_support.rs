@@ -10,8 +10,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm_backend::fake::{FakeBackend, FakeConnector};
 use chiasm_backend::{Connector, Finish, RequestId};
+use chiasm_fleet::{Fleet, Patience};
+use chiasm_limit::Owner;
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor, MediaInput};
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+use chiasm_request::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaRef, Prompt, Sampling, ToolUse};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_types::Modality;
 use tokio::time::Instant;
@@ -20,9 +23,6 @@ use super::reading::Reading;
 use super::{Attempts, Caller, Entries, Pipeline, PipelineLimits, Prepared, RequestError, RouteObserver, prepare};
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
-use chiasm_fleet::{Fleet, Patience};
-use chiasm_limit::Owner;
-use chiasm_request::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaRef, Prompt, Sampling, ToolUse};
 
 /// The demo's model: Qwen2-VL's template and processor, and a small tokenizer.
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");

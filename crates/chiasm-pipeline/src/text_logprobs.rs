@@ -4,11 +4,11 @@
 //! stop string or a marker can be ruled out. So tokens wait here with their bytes until text is sent. The
 //! text is then looked up in these bytes.
 
-use chiasm_request::TextLogprob;
 use std::collections::VecDeque;
 
 use chiasm_backend::TokenLogprob;
 use chiasm_prompt::Tokenizer;
+use chiasm_request::TextLogprob;
 
 /// The tokens that may still become text.
 pub(super) struct TextTokens {

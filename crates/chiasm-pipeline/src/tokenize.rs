@@ -1,8 +1,10 @@
 //! The tokens of a prompt, and the text of tokens. No engine is asked.
 
-use chiasm_request::Tokenizable;
 use std::sync::Arc;
 
+use chiasm_fleet::{PresentClass, PresentClasses};
+use chiasm_request::Tokenizable;
+use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling};
 use chiasm_types::TokenId;
 
 use super::caller::Caller;
@@ -12,8 +14,6 @@ use super::prepare::{check_tokens, prepare};
 use super::prompt_price::SMALL_TOKENS;
 use crate::Pipeline;
 use crate::cpu::price;
-use chiasm_fleet::{PresentClass, PresentClasses};
-use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling};
 
 /// Conversations are counted also where no worker has room for them, up to so many tokens: media may be made as large as a request
 /// likes, and become as many.

@@ -1,8 +1,7 @@
 //! The attempts of a request so far.
 
-use chiasm_types::WorkerId;
-
 use chiasm_fleet::WorkerFault;
+use chiasm_types::WorkerId;
 
 /// The workers that a request has been given to, and how they failed.
 ///

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use axum::extract::{FromRequest, Request};
+use chiasm_api::openai::RequestBody;
+use chiasm_pipeline::Caller;
+use chiasm_pipeline::cpu::CpuBudget;
 use tracing::Instrument;
 
 use crate::arrival;
 use crate::body::{self, JsonBody};
 use crate::connections::Connection;
-use crate::cpu::CpuBudget;
 use crate::error::HttpError;
 use crate::frontend::Frontend;
 use crate::layers::Identity;
 use crate::metrics::InFlight;
-use crate::pipeline::Caller;
 use crate::record::Record;
 use crate::slots::{NoSlot, Slot};
-use chiasm_api::openai::RequestBody;
 
 /// A request's place among those in flight, until its answer has been read to the end or dropped. Clones are the same place.
 #[derive(Clone)]

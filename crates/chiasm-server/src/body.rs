@@ -1,13 +1,13 @@
 //! Request bodies that have arrived, understood as JSON.
 
+use chiasm_api::openai::{Intake, RequestBody};
 use chiasm_media::Charge;
+use chiasm_pipeline::RequestError;
+use chiasm_pipeline::cpu::{CpuBudget, price};
 
 use crate::arrival::Arrived;
-use crate::cpu::{CpuBudget, price};
 use crate::error::HttpError;
 use crate::frontend::Frontend;
-use crate::pipeline::RequestError;
-use chiasm_api::openai::{Intake, RequestBody};
 
 /// Bodies up to this size are parsed at once, in less than 200 µs. Bigger ones are parsed off the async threads.
 const SMALL: usize = 512 << 10;

@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderName, StatusCode};
+use chiasm_api::openai::{BodyLimits, ReasoningFields};
+use chiasm_pipeline::cpu::CpuBudget;
+use chiasm_pipeline::{Attempts, Caller, Cause, Entries, Pipeline, RequestError};
 
 use crate::access::{self, ApiKeys, CurrentKeys};
 use crate::connections::BulkThreads;
 use crate::cors::Cors;
-use crate::cpu::CpuBudget;
 use crate::error::HttpError;
 use crate::layers::Identity;
 use crate::metrics::Metrics;
 use crate::page::Page;
-use crate::pipeline::{Attempts, Caller, Cause, Entries, Pipeline, RequestError};
 use crate::proxies::TrustedProxies;
 use crate::root_path::RootPath;
 use crate::slots::Slots;
 use crate::traces::Traces;
-use chiasm_api::openai::{BodyLimits, ReasoningFields};
 
 /// The bounds on connections and requests.
 #[derive(Clone, Debug, PartialEq, Eq)]

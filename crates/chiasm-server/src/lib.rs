@@ -59,11 +59,6 @@ mod tls;
 mod traces;
 mod workers;
 
-pub use chiasm_fleet as fleet;
-pub use chiasm_fleet::adapters;
-pub use chiasm_pipeline as pipeline;
-pub use chiasm_pipeline::{answers, cpu, model};
-
 pub use access::{ApiKeys, CurrentKeys};
 pub use cors::{Allowed, Cors, CorsError};
 pub use frontend::{Frontend, HttpLimits, LogCounts, RoutingOptions};

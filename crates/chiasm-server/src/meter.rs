@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use chiasm_api::ApiError;
+use chiasm_api::openai::{StreamOptions, Usage};
+use chiasm_pipeline::RequestError;
+use chiasm_request::{ChoiceDelta, RouteOutcome};
 use futures_util::stream::{Stream, StreamExt};
 use tracing::Span;
 
 use crate::admission::Admission;
 use crate::error::HttpError;
 use crate::frontend::Frontend;
-use crate::pipeline::RequestError;
 use crate::poll_epoch::PollEpoch;
-use chiasm_api::ApiError;
-use chiasm_api::openai::{StreamOptions, Usage};
-use chiasm_request::{ChoiceDelta, RouteOutcome};
 
 /// The count of one streamed answer. Holds the request's place among those in flight.
 pub(crate) struct Meter {

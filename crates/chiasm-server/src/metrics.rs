@@ -6,7 +6,9 @@ mod vllm_names;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use chiasm_api::openai::Usage;
 use chiasm_otlp::ExportCounts;
+use chiasm_pipeline::Pipeline;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -18,10 +20,8 @@ use prometheus_client::registry::{Registry, Unit};
 pub(crate) use self::stream_end::StreamEnd;
 use crate::connections::ConnectionMetrics;
 use crate::frontend::{Frontend, LogCounts};
-use crate::pipeline::Pipeline;
 use crate::process_metrics::ProcessMetrics;
 use crate::traces::Traces;
-use chiasm_api::openai::Usage;
 
 /// The upper bounds, in seconds, of the buckets for times from a request's arrival to the end of its answer; vLLM has none below 300 ms.
 const WHOLE_REQUEST: [f64; 24] = [

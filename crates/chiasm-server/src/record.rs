@@ -3,19 +3,19 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use chiasm_api::openai::Usage;
 use chiasm_backend::{Delivered, RequestId};
+use chiasm_fleet::adapters::ServedAdapter;
+use chiasm_pipeline::Entries;
+use chiasm_request::RouteOutcome;
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::adapters::ServedAdapter;
 use crate::error::Refusal;
 use crate::frontend::Frontend;
 use crate::metrics::StreamEnd;
 use crate::page::{Found, Outcome, Page};
-use crate::pipeline::Entries;
 use crate::traces::{Over, Traced};
-use chiasm_api::openai::Usage;
-use chiasm_request::RouteOutcome;
 
 /// The status of a request whose client left before it had an answer, as other servers log it.
 const CLIENT_LEFT: u16 = 499;

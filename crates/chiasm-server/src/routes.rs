@@ -9,9 +9,9 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use chiasm_fleet::adapters::ServedAdapter;
 use serde_json::{Value, json};
 
-use crate::adapters::ServedAdapter;
 use crate::endpoints::completions::check_model;
 use crate::endpoints::{completions, lora, messages, responses, tokenize};
 use crate::error::HttpError;

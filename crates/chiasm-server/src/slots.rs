@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use chiasm_limit::Owner;
+use tokio::time::Instant;
 
 /// Whoever asked within this time counts as one who shares.
 const LATELY: Duration = Duration::from_secs(10);

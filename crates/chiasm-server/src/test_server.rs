@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use chiasm_api::openai::BodyLimits;
 use chiasm_backend::fake::FakeBackend;
+use chiasm_pipeline::PipelineLimits;
+use chiasm_pipeline::test_support::TestPipeline;
 
 use crate::page::{Page, PageOptions};
-use crate::pipeline::PipelineLimits;
-use crate::pipeline::test_support::TestPipeline;
 use crate::{Frontend, HttpLimits};
 
 /// A server before fake backends.

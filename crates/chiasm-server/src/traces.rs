@@ -4,10 +4,9 @@
 
 use std::time::{Duration, SystemTime};
 
+use chiasm_api::openai::Usage;
 use chiasm_backend::{Delivered, TraceContext};
 use chiasm_otlp::{ExportCounts, Exporter, Kind, Span, SpanId, TraceId};
-
-use chiasm_api::openai::Usage;
 use chiasm_request::{RequestedSampling, RouteOutcome};
 
 /// Records traces, and sends them.

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chiasm_backend::MediaLoad;
+use chiasm_fleet::adapters::ServedAdapter;
+use chiasm_fleet::{Fleet, KvEventCounts, Worker};
 use chiasm_router::WorkerSnapshot;
 use serde_json::{Value, json};
-
-use crate::adapters::ServedAdapter;
-use crate::fleet::{Fleet, KvEventCounts, Worker};
 
 /// The workers that can take requests, in the order of their ids. `docs/serving.md` names the fields.
 pub(crate) fn report(fleet: &Fleet) -> Value {

@@ -12,11 +12,12 @@ use chiasm_fleet::Fleet;
 use chiasm_types::WorkerId;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::timeout;
-use turns::{SILENT_AFTER, Turns};
 
 use crate::cli::{AgentTlsArgs, DrainArgs, ProbeArgs, ServeArgs};
 use crate::error::CliError;
 use crate::stdout::line;
+
+use turns::{SILENT_AFTER, Turns};
 
 /// How often an agent is asked what it is: until it says so, and after it is named no more; and otherwise.
 const ASK_SOON: Duration = Duration::from_secs(1);

@@ -17,6 +17,7 @@ mod finding;
 use crate::cli::DoctorArgs;
 use crate::error::CliError;
 use crate::stdout::line;
+
 use facts::Facts;
 use finding::Severity;
 

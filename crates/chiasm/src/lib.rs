@@ -60,6 +60,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use chiasm_backend::unread::Unread;
+
 use cli::{Cli, Command};
 use log::Log;
 

@@ -36,14 +36,14 @@ use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, for_engines_alone};
 use crate::{
     agents, dynamo, hub_model, kept_indexes, key_secret, nixl, open_files, signals, vllm_command, vllm_processor,
 };
+
+pub(crate) use engines::connector;
 use engines::{connectors, embedding_store, upstreams, vllm_args};
 use reload::Reload;
 use settings::{
     Limits, arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes, router_config,
     routing_options,
 };
-
-pub(crate) use engines::connector;
 pub(crate) use settings::{cache_bytes, client_options};
 
 /// How long the errors of requests that were cut off may take on their way to the clients.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use chiasm_request::MediaRef;
 use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
@@ -10,7 +11,6 @@ use super::sources::{Passage, Source};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::elements;
-use chiasm_request::MediaRef;
 
 /// One block.
 pub(super) enum Block {

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use chiasm_backend::ToolCallDelta;
 use chiasm_parse::CallEnd;
+use chiasm_request::{AnswerEvent, ChoiceDelta};
 use serde::Serialize;
 use serde_json::Map;
 
@@ -10,7 +11,6 @@ use super::error;
 use super::response::{Block, Ending, Head, Message, UsageBody, signature};
 use crate::error::ApiError;
 use crate::openai::Usage;
-use chiasm_request::{AnswerEvent, ChoiceDelta};
 
 /// An event, whose name is the `type` of its body.
 #[derive(Serialize)]
@@ -176,11 +176,11 @@ fn write(out: &mut Vec<u8>, event: &Event<'_>) {
 #[cfg(test)]
 mod tests {
     use chiasm_backend::{Finish, RequestId};
+    use chiasm_request::MediaTokens;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::stream_end::StreamApi;
-    use chiasm_request::MediaTokens;
 
     const USAGE: Usage = Usage {
         prompt_tokens: 10,

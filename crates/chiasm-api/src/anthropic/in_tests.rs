@@ -1,12 +1,12 @@
 //! Access to this API's answers for tests of the stages before them.
 
 use chiasm_backend::RequestId;
+use chiasm_request::{ChoiceDelta, FinishedChoice};
 
 use super::response::Head;
 use super::{events, response};
 use crate::event_grammar::{self, Said};
 use crate::openai::Usage;
-use chiasm_request::{ChoiceDelta, FinishedChoice};
 
 fn head() -> Head {
     Head::new(&RequestId::new("r").unwrap(), "m")

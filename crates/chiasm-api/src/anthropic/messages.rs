@@ -3,6 +3,7 @@
 use std::fmt;
 
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+use chiasm_request::MediaRef;
 use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -11,7 +12,6 @@ use super::blocks::{Block, ResultContent, unsupported};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::{elements, message_list};
-use chiasm_request::MediaRef;
 
 /// What one client begins a block of its system message with. It differs in every request, so vLLM drops the block for the prefix
 /// cache's sake; the tokens must be the same here.

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use chiasm_backend::Structured;
 use chiasm_media::Charge;
+use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget};
 use serde::de::{MapAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -12,8 +14,6 @@ use crate::error::ApiError;
 use crate::openai::fields::Fields;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::{RequestBody, sampling, structured};
-use chiasm_backend::Structured;
-use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget};
 
 /// Fewest tokens that a model may be given to think: Anthropic's bound.
 const LEAST_BUDGET: u32 = 1024;

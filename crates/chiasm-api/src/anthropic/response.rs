@@ -2,11 +2,11 @@
 
 use chiasm_backend::{Finish, RequestId, ToolCallDelta};
 use chiasm_parse::CallEnd;
+use chiasm_request::{AnswerEvent, FinishedChoice};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::openai::Usage;
-use chiasm_request::{AnswerEvent, FinishedChoice};
 
 /// Id and model of one answer.
 #[derive(Clone, Debug)]
@@ -152,10 +152,10 @@ fn tool_use(call: &ToolCallDelta) -> Block<'_> {
 
 #[cfg(test)]
 mod tests {
+    use chiasm_request::{AnswerEvents, MediaTokens};
     use serde_json::json;
 
     use super::*;
-    use chiasm_request::{AnswerEvents, MediaTokens};
 
     const USAGE: Usage = Usage {
         prompt_tokens: 10,

@@ -1,11 +1,11 @@
 //! `tools` and `tool_choice`.
 
+use chiasm_request::{ToolChoice, ToolUse};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::openai::fields::Fields;
 use crate::openai::tools::{read_all, take_name, tool_use, written};
-use chiasm_request::{ToolChoice, ToolUse};
 
 /// Takes both fields. `None` if there are no functions.
 pub(super) fn take(fields: &mut Fields) -> Result<Option<ToolUse>, ApiError> {

@@ -3,8 +3,10 @@
 mod output;
 
 use chiasm_media::Charge;
+use chiasm_request::{Chat, GenerateRequest, ToolUse};
 use serde_json::{Map, Value};
 
+pub use self::output::{Chunks, Shown, answer};
 use super::fields::Fields;
 use super::intake::Intake;
 use super::media_parts::take_media_kwargs;
@@ -13,9 +15,6 @@ use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::{request, tools};
 use crate::error::ApiError;
-use chiasm_request::{Chat, GenerateRequest, ToolUse};
-
-pub use self::output::{Chunks, Shown, answer};
 
 /// A parsed body.
 pub struct ChatRequest {
@@ -98,10 +97,10 @@ pub fn take_effort(fields: &mut Fields, field: &str) -> Result<Option<String>, A
 
 #[cfg(test)]
 mod tests {
+    use chiasm_request::Prompt;
     use serde_json::json;
 
     use super::*;
-    use chiasm_request::Prompt;
 
     fn parse(body: Value) -> Result<ChatRequest, ApiError> {
         ChatRequest::parse(Intake::of(&body)).map(|(request, _)| request)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use chiasm_backend::PromptLogprobs;
 use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
+use chiasm_request::{AnswerEvents, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 use chiasm_types::TokenId;
 use serde::Serialize;
 use serde_json::Value;
@@ -21,7 +22,6 @@ use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, Nvext, request};
 use crate::error::ApiError;
-use chiasm_request::{AnswerEvents, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;

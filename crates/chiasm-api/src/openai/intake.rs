@@ -13,13 +13,14 @@ use std::ops::Range;
 use bytes::Bytes;
 use chiasm_media::{ByteBudget, Charge, MediaError};
 use chiasm_prompt::ChatTemplate;
+use chiasm_request::MediaRef;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::body_limits::BodyLimits;
 use crate::error::ApiError;
-use chiasm_request::MediaRef;
+
 use shortened::Shortened;
 
 /// What planning takes at most for a byte of a prompt's text: copies in the template's values, the rendered prompt and its tokens.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use chiasm_media::MediaName;
+use chiasm_request::MediaKwargs;
 use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
@@ -11,7 +12,6 @@ use serde_json::{Map, Value};
 use super::fields::Fields;
 use super::intake::{Intake, Seed};
 use crate::error::ApiError;
-use chiasm_request::MediaKwargs;
 
 /// A kind of part that stands for a media item.
 pub struct MediaKind {

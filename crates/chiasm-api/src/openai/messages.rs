@@ -5,6 +5,7 @@ use std::fmt;
 
 use chiasm_media::MediaInput;
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart, ExtendedPart};
+use chiasm_request::MediaRef;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -12,7 +13,6 @@ use super::intake::{Intake, Seed};
 use super::media_parts::{InputAudio, MEDIA_KINDS, MediaUrl, take_uuid};
 use super::request::LargeField;
 use crate::error::ApiError;
-use chiasm_request::MediaRef;
 
 /// The roles of the API. A template may know others.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];

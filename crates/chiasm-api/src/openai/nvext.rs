@@ -2,12 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use chiasm_request::RouteOutcome;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::fields::Fields;
 use crate::error::ApiError;
-use chiasm_request::RouteOutcome;
 
 /// The extra fields that a request asks for.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
+use chiasm_request::Prompt;
 use chiasm_types::TokenId;
 use serde::de::{Error, SeqAccess, Visitor};
 
 use super::intake::{Intake, Seed};
 use super::request::LargeField;
 use crate::error::ApiError;
-use chiasm_request::Prompt;
 
 /// Most prompts in one body.
 const MAX_PROMPTS: usize = 128;

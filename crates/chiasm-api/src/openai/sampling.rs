@@ -1,5 +1,7 @@
 //! The sampling fields that both completion endpoints share. Ranges are those of vLLM's `SamplingParams`.
 
+use chiasm_backend::Repetition;
+use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget, ToolUse};
 use chiasm_types::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -9,8 +11,6 @@ use super::nvext::ExtraFields;
 use super::stream_options::StreamOptions;
 use super::{harmless, structured};
 use crate::error::ApiError;
-use chiasm_backend::Repetition;
-use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget, ToolUse};
 
 /// Most continuations of one prompt.
 const MAX_N: u32 = 128;

@@ -1,11 +1,11 @@
 //! `response_format` and `structured_outputs`: what the text of an answer has to be. At most one constraint is left of both.
 
 use chiasm_backend::Constraint;
+use chiasm_backend::Structured;
 use serde_json::{Map, Value};
 
 use super::fields::{Fields, kind};
 use crate::error::ApiError;
-use chiasm_backend::Structured;
 
 /// vLLM's bounds for lists and objects within each other (`check_json_nesting`, `vllm/sampling_params.py`).
 const MAX_SCHEMA_DEPTH: usize = 64;

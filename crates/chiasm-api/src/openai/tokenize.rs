@@ -2,6 +2,7 @@
 
 use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
+use chiasm_request::Tokenizable;
 use chiasm_types::TokenId;
 use serde::Serialize;
 
@@ -14,7 +15,6 @@ use super::prompts::Tokens;
 use super::request::{self, RequestBody};
 use super::tools;
 use crate::error::ApiError;
-use chiasm_request::Tokenizable;
 
 /// A prompt that is to become tokens: `prompt`, a text, or `messages` and what a chat completion has beside them.
 pub struct TokenizeRequest {

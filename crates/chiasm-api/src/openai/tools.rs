@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use chiasm_request::{ToolChoice, ToolUse};
 use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, kind};
 use crate::error::ApiError;
-use chiasm_request::{ToolChoice, ToolUse};
 
 /// Most functions of a request. All of them are in the prompt.
 const MAX_TOOLS: usize = 1024;

@@ -1,9 +1,8 @@
 //! The `usage` object.
 
 use chiasm_backend::Prefill;
-use serde::{Serialize, Serializer};
-
 use chiasm_request::{MediaTokens, RouteOutcome};
+use serde::{Serialize, Serializer};
 
 /// Token counts of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

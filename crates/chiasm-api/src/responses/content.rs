@@ -4,6 +4,7 @@ use std::fmt;
 
 use chiasm_media::MediaInput;
 use chiasm_prompt::{ChatContent, ChatPart};
+use chiasm_request::MediaRef;
 use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -12,7 +13,6 @@ use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::media_parts::MediaUrl;
 use crate::openai::messages::elements;
-use chiasm_request::MediaRef;
 
 const IMAGE: &str = "input_image";
 /// Parts by their type, where each may be.

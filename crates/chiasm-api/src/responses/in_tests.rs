@@ -1,12 +1,13 @@
 //! Access to this API's answers for tests of the stages before them.
 
+use chiasm_request::{ChoiceDelta, FinishedChoice};
+
 use super::output::Answer;
 use super::output::tests::head;
 use super::response::Head;
 use super::tools::Names;
 use crate::event_grammar::{self, Said};
 use crate::openai::Usage;
-use chiasm_request::{ChoiceDelta, FinishedChoice};
 
 /// Writes responses to one request.
 pub(crate) struct Responses {

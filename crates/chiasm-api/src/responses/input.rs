@@ -6,6 +6,7 @@
 use std::fmt;
 
 use chiasm_prompt::{ChatContent, ChatMessage};
+use chiasm_request::MediaRef;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -16,7 +17,6 @@ use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::elements;
 use crate::openai::request::LargeField;
-use chiasm_request::MediaRef;
 
 const ASSISTANT: &str = "assistant";
 const ROLES: [&str; 4] = ["system", "developer", "user", ASSISTANT];

@@ -5,11 +5,11 @@ use std::slice::Iter;
 
 use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
+use chiasm_request::TextLogprob;
 use serde_json::value::RawValue;
 use tracing::warn;
 
 use crate::openai::token_json;
-use chiasm_request::TextLogprob;
 
 /// The maximum bytes of JSON that the last events of one stream repeat: some 2,500 tokens with 20 alternatives each, or
 /// 50,000 with none.

@@ -6,6 +6,7 @@ use std::slice::Iter;
 use bytes::Bytes;
 use chiasm_backend::{Finish, ToolCallDelta};
 use chiasm_parse::CallEnd;
+use chiasm_request::{AnswerEvent, ChoiceDelta, FinishedChoice, TextLogprob};
 use serde::{Serialize, Serializer};
 
 use super::custom_input::InputReader;
@@ -15,7 +16,6 @@ use super::response::{Head, IncompleteReason, Response};
 use super::tools::{Called, Names};
 use crate::error::ApiError;
 use crate::openai::Usage;
-use chiasm_request::{AnswerEvent, ChoiceDelta, FinishedChoice, TextLogprob};
 
 /// The progress of an item or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,8 +1,10 @@
 //! A body to what the pipeline is asked.
 
 use chiasm_backend::Constraint;
+use chiasm_backend::Structured;
 use chiasm_media::Charge;
 use chiasm_prompt::{ChatContent, ChatMessage};
+use chiasm_request::{Chat, GenerateRequest};
 use serde_json::{Map, Value};
 
 use super::input::Input;
@@ -17,8 +19,6 @@ use crate::openai::media_parts::take_media_kwargs;
 use crate::openai::request::{self, RequestBody};
 use crate::openai::sampling::MAX_LOGPROBS;
 use crate::openai::structured::json_schema;
-use chiasm_backend::Structured;
-use chiasm_request::{Chat, GenerateRequest};
 
 /// Fields of the other endpoints alone, which share the rest.
 const OF_OTHERS: [&str; 16] = [

@@ -2,6 +2,8 @@
 
 use chiasm_backend::RequestId;
 use chiasm_media::Charge;
+use chiasm_request::GenerationConfig;
+use chiasm_request::Sampling;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use serde_json::value::{RawValue, Value, to_raw_value};
@@ -10,8 +12,6 @@ use super::output::{Item, Status};
 use crate::error::ApiError;
 use crate::openai::fields::Fields;
 use crate::openai::{Usage, unix_seconds};
-use chiasm_request::GenerationConfig;
-use chiasm_request::Sampling;
 
 /// The fields of a request that its response repeats, as JSON. They may be as large as the request.
 #[derive(Debug)]

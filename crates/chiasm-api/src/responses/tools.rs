@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 
+use chiasm_request::ToolUse;
 use serde_json::{Value, json};
 
 use super::custom_input;
 use crate::error::ApiError;
 use crate::openai::fields::Fields;
 use crate::openai::tools::{self, Named, check_count, read_all, read_choice, read_function, tool_use};
-use chiasm_request::ToolUse;
 
 /// The types of a choice that names a tool, and of those that may be allowed.
 const NAMED: [&str; 2] = ["function", "custom"];
@@ -177,8 +177,9 @@ fn read_named(choice: Value, path: &str) -> Result<Named, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use chiasm_request::ToolChoice;
+
+    use super::*;
 
     fn both(body: Value) -> Result<(Option<ToolUse>, Names), String> {
         Fields::all_taken(body, take).map_err(|error| error.param.unwrap())

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::error::CpuError;
 use chiasm_limit::Owner;
+
+use super::error::CpuError;
 
 /// How many times its price after it is asked for a piece of work is due. So a request waits in proportion to what it asks for:
 /// work of 10 ms overtakes work of a second that was asked for up to four seconds before, and nothing is overtaken for ever.

@@ -4,9 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use chiasm_limit::Owner;
+
 use super::metrics::{CpuMetrics, LaneMetrics};
 use super::waiting::{Key, Waiting};
-use chiasm_limit::Owner;
 
 /// A number of threads that start when there is work for them, do that whose turn it is, and end when there has been none for a while:
 /// each keeps the memory of the last image that it decoded.

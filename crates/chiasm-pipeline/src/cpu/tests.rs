@@ -2,11 +2,11 @@ use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 
+use chiasm_limit::Owner;
 use futures_util::future::{join_all, try_join_all};
 use futures_util::poll;
 
 use super::*;
-use chiasm_limit::Owner;
 
 /// A thread that is kept busy until this is dropped.
 struct Held {

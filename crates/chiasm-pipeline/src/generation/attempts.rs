@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{Death, InputForm, JobError};
+use chiasm_fleet::{Worker, WorkerFault};
 use chiasm_types::WorkerId;
 use tokio::time::Instant;
 
@@ -14,7 +15,6 @@ use crate::metrics::Retry;
 use crate::prepare::Prepared;
 use crate::retries::MAX_MOVES;
 use crate::tried::Attempts;
-use chiasm_fleet::{Worker, WorkerFault};
 
 /// Before workers are tried again that could not be given a request, as they were about to leave.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -1,9 +1,10 @@
 //! Media items that other workers encode than the one that computes the prompt.
 
-use chiasm_request::EncodeOutcome;
 use std::sync::Arc;
 
 use chiasm_backend::{Death, Input, Job, JobItem, ReasoningHints, Stage};
+use chiasm_fleet::{Trial, Worker};
+use chiasm_request::EncodeOutcome;
 use chiasm_router::Encodes;
 use chiasm_types::{MmHash, Placeholder, TokenId};
 use futures_util::future::join_all;
@@ -15,7 +16,6 @@ use crate::Pipeline;
 use crate::deadlines::{begun_within, within};
 use crate::prepare::{Planned, Prepared};
 use crate::sampling;
-use chiasm_fleet::{Trial, Worker};
 
 /// Has workers encode media items, all at the same time. Returns the items whose embeddings were left, and who took longest. A worker that
 /// fails loses nothing: whoever computes the prompt has the items too, and encodes what it does not find.

@@ -1,13 +1,13 @@
 //! What a worker is given of a request.
 
 use chiasm_backend::{Job, Stage};
+use chiasm_fleet::Worker;
 use chiasm_types::MmHash;
 
 use super::attempts::Failure;
 use crate::Pipeline;
 use crate::prepare::{Planned, Prepared};
 use crate::sampling;
-use chiasm_fleet::Worker;
 
 /// The job of this stage, and the plan that it follows. `embedded`: of its media items those whose embeddings the worker finds.
 ///

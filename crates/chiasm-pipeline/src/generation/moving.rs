@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::InputForm;
+use chiasm_fleet::{Condition, Worker};
 use chiasm_types::WorkerId;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
@@ -21,7 +22,6 @@ use super::attempts::Failure;
 use crate::Pipeline;
 use crate::prepare::Prepared;
 use crate::tried::Attempts;
-use chiasm_fleet::{Condition, Worker};
 
 /// The pause between two looks of a request for a free seat elsewhere.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);

@@ -1,9 +1,10 @@
 //! A prompt that another worker computes than the one that answers.
 
-use chiasm_request::PrefillOutcome;
 use std::sync::Arc;
 
 use chiasm_backend::{Death, Job, JobError, Left, Prefill, RunningJob, Sampling, Stage};
+use chiasm_fleet::Trial;
+use chiasm_request::PrefillOutcome;
 use chiasm_router::Reservation;
 use chiasm_types::MmHash;
 use tokio::time::Instant;
@@ -14,7 +15,6 @@ use super::moving::WaitsFor;
 use crate::Pipeline;
 use crate::deadlines::{begun_within, within};
 use crate::prepare::Prepared;
-use chiasm_fleet::Trial;
 
 /// What came of a prompt on a worker of its own.
 pub(super) struct Prefilled {

@@ -6,7 +6,10 @@ use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
 use chiasm_backend::{
     Capabilities, Content, Finish, Input, InputForm, JobError, Lacks, Load, PlaceholderForm, ToolCallDelta,
 };
+use chiasm_fleet::{Condition, Patience};
 use chiasm_parse::CallEnd;
+use chiasm_request::WholeCall;
+use chiasm_request::{Prompt, Sampling};
 use chiasm_types::{BlockSize, Placeholder, TokenId};
 use futures_util::StreamExt;
 
@@ -16,9 +19,6 @@ use crate::PipelineLimits;
 use crate::Retry;
 use crate::retries::MAX_MOVES;
 use crate::test_support::{TestPipeline, broken_picture, picture};
-use chiasm_fleet::{Condition, Patience};
-use chiasm_request::WholeCall;
-use chiasm_request::{Prompt, Sampling};
 
 fn died() -> JobError {
     JobError::Dead(Death::new("it was unplugged"))

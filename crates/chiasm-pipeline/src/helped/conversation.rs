@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart, check_template_kwargs};
+use chiasm_request::Chat;
+use chiasm_request::ChatDefaults;
 use chiasm_types::Modality;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
 use super::super::error::RequestError;
-use chiasm_request::Chat;
-use chiasm_request::ChatDefaults;
 
 /// The messages, and the other fields of the request that change what is written.
 pub(super) fn conversation(

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chiasm_backend::VllmItems;
+use chiasm_fleet::{PresentClass, PresentClasses};
 use chiasm_media::ByteBudget;
 use chiasm_processor::{ProcessorError, ProcessorOptions};
 use chiasm_types::VllmVersion;
@@ -14,7 +15,6 @@ use super::super::error::RequestError;
 use super::{Helped, HelperOptions};
 use crate::cpu::CpuPool;
 use crate::metrics::PipelineMetrics;
-use chiasm_fleet::{PresentClass, PresentClasses};
 
 /// vLLM's own processors of one served model. Items and prompts may differ from one release of vLLM to another, so each worker is
 /// given those of its own release's processor.

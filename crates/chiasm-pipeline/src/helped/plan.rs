@@ -3,8 +3,10 @@
 use std::iter::repeat_n;
 use std::sync::Arc;
 
+use chiasm_fleet::PresentClass;
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Expanded, MarkerText};
+use chiasm_request::{Chat, MediaRef};
 use chiasm_types::{Modality, TokenId};
 use futures_util::future::{join_all, try_join_all};
 use serde_json::{Map, Value};
@@ -17,8 +19,6 @@ use super::super::prompt_price::{SMALL_TOKENS, is_small_chat, price_of_chat};
 use super::conversation::conversation;
 use super::{Helped, HelpedItem, HelpedSettings, Helpers, Written};
 use crate::cpu::price;
-use chiasm_fleet::PresentClass;
-use chiasm_request::{Chat, MediaRef};
 
 /// A conversation's items, as it has them.
 struct Items {

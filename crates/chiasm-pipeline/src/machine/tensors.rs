@@ -7,6 +7,7 @@ use std::time::Duration;
 use chiasm_backend::{
     EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes, TensorMemory, TensorOrder,
 };
+use chiasm_limit::KeyedLimiter;
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
 use quick_cache::sync::Cache;
@@ -16,7 +17,6 @@ use tokio::time::timeout;
 
 use super::super::error::RequestError;
 use crate::cpu::{CpuBudget, CpuPool, price};
-use chiasm_limit::KeyedLimiter;
 
 /// How long tensors may take from the frontend that has them, or makes them again. Requests have deadlines of their own.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);

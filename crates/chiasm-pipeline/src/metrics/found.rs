@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::AddAssign;
 use std::time::Duration;
 
+use chiasm_request::RouteOutcome;
 use chiasm_router::WorkerSnapshot;
 use chiasm_types::WorkerId;
-
-use chiasm_request::RouteOutcome;
 
 /// Tokens of prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use chiasm_fleet::WorkerLabel;
+use chiasm_request::PrefillOutcome;
 use chiasm_types::WorkerId;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
-
-use chiasm_fleet::WorkerLabel;
-use chiasm_request::PrefillOutcome;
 
 /// What workers did for others.
 pub(super) struct RoleMetrics {

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use chiasm_fleet::WorkerLabel;
 use chiasm_router::WorkerSnapshot;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::found::{Found, OfWorker};
-use chiasm_fleet::WorkerLabel;
 
 /// The sums of [`Found`], one series for each present worker.
 #[derive(Default)]

@@ -1,10 +1,10 @@
 use std::net::Ipv4Addr;
 
+use chiasm_limit::Owner;
 use chiasm_prompt::{ChatContent, ChatMessage};
 
 use super::*;
 use crate::test_support::TestPipeline;
-use chiasm_limit::Owner;
 
 fn conversation(text: String) -> Prompt {
     let message =

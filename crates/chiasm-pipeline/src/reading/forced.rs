@@ -2,11 +2,11 @@
 
 use chiasm_backend::Constraint;
 use chiasm_parse::Function;
+use chiasm_request::{ToolChoice, ToolUse};
 use serde_json::{Map, Value, json};
 
 use super::parameters;
 use crate::model::ServedModel;
-use chiasm_request::{ToolChoice, ToolUse};
 
 /// A structural tag in the model's own format, where vLLM has one. A model that calls if it likes is held to one only for functions
 /// that are strict, for a single call, or where it may not call all of them.

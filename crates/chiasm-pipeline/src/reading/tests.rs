@@ -2,14 +2,14 @@ use std::collections::HashSet;
 
 use chiasm_backend::{Content, Output};
 use chiasm_prompt::{StopStrings, Tokenizer};
+use chiasm_request::ChatDefaults;
+use chiasm_request::Sampling;
 use serde_json::json;
 
 use super::*;
 use crate::answers::ParserChoice;
 use crate::choice::Choice;
 pub(super) use crate::test_support::model;
-use chiasm_request::ChatDefaults;
-use chiasm_request::Sampling;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
 

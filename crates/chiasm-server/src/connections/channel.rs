@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use chiasm_pipeline::cpu::{CpuBudget, CpuPool};
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
@@ -16,7 +17,6 @@ use tokio_rustls::server::TlsStream;
 use super::connection::Connection;
 use super::metrics::ConnectionMetrics;
 use super::socket::Socket;
-use crate::cpu::{CpuBudget, CpuPool};
 
 /// The longest that a client may take for the handshake of TLS, which is two steps of a fraction of a second each.
 const HANDSHAKE: Duration = Duration::from_secs(10);

@@ -5,10 +5,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use chiasm_limit::Owner;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-
-use chiasm_limit::Owner;
 
 /// The value of `waits_since` while the client is not waited for.
 const ENGAGED: u64 = u64::MAX;

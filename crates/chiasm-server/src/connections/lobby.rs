@@ -4,11 +4,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use chiasm_limit::Owner;
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::connection::Connection;
 use super::table::{Place, Table};
-use chiasm_limit::Owner;
 
 /// Most connections that wait; for a further one another is closed, or it is itself.
 const MOST: usize = 1024;

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use chiasm_limit::Owner;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::metrics::{ConnectionMetrics, Open};
-use chiasm_limit::Owner;
 
 /// A connection whose client has been waited for so long may be closed for any other one.
 const PATIENCE: Duration = Duration::from_secs(1);

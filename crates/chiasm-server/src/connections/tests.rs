@@ -4,13 +4,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use chiasm_backend::Finish;
 use chiasm_backend::fake::{FakeBackend, Script};
+use chiasm_pipeline::PipelineLimits;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 
 use super::*;
 use crate::HttpLimits;
-use crate::pipeline::PipelineLimits;
 use crate::test_server::TestServer;
 
 /// Longer than anything here takes on a busy machine, and shorter than what must not be waited for.

@@ -7,28 +7,28 @@ use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use chiasm_backend::InputForm;
-use chiasm_media::Charge;
-use futures_util::future::{join_all, try_join_all};
-use futures_util::stream::{StreamExt, select_all};
-
-use crate::adapters::ServedAdapter;
-use crate::admission::{Admission, Admitted};
-use crate::body::JsonBody;
-use crate::cpu::{CpuBudget, price};
-use crate::error::HttpError;
-use crate::frontend::Frontend;
-use crate::meter::{self, Meter};
-use crate::pipeline::{
-    Caller, Generation, Planned, Prepared, RequestError, check_prompt_logprobs_of_all, collect, detokenize, prepare,
-};
-use crate::routing_headers::routing_headers;
-use crate::sse;
 use chiasm_api::StreamApi;
 use chiasm_api::openai::chat::{self, ChatRequest};
 use chiasm_api::openai::completions::{self, CompletionRequest, Echo, Echoed, Shown, ShownChoice};
 use chiasm_api::openai::{AnswerHead, Common, Lists, Told, Usage};
+use chiasm_backend::InputForm;
+use chiasm_fleet::adapters::ServedAdapter;
+use chiasm_media::Charge;
+use chiasm_pipeline::cpu::{CpuBudget, price};
+use chiasm_pipeline::{
+    Caller, Generation, Planned, Prepared, RequestError, check_prompt_logprobs_of_all, collect, detokenize, prepare,
+};
 use chiasm_request::{ChoiceDelta, FinishedChoice, GenerateRequest, RouteOutcome};
+use futures_util::future::{join_all, try_join_all};
+use futures_util::stream::{StreamExt, select_all};
+
+use crate::admission::{Admission, Admitted};
+use crate::body::JsonBody;
+use crate::error::HttpError;
+use crate::frontend::Frontend;
+use crate::meter::{self, Meter};
+use crate::routing_headers::routing_headers;
+use crate::sse;
 
 /// Log probabilities that are written in a hundred microseconds.
 const FEW_CANDIDATES: usize = 100;

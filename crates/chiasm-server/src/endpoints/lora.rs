@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use chiasm_api::openai::lora::{LoadRequest, UnloadRequest};
 use chiasm_backend::AdapterError;
+use chiasm_fleet::adapters::{AdapterSource, LoadError};
 
 use crate::admission::Admitted;
 use crate::error::HttpError;
 use crate::frontend::Frontend;
-use chiasm_api::openai::lora::{LoadRequest, UnloadRequest};
-use chiasm_fleet::adapters::{AdapterSource, LoadError};
 
 /// `POST /v1/load_lora_adapter`: answers when all engines have the adapter.
 pub(crate) async fn load(

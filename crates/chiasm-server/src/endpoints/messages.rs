@@ -5,6 +5,13 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use chiasm_api::StreamApi;
+use chiasm_api::anthropic::{
+    CountRequest, Head, MessagesRequest, append_user_to_results, events, put_system_first, response,
+};
+use chiasm_api::openai::StreamOptions;
+use chiasm_pipeline::{Generation, RequestError, collect};
+use chiasm_request::{ChoiceDelta, GenerateRequest, Prompt};
 use serde_json::{Value, json};
 
 use crate::admission::Admitted;
@@ -13,15 +20,8 @@ use crate::endpoints::completions::{check_model, model_name, planned, usage};
 use crate::error::HttpError;
 use crate::frontend::Frontend;
 use crate::meter::{self, Meter};
-use crate::pipeline::{Generation, RequestError, collect};
 use crate::routing_headers::routing_headers;
 use crate::sse;
-use chiasm_api::StreamApi;
-use chiasm_api::anthropic::{
-    CountRequest, Head, MessagesRequest, append_user_to_results, events, put_system_first, response,
-};
-use chiasm_api::openai::StreamOptions;
-use chiasm_request::{ChoiceDelta, GenerateRequest, Prompt};
 
 /// `POST /v1/messages`
 pub(crate) async fn messages(

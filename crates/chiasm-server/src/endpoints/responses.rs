@@ -5,9 +5,10 @@ use std::sync::Arc;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
-
 pub(crate) use chiasm_api::ApiError;
 use chiasm_api::responses::{Answer, Head, LogprobWriter, ResponsesRequest};
+use chiasm_pipeline::{Generation, collect};
+use chiasm_request::ChoiceDelta;
 
 use crate::admission::Admitted;
 use crate::body::JsonBody;
@@ -15,10 +16,8 @@ use crate::endpoints::completions::{check_model, model_name, planned, usage, wri
 use crate::error::HttpError;
 use crate::frontend::Frontend;
 use crate::meter::{self, Meter};
-use crate::pipeline::{Generation, collect};
 use crate::routing_headers::routing_headers;
 use crate::sse;
-use chiasm_request::ChoiceDelta;
 
 /// `POST /v1/responses`
 pub(crate) async fn create(

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use chiasm_api::openai::tokenize::{DetokenizeRequest, TokenizeAnswer, TokenizeRequest};
+use chiasm_pipeline::{self, RequestError};
 use serde_json::{Value, json};
 
 use crate::admission::Admitted;
@@ -12,8 +14,6 @@ use crate::body::JsonBody;
 use crate::endpoints::completions::{TOKENS_OF_CANDIDATE, check_model, written};
 use crate::error::HttpError;
 use crate::frontend::Frontend;
-use crate::pipeline::{self, RequestError};
-use chiasm_api::openai::tokenize::{DetokenizeRequest, TokenizeAnswer, TokenizeRequest};
 
 /// Tokens of which the vocabulary's names take as long to write as a log probability.
 const NAMES_OF_CANDIDATE: usize = 4;
@@ -29,7 +29,7 @@ pub(crate) async fn tokenize(
     check_model(&frontend, model.as_deref())?;
     admission.ends_with_client();
     let max_model_len = frontend.pipeline.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
-    let tokens = pipeline::tokenize(&frontend.pipeline, prompt, &caller).await.map_err(told)?;
+    let tokens = chiasm_pipeline::tokenize(&frontend.pipeline, prompt, &caller).await.map_err(told)?;
     let tokenizer = return_token_strs.then(|| frontend.pipeline.model.tokenizer.clone());
     let names = if return_token_strs { tokens.len() / NAMES_OF_CANDIDATE } else { 0 };
     written(&frontend, &caller, names + tokens.len() / TOKENS_OF_CANDIDATE, move || {
@@ -47,6 +47,6 @@ pub(crate) async fn detokenize(
     let DetokenizeRequest { model, tokens } = request;
     check_model(&frontend, model.as_deref())?;
     admission.ends_with_client();
-    let prompt = pipeline::detokenize(&frontend.pipeline, "tokens", Arc::new(tokens), &caller).await;
+    let prompt = chiasm_pipeline::detokenize(&frontend.pipeline, "tokens", Arc::new(tokens), &caller).await;
     Ok(Json(json!({"prompt": prompt.map_err(|error| frontend.told(error))?})))
 }

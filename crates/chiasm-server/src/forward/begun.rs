@@ -5,10 +5,10 @@
 
 use bytes::Bytes;
 use chiasm_backend::{Death, Forwarded, JobError};
+use chiasm_fleet::Worker;
 use futures_util::stream::{self, StreamExt};
 
 use super::relay::{Ending, EventRelay};
-use crate::fleet::Worker;
 use crate::paths::stream_api;
 
 /// The maximum number of bytes that are kept until an answer begins. Events before the first token

@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use chiasm_api::ApiError;
+use chiasm_api::openai::{Intake, RequestBody};
 use chiasm_media::Charge;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::arrival::Arrived;
-use chiasm_api::ApiError;
-use chiasm_api::openai::{Intake, RequestBody};
 
 /// A body that is passed on.
 pub(crate) struct ForwardBody {

@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use chiasm_api::openai::media_parts::{MEDIA_KINDS, MediaKind};
 use chiasm_media::{Charge, EncodedMedia, MediaInput, MediaName, MediaPart};
+use chiasm_pipeline::cpu::price;
+use chiasm_pipeline::{Caller, RequestError, check_counts};
+use chiasm_request::MediaRef;
 use futures_util::future::try_join_all;
 use serde_json::{Map, Value, json};
 
 use super::SMALL;
 use super::body::{ForwardBody, model_in};
-use crate::cpu::price;
 use crate::frontend::Frontend;
-use crate::pipeline::{Caller, RequestError, check_counts};
-use chiasm_api::openai::media_parts::{MEDIA_KINDS, MediaKind};
-use chiasm_request::MediaRef;
 
 type Fields = Map<String, Value>;
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use chiasm_api::openai::RequestBody;
+use chiasm_pipeline::Caller;
 
 use crate::admission::{Admission, Admitted};
 use crate::arrival::Arrived;
@@ -12,8 +14,6 @@ use crate::endpoints::{completions, messages, responses};
 use crate::error::HttpError;
 use crate::frontend::Frontend;
 use crate::paths::{CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES};
-use crate::pipeline::Caller;
-use chiasm_api::openai::RequestBody;
 
 /// Has an engine answer a request that was sent to this path. It is read once more, as what it is, and refused if it can't be.
 pub(super) async fn answer(

@@ -3,22 +3,22 @@
 
 use std::sync::Arc;
 
+use chiasm_api::anthropic::MessagesRequest;
+use chiasm_api::openai::chat::ChatRequest;
+use chiasm_api::openai::completions::CompletionRequest;
+use chiasm_api::responses::ResponsesRequest;
 use chiasm_backend::{ForeseenPrompt, InputForm, JobItem, Lacks, PlaceholderForm};
+use chiasm_fleet::PresentClasses;
+use chiasm_pipeline::{Caller, Planned, Prepared, prepare};
+use chiasm_request::GenerateRequest;
 use chiasm_router::{RouteItem, RouteRequest};
 use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
 use crate::arrival::Arrived;
 use crate::body::parse;
 use crate::endpoints::messages::in_order;
-use crate::fleet::PresentClasses;
 use crate::frontend::Frontend;
 use crate::paths::{CHAT, COMPLETIONS, MESSAGES, RESPONSES};
-use crate::pipeline::{Caller, Planned, Prepared, prepare};
-use chiasm_api::anthropic::MessagesRequest;
-use chiasm_api::openai::chat::ChatRequest;
-use chiasm_api::openai::completions::CompletionRequest;
-use chiasm_api::responses::ResponsesRequest;
-use chiasm_request::GenerateRequest;
 
 /// The predicted prompt of a request for workers of each class.
 pub(super) struct Foreseen {

@@ -34,7 +34,13 @@ use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
 use chiasm_backend::{Death, Forward, Forwarded, InputForm, JobError, KeyScheme, Lacks};
+use chiasm_fleet::{PresentClass, Trial, Worker, WorkerFault, keys_for};
 use chiasm_kv::{BlockKey, PromptBlocks};
+use chiasm_pipeline::cpu::price;
+use chiasm_pipeline::{
+    Attempts, Caller, Cause, Deadlines, ExplainedPlan, Planned, PromptEntry, RequestError, begun_within, within,
+};
+use chiasm_request::RouteOutcome;
 use chiasm_router::{Explanation, Reservation, RouteError, RouteRequest};
 use chiasm_types::{PlanClassId, WorkerId};
 use serde_json::{Map, Value};
@@ -50,16 +56,10 @@ use self::pieces::pieces;
 use crate::admission::{Admission, Admitted};
 use crate::arrival::Arrived;
 use crate::body::{JsonBody, parse};
-use crate::cpu::price;
 use crate::endpoints::completions::check_model;
 use crate::error::HttpError;
-use crate::fleet::{PresentClass, Trial, Worker, WorkerFault, keys_for};
 use crate::frontend::Frontend;
 use crate::paths::COUNT_TOKENS;
-use crate::pipeline::{
-    Attempts, Caller, Cause, Deadlines, ExplainedPlan, Planned, PromptEntry, RequestError, begun_within, within,
-};
-use chiasm_request::RouteOutcome;
 
 /// Text up to this many bytes is cut into pieces at once.
 const SMALL: usize = 64 << 10;

@@ -2,11 +2,10 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use chiasm_api::openai::media_parts::MediaKind;
 use chiasm_backend::{EncodedItem, JobItem};
 use chiasm_types::Modality;
 use serde_json::{Map, Result, Value};
-
-use chiasm_api::openai::media_parts::MediaKind;
 
 type Fields = Map<String, Value>;
 

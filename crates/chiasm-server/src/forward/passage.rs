@@ -9,7 +9,12 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
+use chiasm_api::openai::Usage;
+use chiasm_api::{StreamApi, StreamOutcome};
 use chiasm_backend::{Death, Forwarded, JobError};
+use chiasm_fleet::Worker;
+use chiasm_pipeline::{Cause, Deadline, Deadlines, RequestError};
+use chiasm_request::RouteOutcome;
 use chiasm_router::Reservation;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use serde_json::Value;
@@ -19,15 +24,10 @@ use super::Passed;
 use super::relay::{Ending, EventRelay};
 use crate::admission::Admission;
 use crate::error::HttpError;
-use crate::fleet::Worker;
 use crate::frontend::Frontend;
 use crate::paths::stream_api;
-use crate::pipeline::{Cause, Deadline, Deadlines, RequestError};
 use crate::poll_epoch::PollEpoch;
 use crate::routing_headers::routing_headers;
-use chiasm_api::openai::Usage;
-use chiasm_api::{StreamApi, StreamOutcome};
-use chiasm_request::RouteOutcome;
 
 /// Bytes at the end of an answer in which its usage is looked for.
 const TAIL: usize = 8 << 10;

@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 
+use chiasm_api::openai::media_parts::MediaKind;
 use chiasm_types::TokenId;
 use serde_json::{Map, Value};
-
-use chiasm_api::openai::media_parts::MediaKind;
 
 /// The parts of a body that come before each other in a prompt, whatever their order in the body is.
 const PARTS: [&str; 6] = ["tools", "system", "instructions", "messages", "input", "prompt"];

@@ -4,10 +4,9 @@
 //! last of them.
 
 use bytes::{Bytes, BytesMut};
-use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
-
 use chiasm_api::Beginning;
 use chiasm_api::{StreamApi, StreamOutcome};
+use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
 
 /// The maximum number of bytes of an event that wait for its end. A longer event, which repeats a
 /// request or a whole answer, is passed on in parts.

@@ -10,6 +10,7 @@
 use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
 
+use chiasm_pipeline::PipelineMetrics;
 use chiasm_router::{EngineStats, WorkerSnapshot};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -18,7 +19,6 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::Metrics;
 use crate::frontend::Frontend;
-use crate::pipeline::PipelineMetrics;
 
 /// The two of vLLM's settings of its KV cache that endpoint pickers read, to know how much a server holds.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use chiasm_backend::{Locality, MemoryUsage};
+use chiasm_fleet::{BreakerState, Worker};
+use chiasm_pipeline::Pipeline;
 use chiasm_router::WorkerSnapshot;
 use chiasm_types::{Role, WorkerId};
 use serde::Serialize;
-
-use crate::fleet::{BreakerState, Worker};
-use crate::pipeline::Pipeline;
 
 /// One worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]

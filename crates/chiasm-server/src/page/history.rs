@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use chiasm_pipeline::{LatencyCounts, PipelineMetrics, PromptTokens};
 use serde::Serialize;
-
-use crate::pipeline::{LatencyCounts, PipelineMetrics, PromptTokens};
 
 /// Seconds of a step.
 pub(super) const STEP: u64 = 5;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use chiasm_backend::JobItem;
+use chiasm_pipeline::by_source;
 use chiasm_types::{MmHash, Modality};
 use serde::Serialize;
 
 use crate::frontend::Frontend;
-use crate::pipeline::by_source;
 
 /// Items that are counted at once.
 const COUNTED: usize = 256;

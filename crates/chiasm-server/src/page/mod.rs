@@ -28,10 +28,11 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use chiasm_backend::{JobItem, RequestId};
+use chiasm_pipeline::{ExplainedPlan, RouteObserver};
 use chiasm_router::Explanation;
 
 use crate::frontend::Frontend;
-use crate::pipeline::{ExplainedPlan, RouteObserver};
+
 use feed::Feed;
 use history::History;
 use media::Repeated;

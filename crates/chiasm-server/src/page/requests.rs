@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::RequestId;
+use chiasm_pipeline::ExplainedPlan;
 use chiasm_router::{Considered, Decision, Explanation, Terms, Weights};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::lock;
-use crate::pipeline::ExplainedPlan;
 
 /// Requests that are kept.
 const KEPT: usize = 100;

@@ -27,6 +27,7 @@ use crate::scenarios;
 use crate::serve::{Drain, client_options, connector, listen, serve};
 use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
+
 use bundle::Bundle;
 use origin::Origin;
 use player::Player;

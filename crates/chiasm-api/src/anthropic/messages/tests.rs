@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use chiasm_media::{ByteBudget, MediaInput};
+use chiasm_request::{Chat, Prompt};
 use serde_json::json;
 
 use super::super::request::MessagesRequest;
@@ -9,7 +10,6 @@ use super::*;
 use crate::ErrorKind;
 use crate::openai::BodyLimits;
 use crate::openai::RequestBody;
-use chiasm_request::{Chat, Prompt};
 
 fn parse_text(body: Bytes, limits: &BodyLimits) -> Result<Chat, ApiError> {
     let (request, _) = MessagesRequest::parse(Intake::new(body, limits, &ByteBudget::new(1 << 20)))?;

@@ -5,6 +5,7 @@ use std::iter::Peekable;
 
 use chiasm_backend::ToolCallDelta;
 use chiasm_prompt::Tokenizer;
+use chiasm_request::{AnswerEvent, ChoiceDelta, FinishedChoice};
 use chiasm_types::TokenId;
 use serde::Serialize;
 
@@ -15,7 +16,6 @@ use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::prompt_logprobs::PromptLogprobsBody;
 use crate::openai::{AnswerHead, Nvext, Usage};
 use crate::sse;
-use chiasm_request::{AnswerEvent, ChoiceDelta, FinishedChoice};
 
 /// The optional parts of an answer.
 pub struct Shown<'a> {
@@ -309,9 +309,9 @@ mod tests {
     use std::path::Path;
 
     use chiasm_backend::RequestId;
+    use chiasm_request::AnswerEvents;
 
     use super::*;
-    use chiasm_request::AnswerEvents;
 
     #[test]
     fn text_chunk_equals_general_chunk() {

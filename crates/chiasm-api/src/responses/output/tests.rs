@@ -1,11 +1,11 @@
 use chiasm_media::ByteBudget;
+use chiasm_pipeline::test_support::TestPipeline;
+use chiasm_request::AnswerEvents;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::openai::fields::Fields;
 use crate::responses::response::Echo;
-use chiasm_pipeline::test_support::TestPipeline;
-use chiasm_request::AnswerEvents;
 
 pub(crate) async fn head() -> Head {
     let test = TestPipeline::new(1).await;

@@ -1,8 +1,8 @@
+use chiasm_request::{Prompt, ToolChoice};
 use serde_json::json;
 
 use super::*;
 use crate::ErrorKind;
-use chiasm_request::{Prompt, ToolChoice};
 
 fn with(extra: &Value) -> Value {
     let mut body = json!({"model": "m", "input": "hi"});

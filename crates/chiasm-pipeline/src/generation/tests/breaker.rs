@@ -2,9 +2,9 @@
 
 use chiasm_backend::fake::Script;
 use chiasm_backend::{Finish, JobError};
+use chiasm_fleet::BreakerState;
 
 use super::*;
-use chiasm_fleet::BreakerState;
 
 fn failed(status: u16) -> JobError {
     JobError::ServerFailed { status, message: "boom".to_owned() }

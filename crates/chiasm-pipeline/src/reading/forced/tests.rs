@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
+use chiasm_request::Chat;
+
 use super::super::tests::{function, model, tools, with_special};
 use super::super::{Reading, calls_or};
 use super::*;
-use chiasm_request::Chat;
 
 fn strict_tools(choice: ToolChoice) -> ToolUse {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});

@@ -1,12 +1,12 @@
 //! Connections within TLS: as others, once it is agreed on.
 
+use chiasm_pipeline::cpu::CpuBudget;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion, version};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::*;
-use crate::cpu::CpuBudget;
 use crate::tls::tests::Made;
 
 /// A server within TLS, and what is needed to reach it.

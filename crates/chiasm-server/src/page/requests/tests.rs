@@ -1,13 +1,13 @@
+use chiasm_api::openai::Usage;
 use chiasm_backend::fake::Script;
 use chiasm_backend::{Death, Finish, JobError};
+use chiasm_pipeline::{Prepared, collect};
+use chiasm_request::{Prompt, RouteOutcome, Sampling};
 use tracing::Span;
 
 use super::*;
-use crate::pipeline::{Prepared, collect};
 use crate::record::Record;
 use crate::test_server::TestServer;
-use chiasm_api::openai::Usage;
-use chiasm_request::{Prompt, RouteOutcome, Sampling};
 
 #[test]
 fn burst_is_explained_and_then_one_in_each_pause() {
