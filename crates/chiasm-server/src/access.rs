@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::error::HttpError;
-use crate::page;
+use crate::paths;
 
 /// The paths that need no key: they tell the state of this process and none of its data.
 const OPEN: [&str; 3] = ["/health", "/ready", "/ping"];
@@ -96,7 +96,7 @@ impl CurrentKeys {
 
 /// The live page's paths: browsers can't send a key along with them, so they look for a session themselves.
 fn asks_itself(path: &str) -> bool {
-    path.strip_prefix(page::PREFIX).is_some_and(|below| below.is_empty() || below.starts_with('/'))
+    path.strip_prefix(paths::PAGE).is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
 /// The key of a request. It is in the header with its [`credentials`], which is there once.

@@ -11,9 +11,9 @@ use tracing::Instrument;
 use crate::arrival;
 use crate::body::{self, JsonBody};
 use crate::connections::Connection;
+use crate::endpoints::EndpointState;
 use crate::error::HttpError;
-use crate::frontend::Frontend;
-use crate::layers::Identity;
+use crate::identity::Identity;
 use crate::metrics::InFlight;
 use crate::record::Record;
 use crate::slots::{NoSlot, Slot};
@@ -42,37 +42,31 @@ pub(crate) struct Admitted<T> {
     pub(crate) body: JsonBody<T>,
 }
 
-impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
+impl<T: RequestBody> FromRequest<Arc<EndpointState>> for Admitted<T> {
     type Rejection = HttpError;
 
-    async fn from_request(request: Request, frontend: &Arc<Frontend>) -> Result<Self, HttpError> {
+    async fn from_request(request: Request, state: &Arc<EndpointState>) -> Result<Self, HttpError> {
         let (mut head, body) = request.into_parts();
         let lost = || HttpError::internal("a request has no identity or record");
         let identity = head.extensions.remove::<Identity>().ok_or_else(lost)?;
         let connection = identity.connection.clone();
         let record = head.extensions.remove::<Record>().ok_or_else(lost)?;
-        let owner = frontend.http_limits.trusted_proxies.owner(connection.peer(), &head.headers);
-        let cpu = CpuBudget::new(owner, frontend.pipeline.limits.request_cost);
+        let owner = state.http_limits.trusted_proxies.owner(connection.peer(), &head.headers);
+        let cpu = CpuBudget::new(owner, state.pipeline.limits.request_cost);
         let arriving = async {
             // A body that will find no slot needs no memory either.
-            let refused = frontend.slots.check(owner).err().map(no_slot);
-            let body = arrival::arrive(
-                &head,
-                body,
-                refused,
-                &frontend.http_limits,
-                frontend.pipeline.media.budget(),
-                &connection,
-            )
-            .await?;
+            let refused = state.slots.check(owner).err().map(no_slot);
+            let body =
+                arrival::arrive(&head, body, refused, &state.http_limits, state.pipeline.media.budget(), &connection)
+                    .await?;
             connection.engage();
-            let slot = frontend.slots.take(owner).map_err(no_slot)?;
-            Ok::<_, HttpError>((slot, body::parse(frontend, &cpu, body).await?))
+            let slot = state.slots.take(owner).map_err(no_slot)?;
+            Ok::<_, HttpError>((slot, body::parse(state, &cpu, body).await?))
         };
         let (slot, body) = arriving.instrument(tracing::debug_span!("parse")).await?;
-        let held = Arc::new((slot, frontend.metrics.in_flight()));
+        let held = Arc::new((slot, state.metrics.in_flight()));
         Ok(Self {
-            caller: frontend.caller(identity, cpu, &head.headers, record.entries()),
+            caller: state.caller(identity, cpu, &head.headers, record.entries()),
             admission: Admission { record, connection, _held: held },
             body,
         })

@@ -12,8 +12,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::connections::{Connection, LARGE};
 use crate::error::HttpError;
-use crate::frontend::HttpLimits;
 use crate::http_rules;
+use crate::settings::HttpLimits;
 
 /// The time within which [`HttpLimits::min_body_rate`] times as many bytes have to come.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -6,8 +6,8 @@ use chiasm_pipeline::RequestError;
 use chiasm_pipeline::cpu::{CpuBudget, price};
 
 use crate::arrival::Arrived;
+use crate::endpoints::EndpointState;
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 
 /// Bodies up to this size are parsed at once, in less than 200 µs. Bigger ones are parsed off the async threads.
 const SMALL: usize = 512 << 10;
@@ -23,16 +23,16 @@ pub(crate) struct JsonBody<T> {
 
 /// Understands a body that has arrived.
 pub(crate) async fn parse<T: RequestBody>(
-    frontend: &Frontend,
+    state: &EndpointState,
     cpu: &CpuBudget,
     body: Arrived,
 ) -> Result<JsonBody<T>, HttpError> {
     let Arrived { bytes, values } = body;
     let small = bytes.len() <= SMALL && values <= FEW_VALUES;
     let cost = price::json(bytes.len(), values);
-    let mut intake = Intake::new(bytes, &frontend.body_limits, frontend.pipeline.media.budget());
-    intake.template = frontend.pipeline.model.template.clone();
-    let parsed = frontend.pipeline.cpu.run_or_here(small, cpu, cost, move || T::parse(intake)).await;
+    let mut intake = Intake::new(bytes, &state.body_limits, state.pipeline.media.budget());
+    intake.template = state.pipeline.model.template.clone();
+    let parsed = state.pipeline.cpu.run_or_here(small, cpu, cost, move || T::parse(intake)).await;
     let (request, charge) = parsed.map_err(|error| RequestError::from(error).at("body"))??;
     Ok(JsonBody { request, charge })
 }

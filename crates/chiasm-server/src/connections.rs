@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
+use chiasm_pipeline::cpu::CpuPool;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -36,9 +37,10 @@ use self::lobby::Lobby;
 pub(crate) use self::metrics::ConnectionMetrics;
 use self::socket::Socket;
 use self::table::Table;
-use crate::frontend::Frontend;
+use crate::layers::{self, RequestLayers};
 use crate::poll_epoch::with_epochs;
-use crate::{Certificate, layers, routes};
+use crate::settings::HttpLimits;
+use crate::tls::Certificate;
 
 /// What a connection reads into, and may keep while it is idle: hyper's own 400 kB would be gigabytes for all connections. A head
 /// that does not end within what is read into it once is refused.
@@ -47,23 +49,27 @@ const BUFFER: usize = 64 << 10;
 /// After no connection could be accepted, mostly because the process has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop`, then lets requests in flight finish. With a certificate all connections are encrypted, and one whose client
-/// does not agree on that within 10 s, or [`Limits::head_timeout`](crate::HttpLimits::head_timeout) if that is shorter, is closed.
-///
-/// Beyond [`Limits::connections`](crate::HttpLimits::connections) a new one takes the place of another whose client is waited for, or
-/// waits until it can. One whose next request's head does not arrive within
-/// [`Limits::head_timeout`](crate::HttpLimits::head_timeout) is closed, also while nothing is asked; so is one of whose answer nothing
-/// was read for [`Limits::write_timeout`](crate::HttpLimits::write_timeout).
-pub async fn serve(
+/// Everything that connections need of the server.
+pub(crate) struct ConnectionSettings {
+    pub(crate) limits: HttpLimits,
+    pub(crate) metrics: ConnectionMetrics,
+    /// The threads on which handshakes are computed.
+    pub(crate) cpu: CpuPool,
+    pub(crate) bulk: Arc<BulkThreads>,
+    /// The answers to requests.
+    pub(crate) app: Router,
+    pub(crate) layers: Arc<RequestLayers>,
+}
+
+/// Serves until `stop`, then lets requests in flight finish, as [`Server::serve`](crate::Server::serve) says.
+pub(crate) async fn serve(
     listener: TcpListener,
     certificate: Option<Arc<Certificate>>,
-    frontend: Arc<Frontend>,
+    settings: ConnectionSettings,
     stop: impl Future<Output = ()>,
 ) {
-    let limits = frontend.http_limits.clone();
-    let metrics = frontend.metrics.connections.clone();
+    let ConnectionSettings { limits, metrics, cpu, bulk, app, layers } = settings;
     let mut lobby = Lobby::before(Table::new(limits.connections, metrics.clone()));
-    let app = routes::router(frontend.clone());
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).half_close(true).max_buf_size(BUFFER);
     let graceful = GracefulShutdown::new();
@@ -78,10 +84,10 @@ pub async fn serve(
         let Some((stream, place)) = entered else { continue };
         let connection = place.connection().clone();
         let socket = Socket::new(stream, connection.clone(), limits.write_timeout, metrics.clone());
-        let service = service(app.clone(), frontend.clone(), connection.clone());
+        let service = service(app.clone(), layers.clone(), connection.clone());
         let handshake = certificate.as_ref().map(|certificate| Handshake {
             tls: certificate.current(),
-            cpu: frontend.pipeline.cpu.clone(),
+            cpu: cpu.clone(),
             head_timeout: limits.head_timeout,
             serving: serving.subscribe(),
             metrics: metrics.clone(),
@@ -100,8 +106,9 @@ pub async fn serve(
                 tracing::trace!(%error, "a connection ended early");
             }
         };
-        let (frontend, its) = (frontend.clone(), connection.clone());
-        let task = tokio::spawn(async move { frontend.bulk.serve(its, with_epochs(served)).await });
+        let bulk = bulk.clone();
+        let its = connection.clone();
+        let task = tokio::spawn(async move { bulk.serve(its, with_epochs(served)).await });
         // Before another one arrives, for which it may have to be closed.
         connection.served_by(task.abort_handle());
     }
@@ -112,7 +119,7 @@ pub async fn serve(
 /// What answers the requests of a connection.
 fn service(
     app: Router,
-    frontend: Arc<Frontend>,
+    layers: Arc<RequestLayers>,
     connection: Arc<Connection>,
 ) -> impl Service<Request<Incoming>, Response = Response<AnswerBody>, Error = Infallible, Future: Send> + Send {
     service_fn(move |request: Request<Incoming>| {
@@ -121,7 +128,7 @@ fn service(
             connection.engage();
         }
         let connection = connection.clone();
-        let answer = layers::answer(app.clone(), frontend.clone(), connection.clone(), request.map(Body::new));
+        let answer = layers::answer(app.clone(), layers.clone(), connection.clone(), request.map(Body::new));
         async { Ok(answer.await.map(|body| AnswerBody::new(body, connection))) }
     })
 }

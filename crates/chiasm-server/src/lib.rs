@@ -2,47 +2,43 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | `routes` | paths, headers that tell where a request went |
-//! | `layers` | the identity of every request; its record and count |
-//! | [`connections`] | connections of clients, and who makes room for whom |
-//! | `http_rules` | what HTTP asks of every request |
-//! | `access` | who may ask |
-//! | `cors` | pages of which web sites may ask |
-//! | `root_path` | the prefix of all paths behind a proxy |
-//! | `tls` | the server's certificate |
-//! | `proxies` | the proxies that are believed about the address that a request is from |
-//! | `slots` | the shares that owners have of the requests in flight |
-//! | `arrival` | reading request bodies within limits of size and time |
-//! | `admission` | what a request holds while it is answered, and who asks |
-//! | `body` | understanding request bodies |
+//! | `server`, `settings` | the server, put together of its parts |
+//! | `connections` | connections of clients, and which of them make room for others |
+//! | `layers` | everything that surrounds an answer: identity, keys, record, count |
+//! | `routes`, `paths` | paths and their methods |
 //! | `endpoints` | the endpoints of all APIs |
 //! | `forward` | requests that are passed on as they came |
-//! | [`page`] | the live page |
+//! | `status` | health, readiness, metrics, models and workers |
+//! | `page` | the live page |
+//! | `admission`, `arrival`, `body` | a request body, from its first byte to a parsed request with a slot |
+//! | `slots` | the shares that owners have of the requests in flight |
+//! | `meter`, `sse` | streamed answers, and the count of their tokens |
+//! | `record`, `traces` | the line in the log and the trace of a request that has ended |
+//! | `metrics`, `process_metrics` | Prometheus |
+//! | `access`, `cors`, `root_path`, `tls`, `proxies`, `http_rules` | keys, web sites, proxies and the rules of HTTP |
+//! | `identity`, `routing_headers` | the identity of a request, and the headers of its answer |
 //! | `poll_epoch` | epochs of a connection's task, one for each call of its `poll` |
-//! | `traces` | which requests OpenTelemetry is told of, and what |
-//! | `record` | the line in the log when a request has finished |
-//! | `error` | errors to HTTP |
-//! | `metrics` | Prometheus |
-//! | `workers` | what is known of each worker, as JSON |
-//!
-//! [`connections::serve`] answers for a [`Frontend`]; the binary decides where it listens.
+//! | `error` | errors become HTTP |
+//! | `workers` | `GET /workers` |
+
 #![forbid(unsafe_code)]
 
 mod access;
 mod admission;
 mod arrival;
 mod body;
-pub mod connections;
+mod connections;
 mod cors;
+mod draining;
 mod endpoints;
 mod error;
 mod forward;
-mod frontend;
 mod http_rules;
+mod identity;
 mod layers;
 mod meter;
 mod metrics;
-pub mod page;
+mod page;
 mod paths;
 mod poll_epoch;
 mod process_metrics;
@@ -51,8 +47,11 @@ mod record;
 mod root_path;
 mod routes;
 mod routing_headers;
+mod server;
+mod settings;
 mod slots;
 mod sse;
+mod status;
 #[cfg(test)]
 mod test_server;
 mod tls;
@@ -61,8 +60,11 @@ mod workers;
 
 pub use access::{ApiKeys, CurrentKeys};
 pub use cors::{Allowed, Cors, CorsError};
-pub use frontend::{Frontend, HttpLimits, LogCounts, RoutingOptions};
+pub use page::{Page, PageOptions};
+pub use paths::PAGE as PAGE_PATH;
 pub use proxies::{Network, NoNetwork, TrustedProxies};
 pub use root_path::{NoRootPath, RootPath};
+pub use server::Server;
+pub use settings::{HttpLimits, LogCounts, RoutingOptions, ServerSettings};
 pub use tls::{Certificate, CertificateError};
 pub use traces::Traces;

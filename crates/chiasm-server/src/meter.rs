@@ -15,13 +15,13 @@ use futures_util::stream::{Stream, StreamExt};
 use tracing::Span;
 
 use crate::admission::Admission;
+use crate::endpoints::EndpointState;
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 use crate::poll_epoch::PollEpoch;
 
 /// The count of one streamed answer. Holds the request's place among those in flight.
 pub(crate) struct Meter {
-    frontend: Arc<Frontend>,
+    state: Arc<EndpointState>,
     options: StreamOptions,
     usages: Vec<Usage>,
     /// The prompts' numbers on the live page.
@@ -33,7 +33,7 @@ impl Meter {
     /// The count of an answer whose prompts went where `attempted` says, before any new token. `reads_reasoning`: whether some of them
     /// may be reasoning.
     pub(crate) fn new(
-        frontend: &Arc<Frontend>,
+        state: &Arc<EndpointState>,
         options: StreamOptions,
         attempted: Vec<RouteOutcome>,
         admission: Admission,
@@ -42,10 +42,10 @@ impl Meter {
         admission.record.streamed();
         attempted.iter().for_each(|attempted| admission.record.attempted(*attempted));
         let usage = |attempted| Usage::of_prompt(attempted, reads_reasoning);
-        let options = if frontend.always_tells_usage { StreamOptions::ALL_USAGE } else { options };
+        let options = if state.usage_in_all_streams { StreamOptions::ALL_USAGE } else { options };
         let usages = attempted.iter().map(usage).collect();
         let explained = attempted.iter().map(|attempted| attempted.explained).collect();
-        Self { frontend: frontend.clone(), options, usages, explained, admission }
+        Self { state: state.clone(), options, usages, explained, admission }
     }
 
     /// Counts a delta. The prompt's usage so far, if the client wants it in every chunk.
@@ -78,7 +78,7 @@ impl Drop for Meter {
             self.admission.record.used_by(*explained, *usage);
         }
         self.admission.record.used(self.total());
-        self.frontend.metrics.used(self.total());
+        self.state.metrics.used(self.total());
     }
 }
 

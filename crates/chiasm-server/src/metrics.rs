@@ -19,9 +19,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 pub(crate) use self::stream_end::StreamEnd;
 use crate::connections::ConnectionMetrics;
-use crate::frontend::{Frontend, LogCounts};
 use crate::process_metrics::ProcessMetrics;
-use crate::traces::Traces;
+use crate::settings::LogCounts;
 
 /// The upper bounds, in seconds, of the buckets for times from a request's arrival to the end of its answer; vLLM has none below 300 ms.
 const WHOLE_REQUEST: [f64; 24] = [
@@ -59,6 +58,16 @@ struct OutcomeLabel {
 struct RefusalLabels {
     status: u16,
     code: &'static str,
+}
+
+/// The state that is read when the metrics are.
+pub(crate) struct Scraped<'a> {
+    pub(crate) pipeline: &'a Pipeline,
+    /// Requests that may be in flight at once.
+    pub(crate) slots: usize,
+    pub(crate) log: LogCounts,
+    /// Counts of the spans of traces, if there are traces.
+    pub(crate) spans: Option<ExportCounts>,
 }
 
 /// The metrics of requests and connections, and the registry of all metrics of the process.
@@ -196,25 +205,25 @@ impl Metrics {
     }
 
     /// Prometheus' text format, with the workers as they are now.
-    pub(crate) fn render(&self, frontend: &Frontend) -> Result<String, std::fmt::Error> {
-        self.slots.set(frontend.slots.limit() as i64);
-        let pipeline = &frontend.pipeline;
+    pub(crate) fn render(&self, now: &Scraped<'_>) -> Result<String, std::fmt::Error> {
+        self.slots.set(now.slots as i64);
+        let pipeline = now.pipeline;
         let workers = pipeline.fleet.router().workers();
         pipeline.fleet.metrics().refresh(&pipeline.fleet, &workers);
         pipeline.metrics.refresh(pipeline, &workers);
-        let LogCounts { full, unwritten, repeated, panics } = (frontend.log_counts)();
+        let LogCounts { full, unwritten, repeated, panics } = now.log;
         self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
             self.log_lines_dropped.get_or_create(&CauseLabel { cause }).inner().store(lines, Ordering::Relaxed);
         }
-        if let Some(ExportCounts { sent, full, refused }) = frontend.traces.as_ref().map(Traces::counts) {
+        if let Some(ExportCounts { sent, full, refused }) = now.spans {
             for (outcome, spans) in [("sent", sent), ("full", full), ("refused", refused)] {
                 self.spans.get_or_create(&OutcomeLabel { outcome }).inner().store(spans, Ordering::Relaxed);
             }
         }
         let mut text = String::new();
         encode_registry(&mut text, &self.registry)?;
-        encode_registry(&mut text, &vllm_names::registry(self, frontend))?;
+        encode_registry(&mut text, &vllm_names::registry(self, pipeline))?;
         encode_eof(&mut text)?;
         Ok(text)
     }

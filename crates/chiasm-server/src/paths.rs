@@ -20,3 +20,6 @@ pub(crate) fn stream_api(path: &str) -> StreamApi {
         _ => StreamApi::Completions,
     }
 }
+
+/// The path below which all paths of the live page are.
+pub const PAGE: &str = "/ui";

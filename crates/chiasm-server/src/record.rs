@@ -7,18 +7,26 @@ use chiasm_api::openai::Usage;
 use chiasm_backend::{Delivered, RequestId};
 use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_pipeline::Entries;
+use chiasm_pipeline::model::ServedModel;
 use chiasm_request::RouteOutcome;
 use tokio::time::Instant;
 use tracing::Span;
 
 use crate::error::Refusal;
-use crate::frontend::Frontend;
-use crate::metrics::StreamEnd;
+use crate::metrics::{Metrics, StreamEnd};
 use crate::page::{Found, Outcome, Page};
-use crate::traces::{Over, Traced};
+use crate::traces::{Over, Traced, Traces};
 
 /// The status of a request whose client left before it had an answer, as other servers log it.
 const CLIENT_LEFT: u16 = 499;
+
+/// Everything that notes the end of a request.
+pub(crate) struct Recorder {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) page: Option<Arc<Page>>,
+    pub(crate) traces: Option<Arc<Traces>>,
+    pub(crate) model: Arc<ServedModel>,
+}
 
 /// The facts about a request that become known while it is answered. Clones are the same record;
 /// the line is written when the last of them is dropped, which for a streamed answer is the end of
@@ -32,7 +40,7 @@ struct Line {
     span: Span,
     /// The request's identity and trace, if that is recorded.
     traced: Option<(RequestId, Traced)>,
-    frontend: Arc<Frontend>,
+    recorder: Arc<Recorder>,
     /// The request's entries on the live page.
     entries: Entries,
     known: Mutex<Known>,
@@ -68,17 +76,17 @@ impl Record {
         endpoint: &'static str,
         span: Span,
         traced: Option<(RequestId, Traced)>,
-        frontend: Arc<Frontend>,
+        recorder: Arc<Recorder>,
     ) -> Self {
-        let entries = frontend.page.as_ref().map_or_else(Entries::default, |_| Entries::new());
+        let entries = recorder.page.as_ref().map_or_else(Entries::default, |_| Entries::new());
         let started = Instant::now();
         let known = Mutex::default();
-        Self(Arc::new(Line { endpoint, started, span, traced, frontend, entries, known }))
+        Self(Arc::new(Line { endpoint, started, span, traced, recorder, entries, known }))
     }
 
     /// The client was given this status, and this message if it is an error.
     pub(crate) fn answered(&self, status: u16, refusal: Option<&Refusal>) {
-        self.0.frontend.metrics.answered(self.0.endpoint, status);
+        self.0.recorder.metrics.answered(self.0.endpoint, status);
         let mut known = self.known();
         known.status = Some(status);
         (known.error, known.cause) = refusal.map(|Refusal(error)| (error.message.clone(), error.code)).unzip();
@@ -158,7 +166,7 @@ impl Record {
 impl Drop for Line {
     fn drop(&mut self) {
         let known = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
-        let metrics = &self.frontend.metrics;
+        let metrics = &self.recorder.metrics;
         if known.status.is_none() {
             metrics.answered(self.endpoint, CLIENT_LEFT);
         }
@@ -167,11 +175,11 @@ impl Drop for Line {
         }
         metrics.over(self.endpoint, self.started.elapsed());
         let cause = known.cause();
-        if let Some(page) = &self.frontend.page {
+        if let Some(page) = &self.recorder.page {
             self.show(page, &known, cause);
         }
-        if let (Some(traces), Some((id, traced))) = (&self.frontend.traces, &self.traced) {
-            let model = known.adapter.as_ref().map_or(&self.frontend.pipeline.model.name, |adapter| &adapter.name);
+        if let (Some(traces), Some((id, traced))) = (&self.recorder.traces, &self.traced) {
+            let model = known.adapter.as_ref().map_or(&self.recorder.model.name, |adapter| &adapter.name);
             let over = Over {
                 endpoint: self.endpoint,
                 model,

@@ -2,46 +2,74 @@
 
 use std::sync::Arc;
 
-use chiasm_api::openai::BodyLimits;
 use chiasm_backend::fake::FakeBackend;
 use chiasm_pipeline::PipelineLimits;
 use chiasm_pipeline::test_support::TestPipeline;
 
+use crate::endpoints::EndpointState;
 use crate::page::{Page, PageOptions};
-use crate::{Frontend, HttpLimits};
+use crate::record::Recorder;
+use crate::{HttpLimits, Server, ServerSettings};
 
 /// A server before fake backends.
 pub(crate) struct TestServer {
-    pub(crate) frontend: Arc<Frontend>,
+    pub(crate) server: Arc<Server>,
     pub(crate) test: TestPipeline,
 }
 
 impl TestServer {
     /// Creates a server before as many workers.
     pub(crate) async fn new(workers: usize) -> Self {
-        Self::before(TestPipeline::new(workers).await, HttpLimits::default())
+        Self::before(TestPipeline::new(workers).await, ServerSettings::default())
     }
 
     /// Creates a server with these limits before one worker.
-    pub(crate) async fn limited(http: HttpLimits, pipeline: PipelineLimits) -> Self {
-        Self::before(TestPipeline::limited(pipeline, 1).await, http)
+    pub(crate) async fn limited(http_limits: HttpLimits, pipeline: PipelineLimits) -> Self {
+        let settings = ServerSettings { http_limits, ..ServerSettings::default() };
+        Self::before(TestPipeline::limited(pipeline, 1).await, settings)
     }
 
     /// Creates a server before these backends.
     pub(crate) async fn with(backends: Vec<FakeBackend>) -> Self {
-        Self::before(TestPipeline::with(backends).await, HttpLimits::default())
+        Self::before(TestPipeline::with(backends).await, ServerSettings::default())
+    }
+
+    /// Creates a server with these settings before one worker.
+    pub(crate) async fn set(settings: ServerSettings) -> Self {
+        Self::before(TestPipeline::new(1).await, settings)
     }
 
     /// Creates a server with a live page before as many workers.
     pub(crate) async fn with_page(workers: usize) -> Self {
         let page = Arc::new(Page::new(PageOptions::default()));
         let test = TestPipeline::observed(workers, page.clone()).await;
-        let frontend = Frontend::new(test.pipeline.clone(), HttpLimits::default(), BodyLimits::default());
-        Self { frontend: Arc::new(frontend.with_page(Some(page))), test }
+        Self::before(test, ServerSettings { page: Some(page), ..ServerSettings::default() })
     }
 
-    fn before(test: TestPipeline, http: HttpLimits) -> Self {
-        let frontend = Frontend::new(test.pipeline.clone(), http, BodyLimits::default());
-        Self { frontend: Arc::new(frontend), test }
+    fn before(test: TestPipeline, settings: ServerSettings) -> Self {
+        Self { server: Arc::new(Server::new(test.pipeline.clone(), settings)), test }
+    }
+
+    /// Returns the number of requests that may be in flight.
+    pub(crate) fn slots(&self) -> usize {
+        self.endpoints().slots.limit()
+    }
+
+    pub(crate) fn endpoints(&self) -> &EndpointState {
+        self.server.parts().0
+    }
+
+    /// Returns all metrics.
+    pub(crate) fn metrics(&self) -> String {
+        self.server.parts().1.render().unwrap()
+    }
+
+    /// Returns the live page.
+    pub(crate) fn page(&self) -> &Page {
+        &self.server.parts().2.unwrap().page
+    }
+
+    pub(crate) fn recorder(&self) -> Arc<Recorder> {
+        self.server.parts().3.recorder.clone()
     }
 }

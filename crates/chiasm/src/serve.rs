@@ -22,8 +22,7 @@ use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{HelperOptions, Objectives, Pipeline};
 use chiasm_processor::ProcessorError;
 use chiasm_router::RouterConfig;
-use chiasm_server::page::Page;
-use chiasm_server::{Certificate, Frontend, LogCounts, connections, page};
+use chiasm_server::{Certificate, LogCounts, PAGE_PATH, Page, Server, ServerSettings};
 use chiasm_types::Role;
 use chiasm_upstream::UpstreamKey;
 use tokio::net::TcpListener;
@@ -107,24 +106,23 @@ pub(crate) async fn run(
         pipeline = pipeline.with_processor(helper);
     }
     let pipeline = Arc::new(pipeline);
-    let mut frontend = Frontend::new(pipeline.clone(), limits.http, limits.body)
-        .with_routing(routing)
-        .with_keys(keys)
-        .with_reasoning_fields(args.answers.reasoning_fields.into())
-        .with_usage_in_all_streams(args.answers.enable_force_include_usage)
-        .with_cors(cors)
-        .with_root_path(args.http.root_path.clone())
-        .with_adapters_that_change(args.lora.allow_runtime_lora_updating)
-        .with_page(page)
-        .with_log(log_counts);
-    if args.engines.upstream.iter().any(UpstreamArg::takes_messages) {
-        frontend = frontend.that_forwards();
-    }
-    if let Some(traces) = args.traces.traces()? {
-        frontend = frontend.with_traces(traces);
-    }
-    let frontend = Arc::new(frontend);
-    let traced = frontend.clone();
+    let settings = ServerSettings {
+        http_limits: limits.http,
+        body_limits: limits.body,
+        routing,
+        keys,
+        reasoning_fields: args.answers.reasoning_fields.into(),
+        usage_in_all_streams: args.answers.enable_force_include_usage,
+        cors,
+        root_path: args.http.root_path.clone(),
+        adapters_may_change: args.lora.allow_runtime_lora_updating,
+        forwards: args.engines.upstream.iter().any(UpstreamArg::takes_messages),
+        page,
+        traces: args.traces.traces()?,
+        log_counts: Some(Box::new(log_counts)),
+    };
+    let server = Arc::new(Server::new(pipeline.clone(), settings));
+    let traced = server.clone();
     // Ends if there has to be a processor and none can be had.
     let unhelped = async {
         if let (Some(required), Some(helped)) = (starting, &pipeline.helpers)
@@ -143,7 +141,7 @@ pub(crate) async fn run(
         certificate: certificate.clone(),
         access: args.access.clone(),
         upstream_keys,
-        frontend: frontend.clone(),
+        server: server.clone(),
     };
     let terminated = async {
         tokio::select! {
@@ -155,7 +153,7 @@ pub(crate) async fn run(
             "going down: requests in flight finish, a second Ctrl-C cuts them off"
         );
     };
-    let summary = say_where(&listener, certificate.is_some(), &frontend, has_keys);
+    let summary = say_where(&listener, certificate.is_some(), &server, has_keys);
     let announce = async {
         // Those of agents come as they are found.
         if workers > 0 && fleet.wait_ready(workers).await {
@@ -173,7 +171,7 @@ pub(crate) async fn run(
         std::future::pending().await
     };
     let ended = tokio::select! {
-        () = serve(listener, certificate, frontend, terminated, drain) => Ok(()),
+        () = serve(listener, certificate, server, terminated, drain) => Ok(()),
         () = follow => Ok(()),
         () = async { announce.await; std::future::pending().await } => Ok(()),
         error = unhelped => Err(CliError::Usage(error.to_string())),
@@ -183,9 +181,9 @@ pub(crate) async fn run(
 }
 
 /// Says where the server is, before its engines are ready. Returns what whoever sits at a terminal is shown when they are.
-fn say_where(listener: &TcpListener, is_encrypted: bool, frontend: &Frontend, has_keys: bool) -> Option<String> {
+fn say_where(listener: &TcpListener, is_encrypted: bool, server: &Server, has_keys: bool) -> Option<String> {
     let address = listener.local_addr().ok()?;
-    let model = &frontend.pipeline.model.name;
+    let model = &server.pipeline().model.name;
     let base = format!("{}://{address}", if is_encrypted { "https" } else { "http" });
     tracing::info!(model, url = %format_args!("{base}/v1"), "serving");
     if !has_keys && !address.ip().is_loopback() {
@@ -194,7 +192,7 @@ fn say_where(listener: &TcpListener, is_encrypted: bool, frontend: &Frontend, ha
             "whoever reaches this address may use the model: give --api-key, or keep strangers from it"
         );
     }
-    let page = frontend.has_page().then(|| format!("{base}{}/", page::PREFIX));
+    let page = server.has_page().then(|| format!("{base}{}/", PAGE_PATH));
     if let Some(url) = &page {
         tracing::info!(%url, "live page");
     }
@@ -322,18 +320,18 @@ pub(crate) struct Drain {
 pub(crate) async fn serve(
     listener: TcpListener,
     certificate: Option<Arc<Certificate>>,
-    frontend: Arc<Frontend>,
+    server: Arc<Server>,
     stop: impl Future<Output = ()>,
     drain: Drain,
 ) {
     // The time that requests in flight have once no more are taken, and the Ctrl-Cs that cut them off.
     let (stopping, stopped) = tokio::sync::oneshot::channel::<(Duration, Interrupts)>();
     let graceful = {
-        let frontend = frontend.clone();
+        let server = server.clone();
         async move {
             stop.await;
             let mut interrupts = Interrupts::listen();
-            frontend.begin_draining();
+            server.begin_draining();
             let timeout = tokio::select! {
                 () = tokio::time::sleep(drain.delay) => drain.timeout,
                 () = interrupts.next() => Duration::ZERO,
@@ -349,18 +347,18 @@ pub(crate) async fn serve(
             () = interrupts.next() => {}
         }
     };
-    let serving = connections::serve(listener, certificate, frontend.clone(), graceful);
+    let serving = server.serve(listener, certificate, graceful);
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => return,
-        never = page::keep(frontend.clone()) => match never {},
+        never = server.keep_page() => match never {},
         () = too_long => {}
     }
     tracing::warn!(
         seconds = drain.timeout.as_secs(),
         "requests were still in flight (--drain-timeout, or a second Ctrl-C)"
     );
-    frontend.pipeline.fleet.cut("the frontend is going down");
+    server.pipeline().fleet.cut("the frontend is going down");
     let _ = tokio::time::timeout(LAST_CHUNKS, serving).await;
 }
 

@@ -71,12 +71,14 @@ pub struct Events {
     out: Vec<u8>,
 }
 
-impl Events {
+impl Default for Events {
     /// Creates the writer of a continuation's events.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { open: Open::Nothing, index: 0, calls_end: None, out: Vec::new() }
     }
+}
 
+impl Events {
     /// The events of a delta, of which the last one needs the usage of all; `None` if it has none.
     pub fn of(&mut self, delta: &ChoiceDelta, usage: Usage) -> Option<Bytes> {
         for event in delta.events.iter() {
@@ -203,7 +205,7 @@ mod tests {
 
     /// The events of these deltas, without what is random.
     fn told(deltas: Vec<ChoiceDelta>) -> Vec<Value> {
-        let mut events = Events::new();
+        let mut events = Events::default();
         let told = deltas.iter().filter_map(|delta| events.of(delta, USAGE));
         let mut told: Vec<Value> = told.flat_map(|bytes| parsed(&bytes)).collect();
         for signature in told.iter_mut().filter_map(|event| event.pointer_mut("/delta/signature")) {
@@ -334,7 +336,7 @@ mod tests {
     fn an_answer_without_words_is_an_empty_text() {
         let expected = [begins(0, json!({"type": "text", "text": ""})), ends(0), message_delta("end_turn")];
         assert_eq!(told(vec![said([]), end(Finish::Eos)]), expected);
-        assert!(Events::new().of(&said([]), USAGE).is_none());
+        assert!(Events::default().of(&said([]), USAGE).is_none());
     }
 
     #[test]

@@ -15,7 +15,7 @@ fn head() -> Head {
 /// Returns the content of a stream of these deltas.
 pub(crate) fn streamed(deltas: &[ChoiceDelta]) -> Said {
     let mut stream = events::start(&head(), Usage::default()).to_vec();
-    let mut events = events::Events::new();
+    let mut events = events::Events::default();
     for delta in deltas {
         events.of(delta, Usage::default()).into_iter().for_each(|events| stream.extend_from_slice(&events));
     }

@@ -34,7 +34,8 @@ impl Listening {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
         let (stop, stopped) = oneshot::channel();
-        tokio::spawn(serve(listener, certificate, server.frontend.clone(), async { drop(stopped.await) }));
+        let serving = server.server.clone();
+        tokio::spawn(async move { serving.serve(listener, certificate, async { drop(stopped.await) }).await });
         Self { address, server, _stop: stop }
     }
 
@@ -55,7 +56,7 @@ impl Listening {
     }
 
     fn metric(&self, name: &str) -> u64 {
-        let text = self.server.frontend.metrics.render(&self.server.frontend).unwrap();
+        let text = self.server.metrics();
         let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
@@ -98,7 +99,7 @@ async fn bodies_that_do_not_come_hold_no_slot() {
     for _ in 0..3 {
         slow.push(server.sent(format!("{head}{}", " ".repeat(1000))).await);
     }
-    wait_for("their bytes", || server.server.frontend.pipeline.media.budget().held() >= 3000).await;
+    wait_for("their bytes", || server.server.test.pipeline.media.budget().held() >= 3000).await;
     server.backend().next_job(Script::tokens(&[40]).finish(Finish::Eos));
     let answer = server.answer(completion("")).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -278,12 +279,12 @@ async fn slots_follow_the_workers() {
     use chiasm_backend::fake::fake_capabilities;
     let large = FakeBackend::with(Capabilities { max_running: 700, ..fake_capabilities() });
     let server = TestServer::new(2).await;
-    assert_eq!(server.frontend.slots.limit(), 1024, "however few the engines run");
+    assert_eq!(server.slots(), 1024, "however few the engines run");
     let server = TestServer::with(vec![large, FakeBackend::new()]).await;
-    assert_eq!(server.frontend.slots.limit(), 2 * (700 + 8));
+    assert_eq!(server.slots(), 2 * (700 + 8));
     server.test.backends[0].die(chiasm_backend::Death::new("it was unplugged"));
-    wait_for("the worker to leave", || server.frontend.slots.limit() == 1024).await;
+    wait_for("the worker to leave", || server.slots() == 1024).await;
     let limits = PipelineLimits { requests: Some(3), ..PipelineLimits::default() };
     let fixed = TestServer::limited(HttpLimits::default(), limits).await;
-    assert_eq!(fixed.frontend.slots.limit(), 3);
+    assert_eq!(fixed.slots(), 3);
 }

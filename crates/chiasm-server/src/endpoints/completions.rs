@@ -24,8 +24,8 @@ use futures_util::stream::{StreamExt, select_all};
 
 use crate::admission::{Admission, Admitted};
 use crate::body::JsonBody;
+use crate::endpoints::{EndpointState, find_model};
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 use crate::meter::{self, Meter};
 use crate::routing_headers::routing_headers;
 use crate::sse;
@@ -41,34 +41,34 @@ const UNCOUNTED_CANDIDATES: usize = 4096;
 
 /// `POST /v1/chat/completions`
 pub(crate) async fn chat(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<ChatRequest>,
 ) -> Result<Response, HttpError> {
-    let frontend = &frontend;
-    let told = |error| frontend.told(error);
+    let state = &state;
+    let told = |error| state.http_error(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ChatRequest { common, generate } = request;
-    let adapter = check_model(frontend, common.model.as_deref())?;
+    let adapter = find_model(&state.pipeline, common.model.as_deref())?;
     admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
-    let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
+    let prepared = planned(state, generate, adapter.clone(), &caller).await.map_err(told)?;
     drop(charge);
-    let head = AnswerHead::new("chatcmpl", &caller.id, model_name(frontend, adapter.as_ref()));
-    let tokenizer = frontend.pipeline.model.tokenizer.clone();
+    let head = AnswerHead::new("chatcmpl", &caller.id, model_name(state, adapter.as_ref()));
+    let tokenizer = state.pipeline.model.tokenizer.clone();
 
     let Some(options) = common.stream else {
-        let (choices, attempted) = collect(&frontend.pipeline, &prepared).await.map_err(told)?;
+        let (choices, attempted) = collect(&state.pipeline, &prepared).await.map_err(told)?;
         let reads_reasoning = prepared.reads_reasoning();
         let usage = usage(&attempted, &choices, reads_reasoning);
-        frontend.metrics.used(usage);
+        state.metrics.used(usage);
         admission.record.attempted(attempted);
         admission.record.used(usage);
         let prompt_tokens =
             shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
         let (fields, nvext) =
-            (frontend.reasoning_fields, common.extra_fields.for_request(&attempted, caller.arrived.elapsed()));
+            (state.reasoning_fields, common.extra_fields.for_request(&attempted, caller.arrived.elapsed()));
         let candidates = choices.iter().map(candidates).sum();
-        let mut response = written(frontend, &caller, candidates, move || {
+        let mut response = written(state, &caller, candidates, move || {
             let shown = chat::Shown { fields, prompt_tokens: prompt_tokens.as_ref().map(|tokens| tokens.as_slice()) };
             serde_json::to_vec(&chat::answer(&head, &tokenizer, &choices, shown, usage, nvext))
         })
@@ -77,11 +77,11 @@ pub(crate) async fn chat(
         return Ok(response);
     };
 
-    let generation = Generation::start(&frontend.pipeline, &prepared).await.map_err(told)?;
+    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
     let shown = shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.as_slice());
-    let chunks = chat::Chunks::new(&head, tokenizer, frontend.reasoning_fields, shown.is_some());
-    let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
+    let chunks = chat::Chunks::new(&head, tokenizer, state.reasoning_fields, shown.is_some());
+    let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
     let mut begin = Vec::new();
     (0..prepared.sampling.n as usize).for_each(|index| chunks.write_role(&mut begin, index, shown, meter.in_chunks(0)));
     // A client has no use for chunks without anything.
@@ -119,30 +119,30 @@ pub(crate) async fn chat(
 
 /// `POST /v1/completions`
 pub(crate) async fn completions(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<CompletionRequest>,
 ) -> Result<Response, HttpError> {
-    let frontend = &frontend;
-    let told = |error| frontend.told(error);
+    let state = &state;
+    let told = |error| state.http_error(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let CompletionRequest { common, generate, echo } = request;
-    let adapter = check_model(frontend, common.model.as_deref())?;
+    let adapter = find_model(&state.pipeline, common.model.as_deref())?;
     admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
-    let preparing = generate.into_iter().map(|request| planned(frontend, request, adapter.clone(), &caller));
+    let preparing = generate.into_iter().map(|request| planned(state, request, adapter.clone(), &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;
     drop(charge);
     // All of them are told in one answer.
     let tokens = prepared.iter().filter_map(|prompt| prompt.plans.first()).map(|plan| plan.tokens.len()).sum();
     check_prompt_logprobs_of_all(&common.sampling, tokens).map_err(told)?;
-    let echoed = echoed(frontend, &caller, echo, &prepared, &common).await.map_err(told)?;
-    let head = AnswerHead::new("cmpl", &caller.id, model_name(frontend, adapter.as_ref()));
+    let echoed = echoed(state, &caller, echo, &prepared, &common).await.map_err(told)?;
+    let head = AnswerHead::new("cmpl", &caller.id, model_name(state, adapter.as_ref()));
     let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
-        return completions_at_once(frontend, &caller, head, (&prepared, &echoed), &common, admission).await;
+        return completions_at_once(state, &caller, head, (&prepared, &echoed), &common, admission).await;
     };
-    let starting = prepared.iter().map(|prompt| Generation::start(&frontend.pipeline, prompt));
+    let starting = prepared.iter().map(|prompt| Generation::start(&state.pipeline, prompt));
     let generations = try_join_all(starting).await.map_err(told)?;
     let attempted: Vec<_> = generations.iter().map(Generation::attempted).collect();
     let first = attempted.first().copied();
@@ -152,11 +152,11 @@ pub(crate) async fn completions(
         .zip(&attempted)
         .map(|(prompt, attempted)| shown_prompt(prompt, attempted, with_ids).map(|plan| plan.tokens.clone()))
         .collect();
-    let meter = Meter::new(frontend, options, attempted, admission, false);
+    let meter = Meter::new(state, options, attempted, admission, false);
 
     let deltas = generations.into_iter().zip(&echoed).enumerate().map(|(prompt, (started, echoed))| {
-        let (frontend, cpu, echoed) = (frontend.clone(), caller.cpu.clone(), echoed.clone());
-        let with_lists = move |delta| listed(frontend.clone(), cpu.clone(), echoed.clone(), delta);
+        let (state, cpu, echoed) = (state.clone(), caller.cpu.clone(), echoed.clone());
+        let with_lists = move |delta| listed(state.clone(), cpu.clone(), echoed.clone(), delta);
         started
             .into_deltas()
             .then(with_lists)
@@ -164,7 +164,7 @@ pub(crate) async fn completions(
             .boxed()
     });
     let deltas = select_all(deltas);
-    let chunks = Arc::new(completions::Chunks::new(&head, frontend.pipeline.model.tokenizer.clone()));
+    let chunks = Arc::new(completions::Chunks::new(&head, state.pipeline.model.tokenizer.clone()));
     let at_end = chunks.clone();
     let mut told_so_far: HashMap<usize, Told> = HashMap::new();
     let events = meter::events(
@@ -204,15 +204,15 @@ pub(crate) async fn completions(
 }
 
 async fn completions_at_once(
-    frontend: &Arc<Frontend>,
+    state: &Arc<EndpointState>,
     caller: &Caller,
     head: AnswerHead,
     (prepared, echoed): (&[Prepared], &[Option<Arc<Echoed>>]),
     common: &Common,
     admission: Admission,
 ) -> Result<Response, HttpError> {
-    let answers = join_all(prepared.iter().map(|prompt| collect(&frontend.pipeline, prompt))).await;
-    let answers: Vec<_> = answers.into_iter().collect::<Result<_, _>>().map_err(|error| frontend.told(error))?;
+    let answers = join_all(prepared.iter().map(|prompt| collect(&state.pipeline, prompt))).await;
+    let answers: Vec<_> = answers.into_iter().collect::<Result<_, _>>().map_err(|error| state.http_error(error))?;
     let mut total = Usage::default();
     let mut choices = Vec::new();
     let first = answers.first().map(|(_, attempted)| *attempted);
@@ -228,15 +228,15 @@ async fn completions_at_once(
             echoed: echoed.clone(),
         }));
     }
-    frontend.metrics.used(total);
+    state.metrics.used(total);
     admission.record.used(total);
     // The first of several prompts tells, as in the headers.
     let arrived = prepared.first().map(|prompt| prompt.arrived);
     let nvext =
         first.zip(arrived).and_then(|(first, arrived)| common.extra_fields.for_request(&first, arrived.elapsed()));
-    let tokenizer = frontend.pipeline.model.tokenizer.clone();
+    let tokenizer = state.pipeline.model.tokenizer.clone();
     let candidates = choices.iter().map(|shown| candidates(&shown.choice)).sum();
-    let mut response = written(frontend, caller, candidates, move || {
+    let mut response = written(state, caller, candidates, move || {
         serde_json::to_vec(&completions::answer(&head, &tokenizer, &choices, total, nvext))
     })
     .await?;
@@ -248,7 +248,7 @@ async fn completions_at_once(
 
 /// The prompts that begin their answers. As in vLLM their text does not, where token ids are asked for.
 async fn echoed(
-    frontend: &Frontend,
+    state: &EndpointState,
     caller: &Caller,
     echo: Option<Echo>,
     prepared: &[Prepared],
@@ -263,7 +263,7 @@ async fn echoed(
         let text = match text {
             _ if common.return_token_ids => String::new(),
             Some(text) => text,
-            None => detokenize(&frontend.pipeline, "prompt", tokens.clone(), caller).await?,
+            None => detokenize(&state.pipeline, "prompt", tokens.clone(), caller).await?,
         };
         echoed.push(Some(Arc::new(Echoed { text, tokens, top, only })));
     }
@@ -272,7 +272,7 @@ async fn echoed(
 
 /// A delta with the lists of its prompt's log probabilities, if it brings any.
 async fn listed(
-    frontend: Arc<Frontend>,
+    state: Arc<EndpointState>,
     cpu: CpuBudget,
     echoed: Option<Arc<Echoed>>,
     delta: Result<ChoiceDelta, RequestError>,
@@ -281,10 +281,10 @@ async fn listed(
     let (Some(echoed), Some(logprobs)) = (echoed, delta.prompt_logprobs.take()) else {
         return Ok((delta, Lists::default()));
     };
-    let tokenizer = frontend.pipeline.model.tokenizer.clone();
+    let tokenizer = state.pipeline.model.tokenizer.clone();
     let (small, cost) = (logprobs.tokens.len() <= FEW_CANDIDATES, price::logprobs(logprobs.tokens.len()));
     let list = move || echoed.lists(&tokenizer, Some(&logprobs));
-    let lists = frontend.pipeline.cpu.run_or_here(small, &cpu, cost, list).await?;
+    let lists = state.pipeline.cpu.run_or_here(small, &cpu, cost, list).await?;
     Ok((delta, lists))
 }
 
@@ -298,22 +298,22 @@ fn candidates(choice: &FinishedChoice) -> usize {
 /// Writes an answer. With many log probabilities, each of which has a text, that is not for the async threads; and as a few bytes of a
 /// request can ask for gigabytes of them, such an answer is counted like a request's body until its client has read it.
 pub(crate) async fn written(
-    frontend: &Frontend,
+    state: &EndpointState,
     caller: &Caller,
     candidates: usize,
     write: impl FnOnce() -> serde_json::Result<Vec<u8>> + Send + 'static,
 ) -> Result<Response, HttpError> {
     let (small, cost) = (candidates <= FEW_CANDIDATES, price::logprobs(candidates));
     let bytes = if candidates <= UNCOUNTED_CANDIDATES { 0 } else { candidates as u64 * BYTES_OF_CANDIDATE };
-    let budget = frontend.pipeline.media.budget();
+    let budget = state.pipeline.media.budget();
     if bytes > budget.limit() {
         let message =
             format!("the answer would take {bytes} bytes to write, more than there may be (--max-bytes-in-flight)");
         return Err(HttpError::too_many("body", message));
     }
     let mut charge = budget.charge(bytes)?;
-    let json = frontend.pipeline.cpu.run_or_here(small, &caller.cpu, cost, write).await;
-    let json = json.map_err(|error| frontend.told(error.into()))?;
+    let json = state.pipeline.cpu.run_or_here(small, &caller.cpu, cost, write).await;
+    let json = json.map_err(|error| state.http_error(error.into()))?;
     let json = json.map_err(|error| HttpError::internal(format!("the answer can't be written: {error}")))?;
     charge.shrink_to(json.capacity() as u64);
     let json = Bytes::from_owner(Counted { json, _charge: charge });
@@ -334,35 +334,24 @@ impl AsRef<[u8]> for Counted {
 
 /// Prepares a request for the workers that are given tokens and there now.
 pub(crate) async fn planned(
-    frontend: &Frontend,
+    state: &EndpointState,
     request: GenerateRequest,
     adapter: Option<Arc<ServedAdapter>>,
     caller: &Caller,
 ) -> Result<Prepared, RequestError> {
-    let mut classes = frontend.pipeline.fleet.classes();
+    let mut classes = state.pipeline.fleet.classes();
     if classes.iter().any(|class| class.input != InputForm::Tokens) {
         classes = classes.iter().filter(|class| class.input == InputForm::Tokens).cloned().collect();
     }
     if classes.is_empty() {
-        return Err(caller.tried.or_servers(&frontend.pipeline, RequestError::not_ready()));
+        return Err(caller.tried.or_servers(&state.pipeline, RequestError::not_ready()));
     }
-    prepare(&frontend.pipeline, request, adapter, caller, classes).await
-}
-
-/// A request names the served model, none, or a LoRA adapter.
-pub(crate) fn check_model(frontend: &Frontend, model: Option<&str>) -> Result<Option<Arc<ServedAdapter>>, HttpError> {
-    match model {
-        Some(model) if *model != frontend.pipeline.model.name => {
-            let adapter = frontend.pipeline.fleet.adapters().get(model);
-            adapter.map(Some).ok_or_else(|| HttpError::no_such_model(model, &frontend.pipeline.model.name))
-        }
-        _ => Ok(None),
-    }
+    prepare(&state.pipeline, request, adapter, caller, classes).await
 }
 
 /// The name of what answers.
-pub(crate) fn model_name<'a>(frontend: &'a Frontend, adapter: Option<&'a Arc<ServedAdapter>>) -> &'a str {
-    adapter.map_or(&frontend.pipeline.model.name, |adapter| &adapter.name)
+pub(crate) fn model_name<'a>(state: &'a EndpointState, adapter: Option<&'a Arc<ServedAdapter>>) -> &'a str {
+    adapter.map_or(&state.pipeline.model.name, |adapter| &adapter.name)
 }
 
 /// Returns the prompt as the worker that answered got it, if the client wants to see it.

@@ -8,20 +8,20 @@ use chiasm_backend::AdapterError;
 use chiasm_fleet::adapters::{AdapterSource, LoadError};
 
 use crate::admission::Admitted;
+use crate::endpoints::EndpointState;
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 
 /// `POST /v1/load_lora_adapter`: answers when all engines have the adapter.
 pub(crate) async fn load(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<LoadRequest>,
 ) -> Result<String, HttpError> {
     let LoadRequest { name, path, in_place } = request.body.request;
     let source = AdapterSource { name, path };
-    if source.name == frontend.pipeline.model.name {
+    if source.name == state.pipeline.model.name {
         return Err(told(LoadError::IsModel(source.name)));
     }
-    let (fleet, name) = (frontend.pipeline.fleet.clone(), source.name.clone());
+    let (fleet, name) = (state.pipeline.fleet.clone(), source.name.clone());
     // A client that goes away must not leave half of the engines with it.
     let loading = tokio::spawn(async move { fleet.load_adapter(source, in_place).await });
     loading.await.map_err(|error| HttpError::internal(error.to_string()))?.map_err(told)?;
@@ -30,11 +30,11 @@ pub(crate) async fn load(
 
 /// `POST /v1/unload_lora_adapter`
 pub(crate) async fn unload(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<UnloadRequest>,
 ) -> Result<String, HttpError> {
     let UnloadRequest { name } = request.body.request;
-    frontend.pipeline.fleet.unload_adapter(&name).await.map_err(told)?;
+    state.pipeline.fleet.unload_adapter(&name).await.map_err(told)?;
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 

@@ -16,34 +16,34 @@ use serde_json::{Value, json};
 
 use crate::admission::Admitted;
 use crate::body::JsonBody;
-use crate::endpoints::completions::{check_model, model_name, planned, usage};
+use crate::endpoints::completions::{model_name, planned, usage};
+use crate::endpoints::{EndpointState, find_model};
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 use crate::meter::{self, Meter};
 use crate::routing_headers::routing_headers;
 use crate::sse;
 
 /// `POST /v1/messages`
 pub(crate) async fn messages(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<MessagesRequest>,
 ) -> Result<Response, HttpError> {
-    let frontend = &frontend;
-    let told = |error| frontend.told(error);
+    let state = &state;
+    let told = |error| state.http_error(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let MessagesRequest { model, is_streamed, generate } = request;
-    let adapter = check_model(frontend, model.as_deref())?;
+    let adapter = find_model(&state.pipeline, model.as_deref())?;
     admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
-    let generate = in_order(frontend, generate).await.map_err(told)?;
-    let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
+    let generate = in_order(state, generate).await.map_err(told)?;
+    let prepared = planned(state, generate, adapter.clone(), &caller).await.map_err(told)?;
     drop(charge);
-    let head = Head::new(&caller.id, model_name(frontend, adapter.as_ref()));
+    let head = Head::new(&caller.id, model_name(state, adapter.as_ref()));
 
     if !is_streamed {
-        let (choices, attempted) = collect(&frontend.pipeline, &prepared).await.map_err(told)?;
+        let (choices, attempted) = collect(&state.pipeline, &prepared).await.map_err(told)?;
         let usage = usage(&attempted, &choices, prepared.reads_reasoning());
-        frontend.metrics.used(usage);
+        state.metrics.used(usage);
         admission.record.attempted(attempted);
         admission.record.used(usage);
         let choice = choices.first().ok_or_else(|| HttpError::internal("there is no answer"))?;
@@ -52,12 +52,12 @@ pub(crate) async fn messages(
         return Ok(response);
     }
 
-    let generation = Generation::start(&frontend.pipeline, &prepared).await.map_err(told)?;
+    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
     let start = events::start(&head, usage(&attempted, &[], prepared.reads_reasoning()));
     let options = StreamOptions::ALL_USAGE;
-    let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
-    let mut told = events::Events::new();
+    let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
+    let mut told = events::Events::default();
     let events = meter::events(
         start.into(),
         generation.into_deltas(),
@@ -79,16 +79,16 @@ pub(crate) async fn messages(
 
 /// Returns the request with its messages in an order that the model's template accepts.
 pub(crate) async fn in_order(
-    frontend: &Frontend,
+    state: &EndpointState,
     mut request: GenerateRequest,
 ) -> Result<GenerateRequest, RequestError> {
     if let Prompt::Chat(chat) = &mut request.prompt
         && chat.messages.iter().skip(1).any(|message| message.role == "system")
-        && frontend.pipeline.takes_system_first_alone().await?
+        && state.pipeline.takes_system_first_alone().await?
     {
         put_system_first(&mut chat.messages);
     }
-    let template = frontend.pipeline.model.template.as_ref();
+    let template = state.pipeline.model.template.as_ref();
     if let Prompt::Chat(chat) = &mut request.prompt
         && template.is_some_and(|template| !template.allows_user_after_result())
     {
@@ -100,15 +100,15 @@ pub(crate) async fn in_order(
 /// `POST /v1/messages/count_tokens`: the prompt is made as for an answer, which is then not asked for. Where it differs from worker
 /// to worker, the longest one tells.
 pub(crate) async fn count_tokens(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<CountRequest>,
 ) -> Result<Json<Value>, HttpError> {
     let Admitted { caller, admission, body: JsonBody { request, charge: _charge } } = request;
     let CountRequest { model, generate } = request;
-    let adapter = check_model(&frontend, model.as_deref())?;
+    let adapter = find_model(&state.pipeline, model.as_deref())?;
     admission.ends_with_client();
-    let generate = in_order(&frontend, generate).await.map_err(|error| frontend.told(error))?;
-    let prepared = planned(&frontend, generate, adapter, &caller).await.map_err(|error| frontend.told(error))?;
+    let generate = in_order(&state, generate).await.map_err(|error| state.http_error(error))?;
+    let prepared = planned(&state, generate, adapter, &caller).await.map_err(|error| state.http_error(error))?;
     let tokens = prepared.plans.iter().map(|plan| plan.tokens.len()).max();
     Ok(Json(json!({"input_tokens": tokens})))
 }

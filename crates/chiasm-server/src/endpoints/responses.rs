@@ -12,41 +12,41 @@ use chiasm_request::ChoiceDelta;
 
 use crate::admission::Admitted;
 use crate::body::JsonBody;
-use crate::endpoints::completions::{check_model, model_name, planned, usage, written};
+use crate::endpoints::completions::{model_name, planned, usage, written};
+use crate::endpoints::{EndpointState, find_model};
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 use crate::meter::{self, Meter};
 use crate::routing_headers::routing_headers;
 use crate::sse;
 
 /// `POST /v1/responses`
 pub(crate) async fn create(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<ResponsesRequest>,
 ) -> Result<Response, HttpError> {
-    let frontend = &frontend;
-    let told = |error| in_own_words(frontend.told(error));
+    let state = &state;
+    let told = |error| in_own_words(state.http_error(error));
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ResponsesRequest { common, generate, echo, names } = request;
-    let adapter = check_model(frontend, common.model.as_deref())?;
+    let adapter = find_model(&state.pipeline, common.model.as_deref())?;
     admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
-    let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
-    let name = model_name(frontend, adapter.as_ref());
-    let head = Head::new(&caller.id, name, &frontend.pipeline.model.generation, &prepared.sampling, echo, charge)?;
+    let prepared = planned(state, generate, adapter.clone(), &caller).await.map_err(told)?;
+    let name = model_name(state, adapter.as_ref());
+    let head = Head::new(&caller.id, name, &state.pipeline.model.generation, &prepared.sampling, echo, charge)?;
     let wants_logprobs = prepared.sampling.logprobs.is_some();
 
     let Some(options) = common.stream else {
-        let (mut choices, attempted) = collect(&frontend.pipeline, &prepared).await.map_err(told)?;
+        let (mut choices, attempted) = collect(&state.pipeline, &prepared).await.map_err(told)?;
         let usage = usage(&attempted, &choices, prepared.reads_reasoning());
-        frontend.metrics.used(usage);
+        state.metrics.used(usage);
         admission.record.attempted(attempted);
         admission.record.used(usage);
         let choice = choices.pop().ok_or_else(|| HttpError::internal("there is no answer"))?;
         let candidates = choice.text_logprobs.iter().map(|token| 1 + token.logprob.top.len()).sum();
-        let logprobs = wants_logprobs.then(|| LogprobWriter::whole(frontend.pipeline.model.tokenizer.clone()));
+        let logprobs = wants_logprobs.then(|| LogprobWriter::whole(state.pipeline.model.tokenizer.clone()));
         let id = caller.id.clone();
-        let mut response = written(frontend, &caller, candidates, move || {
+        let mut response = written(state, &caller, candidates, move || {
             let answer = Answer::whole(id.as_str(), names, logprobs, choice);
             serde_json::to_vec(&answer.response(&head, usage))
         })
@@ -55,14 +55,11 @@ pub(crate) async fn create(
         return Ok(response);
     };
 
-    let generation = Generation::start(&frontend.pipeline, &prepared).await.map_err(told)?;
+    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
-    let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
+    let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
     let writer = || {
-        LogprobWriter::streamed(
-            frontend.pipeline.model.tokenizer.clone(),
-            frontend.pipeline.media.budget().empty_charge(),
-        )
+        LogprobWriter::streamed(state.pipeline.model.tokenizer.clone(), state.pipeline.media.budget().empty_charge())
     };
     let (mut answer, begun) = Answer::streamed(caller.id.as_str(), names, wants_logprobs.then(writer), &head);
     let events = meter::events(

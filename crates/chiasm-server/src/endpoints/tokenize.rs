@@ -11,28 +11,28 @@ use serde_json::{Value, json};
 
 use crate::admission::Admitted;
 use crate::body::JsonBody;
-use crate::endpoints::completions::{TOKENS_OF_CANDIDATE, check_model, written};
+use crate::endpoints::completions::{TOKENS_OF_CANDIDATE, written};
+use crate::endpoints::{EndpointState, find_model};
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 
 /// Tokens of which the vocabulary's names take as long to write as a log probability.
 const NAMES_OF_CANDIDATE: usize = 4;
 
 /// `POST /tokenize`
 pub(crate) async fn tokenize(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<TokenizeRequest>,
 ) -> Result<Response, HttpError> {
-    let told = |error| frontend.told(error);
+    let told = |error| state.http_error(error);
     let Admitted { caller, admission, body: JsonBody { request, charge: _charge } } = request;
     let TokenizeRequest { model, prompt, return_token_strs } = request;
-    check_model(&frontend, model.as_deref())?;
+    find_model(&state.pipeline, model.as_deref())?;
     admission.ends_with_client();
-    let max_model_len = frontend.pipeline.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
-    let tokens = chiasm_pipeline::tokenize(&frontend.pipeline, prompt, &caller).await.map_err(told)?;
-    let tokenizer = return_token_strs.then(|| frontend.pipeline.model.tokenizer.clone());
+    let max_model_len = state.pipeline.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
+    let tokens = chiasm_pipeline::tokenize(&state.pipeline, prompt, &caller).await.map_err(told)?;
+    let tokenizer = return_token_strs.then(|| state.pipeline.model.tokenizer.clone());
     let names = if return_token_strs { tokens.len() / NAMES_OF_CANDIDATE } else { 0 };
-    written(&frontend, &caller, names + tokens.len() / TOKENS_OF_CANDIDATE, move || {
+    written(&state, &caller, names + tokens.len() / TOKENS_OF_CANDIDATE, move || {
         serde_json::to_vec(&TokenizeAnswer::new(&tokens, max_model_len, tokenizer.as_ref()))
     })
     .await
@@ -40,13 +40,13 @@ pub(crate) async fn tokenize(
 
 /// `POST /detokenize`
 pub(crate) async fn detokenize(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<DetokenizeRequest>,
 ) -> Result<Json<Value>, HttpError> {
     let Admitted { caller, admission, body: JsonBody { request, charge: _charge } } = request;
     let DetokenizeRequest { model, tokens } = request;
-    check_model(&frontend, model.as_deref())?;
+    find_model(&state.pipeline, model.as_deref())?;
     admission.ends_with_client();
-    let prompt = chiasm_pipeline::detokenize(&frontend.pipeline, "tokens", Arc::new(tokens), &caller).await;
-    Ok(Json(json!({"prompt": prompt.map_err(|error| frontend.told(error))?})))
+    let prompt = chiasm_pipeline::detokenize(&state.pipeline, "tokens", Arc::new(tokens), &caller).await;
+    Ok(Json(json!({"prompt": prompt.map_err(|error| state.http_error(error))?})))
 }

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use super::SMALL;
 use super::body::{ForwardBody, model_in};
-use crate::frontend::Frontend;
+use crate::endpoints::EndpointState;
 
 type Fields = Map<String, Value>;
 
@@ -51,7 +51,7 @@ struct Change {
 /// # Errors
 /// Fails for an unknown name without an item, for a malformed name, and for too many named items.
 pub(super) async fn resolve(
-    frontend: &Frontend,
+    state: &EndpointState,
     caller: &Caller,
     request: ForwardBody,
 ) -> Result<(ForwardBody, Option<Charge>), RequestError> {
@@ -60,19 +60,19 @@ pub(super) async fn resolve(
         return Ok((request, None));
     }
     let items: Vec<MediaRef> = named.iter().filter_map(|part| Some(part.media.as_ref()?.1.clone())).collect();
-    check_counts(&items, |modality| frontend.pipeline.limits.items_per_prompt.get(modality))?;
+    check_counts(&items, |modality| state.pipeline.limits.items_per_prompt.get(modality))?;
     // The sources of the items are copies of parts of the body.
-    let mut charge = frontend.pipeline.media.budget().charge(request.body.len() as u64).map_err(RequestError::from)?;
+    let mut charge = state.pipeline.media.budget().charge(request.body.len() as u64).map_err(RequestError::from)?;
     let salt = request.fields.get("cache_salt").and_then(Value::as_str).map(str::as_bytes);
     let owner = [caller.credentials.as_deref(), salt];
-    let changes = try_join_all(named.into_iter().map(|part| open(frontend, owner, part))).await?;
+    let changes = try_join_all(named.into_iter().map(|part| open(state, owner, part))).await?;
     let added: u64 = changes.iter().filter_map(|change| Some(base64_len(&change.item.as_ref()?.1))).sum();
     // Each item is kept twice: in the fields and in the body.
     charge.grow(2 * added).map_err(RequestError::from)?;
     let bytes = request.body.len() + added as usize;
     let rewritten = move || rewrite(request, changes);
     let rewritten =
-        frontend.pipeline.cpu.run_or_here(bytes <= SMALL, &caller.cpu, price::json(bytes, 0), rewritten).await?;
+        state.pipeline.cpu.run_or_here(bytes <= SMALL, &caller.cpu, price::json(bytes, 0), rewritten).await?;
     Ok((rewritten?, Some(charge)))
 }
 
@@ -143,7 +143,7 @@ fn source_of(part: &Fields, kind: &MediaKind) -> Option<String> {
 }
 
 /// Opens a part's item under its name.
-async fn open(frontend: &Frontend, owner: [Option<&[u8]>; 2], part: NamedPart) -> Result<Change, RequestError> {
+async fn open(state: &EndpointState, owner: [Option<&[u8]>; 2], part: NamedPart) -> Result<Change, RequestError> {
     let NamedPart { pointer, media } = part;
     let Some((kind, MediaRef { modality, source, uuid, field })) = media else {
         return Ok(Change { pointer, item: None });
@@ -152,7 +152,7 @@ async fn open(frontend: &Frontend, owner: [Option<&[u8]>; 2], part: NamedPart) -
     let name = uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
     let has_source = source.is_some();
     let is_data = source.as_ref().is_some_and(is_data);
-    let item = match frontend.pipeline.media.open(MediaPart { source, name, modality }).await {
+    let item = match state.pipeline.media.open(MediaPart { source, name, modality }).await {
         Ok(item) => (!is_data).then_some((kind, item)),
         Err(error) if has_source => {
             tracing::debug!(%error, field, "a named item is left to the server, without its name");

@@ -10,38 +10,38 @@ use chiasm_pipeline::Caller;
 use crate::admission::{Admission, Admitted};
 use crate::arrival::Arrived;
 use crate::body::parse;
+use crate::endpoints::EndpointState;
 use crate::endpoints::{completions, messages, responses};
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 use crate::paths::{CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES};
 
 /// Has an engine answer a request that was sent to this path. It is read once more, as what it is, and refused if it can't be.
 pub(super) async fn answer(
     path: &str,
-    frontend: Arc<Frontend>,
+    state: Arc<EndpointState>,
     caller: Caller,
     admission: Admission,
     body: Arrived,
 ) -> Result<Response, HttpError> {
-    let state = State(frontend.clone());
+    let shared = State(state.clone());
     match path {
-        CHAT => completions::chat(state, read(&frontend, caller, admission, body).await?).await,
-        COMPLETIONS => completions::completions(state, read(&frontend, caller, admission, body).await?).await,
-        RESPONSES => responses::create(state, read(&frontend, caller, admission, body).await?).await,
-        MESSAGES => messages::messages(state, read(&frontend, caller, admission, body).await?).await,
+        CHAT => completions::chat(shared, read(&state, caller, admission, body).await?).await,
+        COMPLETIONS => completions::completions(shared, read(&state, caller, admission, body).await?).await,
+        RESPONSES => responses::create(shared, read(&state, caller, admission, body).await?).await,
+        MESSAGES => messages::messages(shared, read(&state, caller, admission, body).await?).await,
         COUNT_TOKENS => {
-            Ok(messages::count_tokens(state, read(&frontend, caller, admission, body).await?).await?.into_response())
+            Ok(messages::count_tokens(shared, read(&state, caller, admission, body).await?).await?.into_response())
         }
         _ => Err(HttpError::no_such_path()),
     }
 }
 
 async fn read<T: RequestBody>(
-    frontend: &Frontend,
+    state: &EndpointState,
     caller: Caller,
     admission: Admission,
     body: Arrived,
 ) -> Result<Admitted<T>, HttpError> {
-    let body = parse(frontend, &caller.cpu, body).await?;
+    let body = parse(state, &caller.cpu, body).await?;
     Ok(Admitted { caller, admission, body })
 }

@@ -16,8 +16,8 @@ use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
 use crate::arrival::Arrived;
 use crate::body::parse;
+use crate::endpoints::EndpointState;
 use crate::endpoints::messages::in_order;
-use crate::frontend::Frontend;
 use crate::paths::{CHAT, COMPLETIONS, MESSAGES, RESPONSES};
 
 /// The predicted prompt of a request for workers of each class.
@@ -35,15 +35,15 @@ impl Foreseen {
     /// Foresees what workers of these classes will make of a body that was sent to this path. `None` if that can't be told: the
     /// request has parts that are not understood here, or is wrong, which the server says then.
     pub(super) async fn of(
-        frontend: &Frontend,
+        state: &EndpointState,
         path: &str,
         body: &Arrived,
         caller: &Caller,
         classes: PresentClasses,
     ) -> Option<Self> {
         let body = body.clone();
-        let request = understood(frontend, path, body, caller).await?;
-        let prepared = prepare(&frontend.pipeline, request, None, caller, classes.clone()).await;
+        let request = understood(state, path, body, caller).await?;
+        let prepared = prepare(&state.pipeline, request, None, caller, classes.clone()).await;
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
         // A name is only a part of what a server knows an item by that has settings.
         let has_settings = prepared.needs.processor_kwargs;
@@ -141,18 +141,16 @@ impl Foreseen {
 }
 
 /// The one prompt of a request.
-async fn understood(frontend: &Frontend, path: &str, body: Arrived, caller: &Caller) -> Option<GenerateRequest> {
+async fn understood(state: &EndpointState, path: &str, body: Arrived, caller: &Caller) -> Option<GenerateRequest> {
     let cpu = &caller.cpu;
     match path {
-        CHAT => Some(parse::<ChatRequest>(frontend, cpu, body).await.ok()?.request.generate),
+        CHAT => Some(parse::<ChatRequest>(state, cpu, body).await.ok()?.request.generate),
         COMPLETIONS => {
-            let mut prompts = parse::<CompletionRequest>(frontend, cpu, body).await.ok()?.request.generate;
+            let mut prompts = parse::<CompletionRequest>(state, cpu, body).await.ok()?.request.generate;
             prompts.pop().filter(|_| prompts.is_empty())
         }
-        RESPONSES => Some(parse::<ResponsesRequest>(frontend, cpu, body).await.ok()?.request.generate),
-        MESSAGES => {
-            in_order(frontend, parse::<MessagesRequest>(frontend, cpu, body).await.ok()?.request.generate).await.ok()
-        }
+        RESPONSES => Some(parse::<ResponsesRequest>(state, cpu, body).await.ok()?.request.generate),
+        MESSAGES => in_order(state, parse::<MessagesRequest>(state, cpu, body).await.ok()?.request.generate).await.ok(),
         _ => None,
     }
 }

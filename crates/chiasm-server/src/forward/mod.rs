@@ -56,9 +56,9 @@ use self::pieces::pieces;
 use crate::admission::{Admission, Admitted};
 use crate::arrival::Arrived;
 use crate::body::{JsonBody, parse};
-use crate::endpoints::completions::check_model;
+use crate::endpoints::EndpointState;
+use crate::endpoints::find_model;
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 use crate::paths::COUNT_TOKENS;
 
 /// Text up to this many bytes is cut into pieces at once.
@@ -66,7 +66,7 @@ const SMALL: usize = 64 << 10;
 
 /// A request that is looking for its place.
 struct Passing<'a> {
-    frontend: &'a Arc<Frontend>,
+    state: &'a Arc<EndpointState>,
     path: &'static str,
     caller: &'a Caller,
     fields: Arc<Map<String, Value>>,
@@ -112,12 +112,12 @@ enum Taken {
 /// Passes on a request that was sent to this path, unless an engine that is given tokens is the better place for it.
 pub(crate) async fn forward(
     path: &'static str,
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<EndpointState>>,
     request: Admitted<ForwardBody>,
 ) -> Result<Response, HttpError> {
     let Admitted { mut caller, admission, body: JsonBody { request, charge } } = request;
-    let is_for_adapter = check_model(&frontend, request.name.as_deref())?.is_some();
-    let classes = frontend.pipeline.fleet.classes();
+    let is_for_adapter = find_model(&state.pipeline, request.name.as_deref())?.is_some();
+    let classes = state.pipeline.fleet.classes();
     let has_engines = classes.iter().any(|class| class.input == InputForm::Tokens);
     if is_for_adapter && !has_engines {
         return Err(HttpError::invalid(
@@ -129,21 +129,21 @@ pub(crate) async fn forward(
     let arrived = request.arrived();
     // Counting needs no engine.
     if has_engines && (is_for_adapter || path == COUNT_TOKENS) {
-        return engines::answer(path, frontend, caller, admission, arrived).await;
+        return engines::answer(path, state, caller, admission, arrived).await;
     }
-    let taken = place(&frontend, path, &caller, request, &classes).await;
+    let taken = place(&state, path, &caller, request, &classes).await;
     drop(charge);
-    match taken.map_err(|error| frontend.told(error))? {
+    match taken.map_err(|error| state.http_error(error))? {
         Taken::Passed(passed) => {
-            frontend.pipeline.retries.earn();
-            Ok(response(path, frontend, admission, *passed, caller.arrived))
+            state.pipeline.retries.earn();
+            Ok(response(path, state, admission, *passed, caller.arrived))
         }
         Taken::Engine(tried) => {
-            if let Some(observer) = &frontend.pipeline.observer {
+            if let Some(observer) = &state.pipeline.observer {
                 caller.entries.begin_anew(&**observer);
             }
             caller.tried = Attempts { may_be_passed_on: true, ..tried };
-            by_engine(path, frontend, caller, admission, arrived).await
+            by_engine(path, state, caller, admission, arrived).await
         }
     }
 }
@@ -152,61 +152,61 @@ pub(crate) async fn forward(
 /// the answer begins.
 async fn by_engine(
     path: &'static str,
-    frontend: Arc<Frontend>,
+    state: Arc<EndpointState>,
     mut caller: Caller,
     admission: Admission,
     body: Arrived,
 ) -> Result<Response, HttpError> {
-    let answer = engines::answer(path, frontend.clone(), caller.clone(), admission.clone(), body.clone()).await;
+    let answer = engines::answer(path, state.clone(), caller.clone(), admission.clone(), body.clone()).await;
     let mut error = match answer {
         Ok(answer) => return Ok(answer),
         Err(error) => error,
     };
     let Some(tried) = error.left_to_servers.take() else { return Err(error) };
     caller.tried = *tried;
-    let JsonBody { request, charge } = parse::<ForwardBody>(&frontend, &caller.cpu, body).await?;
-    let classes = frontend.pipeline.fleet.classes();
+    let JsonBody { request, charge } = parse::<ForwardBody>(&state, &caller.cpu, body).await?;
+    let classes = state.pipeline.fleet.classes();
     let servers: Vec<_> = classes.iter().filter(|class| class.input == InputForm::Messages).cloned().collect();
-    let taken = place(&frontend, path, &caller, request, &servers).await;
+    let taken = place(&state, path, &caller, request, &servers).await;
     drop(charge);
     match taken {
-        Ok(Taken::Passed(passed)) => Ok(response(path, frontend, admission, *passed, caller.arrived)),
+        Ok(Taken::Passed(passed)) => Ok(response(path, state, admission, *passed, caller.arrived)),
         // A request that no server takes is still valid if an engine takes it: the engine's error
         // is told.
         Ok(Taken::Engine(_)) | Err(RequestError { cause: Cause::Invalid(_), .. }) => Err(error),
-        Err(error) => Err(frontend.told(error)),
+        Err(error) => Err(state.http_error(error)),
     }
 }
 
 /// Finds the best place for a request that was sent to this path, among the workers of these classes.
 async fn place(
-    frontend: &Arc<Frontend>,
+    state: &Arc<EndpointState>,
     path: &'static str,
     caller: &Caller,
     request: ForwardBody,
     classes: &[PresentClass],
 ) -> Result<Taken, RequestError> {
-    let deadlines = Deadlines::of(caller.arrived, &frontend.pipeline.limits);
-    if let Some(observer) = &frontend.pipeline.observer {
+    let deadlines = Deadlines::of(caller.arrived, &state.pipeline.limits);
+    if let Some(observer) = &state.pipeline.observer {
         caller.entries.begin_anew(&**observer);
     }
     let placing = async {
-        let (request, _charge) = client_names::resolve(frontend, caller, request).await?;
+        let (request, _charge) = client_names::resolve(state, caller, request).await?;
         let arrived = request.arrived();
         let ForwardBody { body, model, fields, .. } = request;
-        let prospects = prospects(frontend, path, &arrived, &fields, caller, classes).await?;
+        let prospects = prospects(state, path, &arrived, &fields, caller, classes).await?;
         let below = path.trim_start_matches('/');
         let forward =
             Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone(), prompt: None };
         let entry = caller.entries.add_prompt();
-        Passing { frontend, path, prospects, fields, forward, tried: caller.tried.clone(), caller, entry }.find().await
+        Passing { state, path, prospects, fields, forward, tried: caller.tried.clone(), caller, entry }.find().await
     };
     within(deadlines.first_token, placing).await.and_then(|taken| taken)
 }
 
 /// Prepares the request for each class of workers.
 async fn prospects(
-    frontend: &Frontend,
+    state: &EndpointState,
     path: &str,
     body: &Arrived,
     fields: &Arc<Map<String, Value>>,
@@ -218,11 +218,8 @@ async fn prospects(
     }
     let (of_text, telling): (Vec<PresentClass>, Vec<PresentClass>) =
         classes.iter().cloned().partition(|class| class.class.keys == KeyScheme::Text);
-    let foreseen = if telling.is_empty() {
-        None
-    } else {
-        Foreseen::of(frontend, path, body, caller, telling.clone().into()).await
-    };
+    let foreseen =
+        if telling.is_empty() { None } else { Foreseen::of(state, path, body, caller, telling.clone().into()).await };
     let knows = |class: &PresentClass| foreseen.as_ref().is_some_and(|foreseen| foreseen.knows(class.id));
     let is_unforeseen = |class: &&PresentClass| class.input == InputForm::Messages && !knows(class);
     let unforeseen: Vec<_> = telling.iter().filter(is_unforeseen).map(|class| class.id).collect();
@@ -233,12 +230,11 @@ async fn prospects(
         let cost = price::json(body.bytes.len(), 0);
         let fields = fields.clone();
         let images = foreseen.as_ref().map_or_else(Vec::new, Foreseen::item_tokens);
-        frontend.pipeline.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields, &images)).await?
+        state.pipeline.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields, &images)).await?
     };
     let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
     let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
-    let unable =
-        frontend.pipeline.fleet.workers_lacking(foreseen.as_ref().map_or_else(Lacks::default, Foreseen::needs));
+    let unable = state.pipeline.fleet.workers_lacking(foreseen.as_ref().map_or_else(Lacks::default, Foreseen::needs));
     Ok(Prospects { texts, foreseen, unforeseen, unable, pieces: pieces.len().max(1) })
 }
 
@@ -251,7 +247,7 @@ impl Passing<'_> {
                 Ok(picked) => picked,
                 Err(error) => {
                     // No deadline here: the caller limits the time of all attempts together.
-                    self.tried.await_worker(&self.frontend.pipeline, None, error.into()).await?;
+                    self.tried.await_worker(&self.state.pipeline, None, error.into()).await?;
                     continue;
                 }
             };
@@ -259,8 +255,8 @@ impl Passing<'_> {
             let worker = reservation.worker;
             // The worker may be half-open, and gets no other request until a trial ends. So the trial begins
             // before anything can fail.
-            let server = self.frontend.pipeline.fleet.worker(worker);
-            let trial = server.map(|server| (Trial::begin(&self.frontend.pipeline.fleet, server.clone()), server));
+            let server = self.state.pipeline.fleet.worker(worker);
+            let trial = server.map(|server| (Trial::begin(&self.state.pipeline.fleet, server.clone()), server));
             let taken = match trial {
                 Some((_, server)) if server.backend.capabilities().input == InputForm::Tokens => {
                     return Ok(Taken::Engine(self.tried));
@@ -301,8 +297,8 @@ impl Passing<'_> {
         if plans.is_empty() {
             return Ok(None);
         }
-        let router = self.frontend.pipeline.fleet.router();
-        let observer = self.frontend.pipeline.observer.as_ref();
+        let router = self.state.pipeline.fleet.router();
+        let observer = self.state.pipeline.observer.as_ref();
         let is_explained = observer.is_some_and(|observer| observer.wants_explanation());
         let picked = if is_explained {
             router.select_explained(&plans).map(|(picked, explanation)| (picked, Some(explanation)))
@@ -314,7 +310,7 @@ impl Passing<'_> {
 
     /// Shows the route of the request to the observer. Returns its number there.
     fn show(&self, explanation: Option<Explanation>) -> Option<u64> {
-        let observer = self.frontend.pipeline.observer.as_deref()?;
+        let observer = self.state.pipeline.observer.as_deref()?;
         let number = explanation.and_then(|explanation| {
             let Prospects { texts, foreseen, unforeseen, pieces, .. } = &self.prospects;
             let about = texts.iter().map(|(class, _)| class).chain(unforeseen);
@@ -342,7 +338,7 @@ impl Passing<'_> {
             self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
         let mut attempted =
             RouteOutcome { explained, ..self.attempted(&reservation, class, foreseen, full_blocks, handed_over) };
-        self.frontend.pipeline.metrics.routed(&attempted);
+        self.state.pipeline.metrics.routed(&attempted);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
             _ => {
@@ -350,7 +346,7 @@ impl Passing<'_> {
                 Forward { prompt, ..self.with_names(class).await? }
             }
         };
-        let first_token = Deadlines::of(self.caller.arrived, &self.frontend.pipeline.limits).first_token;
+        let first_token = Deadlines::of(self.caller.arrived, &self.state.pipeline.limits).first_token;
         let begins = async {
             let answer = server.backend.forward(forward).await?;
             attempted.hand_off = handed_over.elapsed();
@@ -377,7 +373,7 @@ impl Passing<'_> {
                 Some((body, model))
             };
             if let Some((body, model)) =
-                self.frontend.pipeline.cpu.run_or_here(small, &self.caller.cpu, cost, named).await?
+                self.state.pipeline.cpu.run_or_here(small, &self.caller.cpu, cost, named).await?
             {
                 return Ok(Forward { body, model, ..self.forward.clone() });
             }
@@ -393,16 +389,16 @@ impl Passing<'_> {
         match error {
             JobError::NotTaken(death) => {
                 tracing::debug!(%worker, %death, "a request was not taken");
-                self.tried.not_taken_by(&self.frontend.pipeline, worker);
+                self.tried.not_taken_by(&self.state.pipeline, worker);
                 Ok(())
             }
             error => match WorkerFault::from_error(&error, Instant::now()) {
                 Some(fault @ WorkerFault::Failed { .. }) => {
                     self.tried.faults.push(fault.clone());
-                    self.tried.lost_with(&self.frontend.pipeline, worker, fault)
+                    self.tried.lost_with(&self.state.pipeline, worker, fault)
                 }
                 Some(fault) => {
-                    self.tried.declined_by(&self.frontend.pipeline, worker, fault);
+                    self.tried.declined_by(&self.state.pipeline, worker, fault);
                     Ok(())
                 }
                 None => Err(error.into()),

@@ -23,8 +23,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::Passed;
 use super::relay::{Ending, EventRelay};
 use crate::admission::Admission;
+use crate::endpoints::EndpointState;
 use crate::error::HttpError;
-use crate::frontend::Frontend;
 use crate::paths::stream_api;
 use crate::poll_epoch::PollEpoch;
 use crate::routing_headers::routing_headers;
@@ -34,7 +34,7 @@ const TAIL: usize = 8 << 10;
 
 /// The answer as it comes.
 struct Passage {
-    frontend: Arc<Frontend>,
+    state: Arc<EndpointState>,
     admission: Admission,
     reservation: Reservation,
     server: Arc<Worker>,
@@ -71,7 +71,7 @@ struct Running {
 /// Builds the response to the client.
 pub(super) fn response(
     path: &str,
-    frontend: Arc<Frontend>,
+    state: Arc<EndpointState>,
     admission: Admission,
     passed: Passed,
     arrived: Instant,
@@ -83,12 +83,12 @@ pub(super) fn response(
         admission.record.streamed();
     }
     admission.record.attempted(attempted);
-    let deadlines = Deadlines::of(arrived, &frontend.pipeline.limits);
+    let deadlines = Deadlines::of(arrived, &state.pipeline.limits);
     let tail = BytesMut::new();
     let api = stream_api(path);
     let events = is_stream.then(|| Events { api, relay: EventRelay::new(api) });
     let passage = Passage {
-        frontend,
+        state,
         admission,
         reservation,
         server,
@@ -191,7 +191,7 @@ impl Passage {
             self.attempted.first_token = Some(after);
             self.admission.record.first_token(after);
             self.reservation.first_token();
-            self.frontend.pipeline.metrics.answer_began(after);
+            self.state.pipeline.metrics.answer_began(after);
         }
         let kept = bytes.len().min(TAIL);
         let over = (self.tail.len() + kept).saturating_sub(TAIL);
@@ -255,7 +255,7 @@ impl Passage {
             self.record_outcome(Some(&StreamOutcome::Finished));
         }
         let Some(Counted { usage, tells_cached }) = counted(&self.tail) else { return };
-        self.frontend.metrics.used(usage);
+        self.state.metrics.used(usage);
         self.admission.record.used(usage);
         if let Some(foreseen) = self.foreseen.filter(|_| usage.prompt_tokens > 0) {
             self.compare(foreseen, usage, tells_cached);
@@ -275,7 +275,7 @@ impl Passage {
             let most = foreseen.saturating_sub(1) / block_size;
             let predicted = self.attempted.overlap_blocks.min(most);
             let found = usage.cached_tokens / block_size;
-            self.frontend.pipeline.metrics.overlap_found(predicted, found, self.reservation.knowledge);
+            self.state.pipeline.metrics.overlap_found(predicted, found, self.reservation.knowledge);
         }
     }
 

@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
 
-use chiasm_pipeline::PipelineMetrics;
+use chiasm_pipeline::{Pipeline, PipelineMetrics};
 use chiasm_router::{EngineStats, WorkerSnapshot};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -18,7 +18,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::Metrics;
-use crate::frontend::Frontend;
 
 /// The two of vLLM's settings of its KV cache that endpoint pickers read, to know how much a server holds.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -52,10 +51,10 @@ impl Engines {
 }
 
 /// The measures as they are now.
-pub(super) fn registry(metrics: &Metrics, frontend: &Frontend) -> Registry {
-    let name = Cow::from(frontend.pipeline.model.name.clone());
+pub(super) fn registry(metrics: &Metrics, pipeline: &Pipeline) -> Registry {
+    let name = Cow::from(pipeline.model.name.clone());
     let mut r = Registry::with_labels(std::iter::once((Cow::from("model_name"), name)));
-    let workers = frontend.pipeline.fleet.router().workers();
+    let workers = pipeline.fleet.router().workers();
     let Engines { running, waiting, kv_usage } = Engines::of(&workers);
     register_gauge(&mut r, "vllm:num_requests_running", "Requests that engines run", running as f64);
     register_gauge(&mut r, "vllm:num_requests_waiting", "Requests that wait in engines", waiting as f64);
@@ -70,7 +69,7 @@ pub(super) fn registry(metrics: &Metrics, frontend: &Frontend) -> Registry {
         cache.get_or_create(&labels).set(1);
     }
     r.register("vllm:cache_config_info", "1 for the size of all KV caches together", cache);
-    register_requests(&mut r, metrics, &frontend.pipeline.metrics);
+    register_requests(&mut r, metrics, &pipeline.metrics);
     r
 }
 

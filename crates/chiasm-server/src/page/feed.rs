@@ -15,8 +15,7 @@ use super::fleet::{Row, rows};
 use super::history::{STEP, Step};
 use super::media::Media;
 use super::requests::Summary;
-use super::{Page, lock};
-use crate::frontend::Frontend;
+use super::{PageState, lock};
 
 /// Between two things that pages are told.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
@@ -78,22 +77,22 @@ struct Totals {
 
 impl Feed {
     /// Notes how things are, and tells the open pages.
-    pub(super) fn tell(&self, frontend: &Frontend, page: &Page) {
+    pub(super) fn tell(&self, of: &PageState) {
         let mut state = lock(&self.state);
-        let step = state.end_step(frontend, page);
-        let requests = page.requests.take_changed();
-        if frontend.is_draining() {
+        let step = state.end_step(of);
+        let requests = of.page.requests.take_changed();
+        if of.draining.has_begun() {
             // A stream that goes on would hold up the end of the process.
             state.told = None;
             state.has_ended = true;
         }
         let is_watched = state.told.as_ref().is_some_and(|told| told.receiver_count() > 0);
-        page.requests.set_watched(is_watched);
+        of.page.requests.set_watched(is_watched);
         if !is_watched {
             state.rows.clear();
             return;
         }
-        let now = rows(&frontend.pipeline);
+        let now = rows(&of.pipeline);
         let changed = now.iter().filter(|(id, row)| state.rows.get(id) != Some(row)).map(|(_, row)| row);
         let gone = state.rows.keys().filter(|id| !now.contains_key(id)).map(ToString::to_string);
         let tick = Tick {
@@ -101,8 +100,8 @@ impl Feed {
             gone: gone.collect(),
             requests,
             step,
-            media: Media::of(frontend, &lock(&page.repeated)),
-            totals: Totals::of(frontend),
+            media: Media::now(&of.pipeline, &lock(&of.page.repeated)),
+            totals: Totals::now(of),
         };
         let event = event("tick", &tick);
         state.rows = now;
@@ -113,7 +112,7 @@ impl Feed {
     }
 
     /// Everything as it is now, and what is told from then on. `None` when enough pages are open, or the process is about to end.
-    fn open(&self, frontend: &Frontend, page: &Page) -> Option<(Bytes, broadcast::Receiver<Bytes>)> {
+    fn open(&self, of: &PageState) -> Option<(Bytes, broadcast::Receiver<Bytes>)> {
         let mut state = lock(&self.state);
         if state.has_ended {
             return None;
@@ -124,17 +123,17 @@ impl Feed {
         }
         let receiver = told.subscribe();
         if state.rows.is_empty() {
-            state.rows = rows(&frontend.pipeline);
+            state.rows = rows(&of.pipeline);
         }
         let start = Start {
-            model: &frontend.pipeline.model.name,
+            model: &of.pipeline.model.name,
             version: env!("CARGO_PKG_VERSION"),
-            has_keys: frontend.keys.current().are_asked_for(),
+            has_keys: of.keys.current().are_asked_for(),
             rows: state.rows.values().collect(),
-            requests: page.requests.all(),
-            steps: lock(&page.history).steps().iter().cloned().collect(),
-            media: Media::of(frontend, &lock(&page.repeated)),
-            totals: Totals::of(frontend),
+            requests: of.page.requests.all(),
+            steps: lock(&of.page.history).steps().iter().cloned().collect(),
+            media: Media::now(&of.pipeline, &lock(&of.page.repeated)),
+            totals: Totals::now(of),
         };
         Some((event("start", &start), receiver))
     }
@@ -142,44 +141,38 @@ impl Feed {
     /// Returns the events for one more page. They end when `is_admitted` turns false: after a
     /// logout, at the end of the session, or when its key was removed. `None` in the cases of
     /// [`Feed::open`].
-    pub(super) fn follow<A>(
-        frontend: &Arc<Frontend>,
-        is_admitted: A,
-    ) -> Option<impl Stream<Item = Bytes> + Send + use<A>>
+    pub(super) fn follow<A>(state: Arc<PageState>, is_admitted: A) -> Option<impl Stream<Item = Bytes> + Send + use<A>>
     where
         A: Fn() -> bool + Send + 'static,
     {
-        let frontend = frontend.clone();
-        let page = frontend.page.as_ref()?;
-        let (start, receiver) = page.feed.open(&frontend, page)?;
-        let opened = (Some(start), receiver, frontend, is_admitted);
-        Some(stream::unfold(opened, |(start, mut receiver, frontend, is_admitted)| async move {
+        let (start, receiver) = state.page.feed.open(&state)?;
+        let opened = (Some(start), receiver, state, is_admitted);
+        Some(stream::unfold(opened, |(start, mut receiver, state, is_admitted)| async move {
             if let Some(start) = start {
-                return Some((start, (None, receiver, frontend, is_admitted)));
+                return Some((start, (None, receiver, state, is_admitted)));
             }
             let event = match receiver.recv().await {
                 Ok(event) => event,
                 Err(broadcast::error::RecvError::Lagged(_)) => {
                     drop(receiver);
-                    let page = frontend.page.as_ref()?;
-                    let (start, anew) = page.feed.open(&frontend, page)?;
+                    let (start, anew) = state.page.feed.open(&state)?;
                     receiver = anew;
                     start
                 }
                 Err(broadcast::error::RecvError::Closed) => return None,
             };
-            is_admitted().then_some((event, (None, receiver, frontend, is_admitted)))
+            is_admitted().then_some((event, (None, receiver, state, is_admitted)))
         }))
     }
 }
 
 impl State {
     /// Ends a step of the history if it is time.
-    fn end_step(&mut self, frontend: &Frontend, page: &Page) -> Option<Step> {
-        let tokens = frontend.pipeline.metrics.found_in_all();
+    fn end_step(&mut self, of: &PageState) -> Option<Step> {
+        let tokens = of.pipeline.metrics.found_in_all();
         let Some(began) = self.step_began else {
             self.step_began = Some(Instant::now());
-            lock(&page.history).begin(&frontend.pipeline.metrics, tokens);
+            lock(&of.page.history).begin(&of.pipeline.metrics, tokens);
             return None;
         };
         let took = began.elapsed();
@@ -188,16 +181,16 @@ impl State {
             return None;
         }
         self.step_began = Some(began + took);
-        Some(lock(&page.history).end_step(&frontend.pipeline.metrics, tokens, took).clone())
+        Some(lock(&of.page.history).end_step(&of.pipeline.metrics, tokens, took).clone())
     }
 }
 
 impl Totals {
-    fn of(frontend: &Frontend) -> Self {
+    fn now(of: &PageState) -> Self {
         Self {
-            ready: frontend.pipeline.fleet.ready_workers(),
-            in_flight: frontend.metrics.requests_in_flight(),
-            slots: frontend.slots.limit(),
+            ready: of.pipeline.fleet.ready_workers(),
+            in_flight: of.metrics.requests_in_flight(),
+            slots: of.slots.limit(),
         }
     }
 }

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 
 use chiasm_backend::JobItem;
-use chiasm_pipeline::by_source;
+use chiasm_pipeline::{Pipeline, by_source};
 use chiasm_types::{MmHash, Modality};
 use serde::Serialize;
-
-use crate::frontend::Frontend;
 
 /// Items that are counted at once.
 const COUNTED: usize = 256;
@@ -92,15 +90,15 @@ pub(super) struct Media {
 
 impl Media {
     /// How it is now.
-    pub(super) fn of(frontend: &Frontend, repeated: &Repeated) -> Self {
-        let counts = frontend.pipeline.media.counts();
+    pub(super) fn now(pipeline: &Pipeline, repeated: &Repeated) -> Self {
+        let counts = pipeline.media.counts();
         Self {
-            ways: frontend.pipeline.fleet.metrics().transfers(),
+            ways: pipeline.fleet.metrics().transfers(),
             opened: BTreeMap::from(by_source(&counts)),
-            decoded: frontend.pipeline.metrics.media_decoded.get(),
-            reused: frontend.pipeline.metrics.media_reused.get(),
+            decoded: pipeline.metrics.media_decoded.get(),
+            reused: pipeline.metrics.media_reused.get(),
             cached_bytes: counts.cached_bytes,
-            processed_bytes: frontend.pipeline.images.kept_bytes(),
+            processed_bytes: pipeline.images.kept_bytes(),
             repeated: repeated.told(),
         }
     }

@@ -8,6 +8,7 @@
 //! | module | is |
 //! |---|---|
 //! | `routes` | its paths |
+//! | `state` | the state that routes and feed share |
 //! | `session` | the cookie of whoever has shown a key |
 //! | `feed` | what open pages are told |
 //! | `fleet` | the workers, as they are told of |
@@ -23,6 +24,7 @@ mod media;
 mod requests;
 mod routes;
 mod session;
+mod state;
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,16 +33,14 @@ use chiasm_backend::{JobItem, RequestId};
 use chiasm_pipeline::{ExplainedPlan, RouteObserver};
 use chiasm_router::Explanation;
 
-use crate::frontend::Frontend;
-
 use feed::Feed;
 use history::History;
 use media::Repeated;
 pub(crate) use requests::{Found, Outcome};
 use requests::{Plan, Requests};
-pub use routes::PREFIX;
 pub(crate) use routes::router;
 use session::Sessions;
+pub(crate) use state::PageState;
 
 /// The options of the live page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,14 +97,13 @@ impl RouteObserver for Page {
     }
 }
 
-/// Notes how things are, and tells the open pages, once a second.
-pub async fn keep(frontend: Arc<Frontend>) -> Infallible {
-    let Some(page) = &frontend.page else { return std::future::pending().await };
+/// Notes the state of everything once a second, and tells the open pages.
+pub(crate) async fn keep(state: Arc<PageState>) -> Infallible {
     let mut seconds = tokio::time::interval(feed::PERIOD);
     seconds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         seconds.tick().await;
-        page.feed.tell(&frontend, page);
+        state.page.feed.tell(&state);
     }
 }
 

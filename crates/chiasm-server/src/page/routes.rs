@@ -12,15 +12,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Limited};
 
-use super::Page;
+use super::PageState;
 use super::feed::Feed;
 use crate::error::HttpError;
-use crate::frontend::Frontend;
-use crate::layers::Identity;
+use crate::identity::Identity;
 use crate::sse;
-
-/// The path below which all of the page's are.
-pub const PREFIX: &str = "/ui";
 
 /// Bytes of a form with a key, and the time that it may take.
 const FORM: usize = 8 << 10;
@@ -60,7 +56,7 @@ const RULES: [(HeaderName, &str); 5] = [
 ];
 
 /// The page's routes.
-pub(crate) fn router() -> Router<Arc<Frontend>> {
+pub(crate) fn router(state: Arc<PageState>) -> Router {
     Router::new()
         .route("/ui", get(async || to("ui/")))
         .route("/ui/", get(index))
@@ -70,21 +66,11 @@ pub(crate) fn router() -> Router<Arc<Frontend>> {
         .route("/ui/session", get(session))
         .route("/ui/requests/{number}", get(why))
         .route("/ui/{file}", get(file))
+        .with_state(state)
 }
 
-/// Returns `true` if a request with these headers may see the page.
-fn admits(frontend: &Frontend, page: &Page, headers: &HeaderMap) -> bool {
-    let keys = frontend.keys.current();
-    keys.admits(headers) || page.sessions.has(headers, |key| keys.has_digest(key))
-}
-
-/// The page of this frontend; there are no routes without one.
-fn page(frontend: &Frontend) -> Result<&Page, HttpError> {
-    frontend.page.as_deref().ok_or_else(HttpError::no_such_path)
-}
-
-async fn index(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, HttpError> {
-    let is_admitted = admits(&frontend, page(&frontend)?, &headers);
+async fn index(State(state): State<Arc<PageState>>, headers: HeaderMap) -> Result<Response, HttpError> {
+    let is_admitted = state.admits(&headers);
     Ok(if is_admitted { ruled(HTML, INDEX.to_owned()) } else { form("") })
 }
 
@@ -95,8 +81,7 @@ fn form(refused: &str) -> Response {
     response
 }
 
-async fn login(State(frontend): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let page = page(&frontend)?;
+async fn login(State(state): State<Arc<PageState>>, request: Request) -> Result<Response, HttpError> {
     let body = Limited::new(request.into_body(), FORM).collect();
     let body = match tokio::time::timeout(FORM_TIMEOUT, body).await {
         Ok(Ok(body)) => body.to_bytes(),
@@ -104,51 +89,50 @@ async fn login(State(frontend): State<Arc<Frontend>>, request: Request) -> Resul
         Err(_) => return Err(HttpError::slow_body("the form did not arrive in time".to_owned())),
     };
     let key = form_urlencoded::parse(&body).find(|(name, _)| name == "key").map(|(_, key)| key);
-    match key.and_then(|key| frontend.keys.current().digest(key.trim().as_bytes())) {
-        Some(key) => Ok(with_cookie(to("./"), page.sessions.begin(key))),
+    match key.and_then(|key| state.keys.current().digest(key.trim().as_bytes())) {
+        Some(key) => Ok(with_cookie(to("./"), state.page.sessions.begin(key))),
         None => Ok(form(REFUSED)),
     }
 }
 
-async fn logout(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, HttpError> {
-    Ok(with_cookie(to("./"), page(&frontend)?.sessions.end(&headers)))
+async fn logout(State(state): State<Arc<PageState>>, headers: HeaderMap) -> Result<Response, HttpError> {
+    Ok(with_cookie(to("./"), state.page.sessions.end(&headers)))
 }
 
 /// Tells a page that has lost its events whether its session still lasts.
-async fn session(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Result<Response, HttpError> {
-    if !admits(&frontend, page(&frontend)?, &headers) {
+async fn session(State(state): State<Arc<PageState>>, headers: HeaderMap) -> Result<Response, HttpError> {
+    if !state.admits(&headers) {
         return Err(HttpError::unauthorized(NO_KEY));
     }
     Ok(with_rules(StatusCode::NO_CONTENT.into_response()))
 }
 
 async fn events(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<PageState>>,
     Extension(identity): Extension<Identity>,
     headers: HeaderMap,
 ) -> Result<Response, HttpError> {
-    if !admits(&frontend, page(&frontend)?, &headers) {
+    if !state.admits(&headers) {
         return Err(HttpError::unauthorized(NO_KEY));
     }
-    let admitted = frontend.clone();
-    let is_admitted = move || page(&admitted).is_ok_and(|page| admits(&admitted, page, &headers));
-    let events = Feed::follow(&frontend, is_admitted)
+    let admitting = state.clone();
+    let is_admitted = move || admitting.admits(&headers);
+    let events = Feed::follow(state, is_admitted)
         .ok_or_else(|| HttpError::unavailable("pages_full", "enough pages are open, or the server is going down"))?;
     identity.connection.ends_with_client();
     Ok(with_rules(sse::response(events)))
 }
 
 async fn why(
-    State(frontend): State<Arc<Frontend>>,
+    State(state): State<Arc<PageState>>,
     headers: HeaderMap,
     number: Result<Path<u64>, PathRejection>,
 ) -> Result<Response, HttpError> {
-    let page = page(&frontend)?;
-    if !admits(&frontend, page, &headers) {
+    if !state.admits(&headers) {
         return Err(HttpError::unauthorized(NO_KEY));
     }
     let Path(number) = number.map_err(|_| HttpError::no_such_path())?;
-    let why = page.requests.why(number).ok_or_else(HttpError::no_such_path)?;
+    let why = state.page.requests.why(number).ok_or_else(HttpError::no_such_path)?;
     Ok(with_rules(axum::Json(why).into_response()))
 }
 

@@ -18,16 +18,15 @@ use prost::Message;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::*;
-use crate::Frontend;
 use crate::connections::Connection;
 use crate::test_server::TestServer;
-use crate::{layers, routes};
+use crate::{Server, ServerSettings, layers};
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 /// A frontend before one fake backend, and what its collector was told.
 struct Stage {
-    frontend: Arc<Frontend>,
+    server: Arc<Server>,
     backend: FakeBackend,
     told: UnboundedReceiver<Vec<Told>>,
 }
@@ -36,10 +35,9 @@ impl Stage {
     async fn with(sample: f64) -> Self {
         let (endpoint, told) = collector().await;
         let exporter = Exporter::start(endpoint, Headers::default(), "test", "1").unwrap();
-        let TestServer { frontend, test } = TestServer::new(1).await;
-        let mut backends = test.backends;
-        let frontend = Arc::into_inner(frontend).unwrap().with_traces(Traces::new(exporter, sample));
-        Self { frontend: Arc::new(frontend), backend: backends.remove(0), told }
+        let traces = Some(Traces::new(exporter, sample));
+        let TestServer { server, mut test } = TestServer::set(ServerSettings { traces, ..Default::default() }).await;
+        Self { server, backend: test.backends.remove(0), told }
     }
 
     async fn post(&self, body: &str, traceparent: Option<&str>) -> Response {
@@ -50,12 +48,12 @@ impl Stage {
             .fold(request, |request, parent| request.header("traceparent", parent).header("tracestate", "a=b"));
         let request = request.body(Body::from(body.to_owned())).unwrap();
         let connection = Arc::new(Connection::from_peer(Ipv4Addr::LOCALHOST.into()));
-        layers::answer(routes::router(self.frontend.clone()), self.frontend.clone(), connection, request).await
+        layers::answer(self.server.app(), self.server.parts().3.clone(), connection, request).await
     }
 
     /// The spans of all requests so far.
     async fn spans(mut self) -> Vec<Told> {
-        self.frontend.finish_traces(Duration::from_secs(10)).await;
+        self.server.finish_traces(Duration::from_secs(10)).await;
         let mut spans = Vec::new();
         while let Ok(more) = self.told.try_recv() {
             spans.extend(more);

@@ -29,7 +29,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use chiasm_api::openai::BodyLimits;
 use chiasm_backend::{Backend, Content, Job, LargestItem};
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, CountedRows, EngineConnector, EngineOptions, FormatPolicy, LaunchHost,
@@ -39,7 +38,7 @@ use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{Pipeline, PipelineLimits};
 use chiasm_router::RouterConfig;
-use chiasm_server::{Frontend, HttpLimits, connections};
+use chiasm_server::{Server, ServerSettings};
 use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
@@ -121,11 +120,11 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let fleet = Fleet::start(connectors.collect(), RouterConfig::default(), Patience::default())?;
     let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(MEDIA_BYTES))?;
     let pipeline = Arc::new(Pipeline::new(served, door, fleet.clone(), PipelineLimits::default()));
-    let frontend = Arc::new(Frontend::new(pipeline, HttpLimits::default(), BodyLimits::default()));
+    let server = Server::new(pipeline, ServerSettings::default());
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
     let address = listener.local_addr()?;
     let served = tokio::select! {
-        () = connections::serve(listener, None, frontend, std::future::pending()) => Ok(()),
+        () = server.serve(listener, None, std::future::pending()) => Ok(()),
         ended = obey(&fleet, engines, address, &kept) => ended,
         signal = ended_by_signal() => signal,
     };

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use chiasm_server::page::PageOptions;
-use chiasm_server::{Allowed, Certificate, Cors, CorsError, RootPath};
+use chiasm_server::{Allowed, Certificate, Cors, CorsError, PageOptions, RootPath};
 use clap::Args;
 
 use crate::error::CliError;

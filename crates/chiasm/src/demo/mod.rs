@@ -9,15 +9,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_api::openai::BodyLimits;
 use chiasm_engine::{ArenaPolicy, ClientOptions, EngineOptions, FormatPolicy};
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{Pipeline, PipelineLimits};
 use chiasm_router::{Policy, RouterConfig};
-use chiasm_server::page::{Page, PageOptions};
-use chiasm_server::{Frontend, HttpLimits};
+use chiasm_server::{Page, PageOptions, Server, ServerSettings};
 use chiasm_types::Role;
 use chiasm_vision::TakenKinds;
 
@@ -150,14 +148,14 @@ impl Stand {
         let page = Arc::new(Page::new(PageOptions::default()));
         let pipeline = Pipeline::new(model.clone(), door, fleet.clone(), PipelineLimits::default());
         let pipeline = Arc::new(pipeline.with_observer(page.clone()));
-        let frontend = Frontend::new(pipeline, HttpLimits::default(), BodyLimits::default());
-        let frontend = frontend.with_page(Some(page));
+        let settings = ServerSettings { page: Some(page), ..ServerSettings::default() };
+        let server = Server::new(pipeline, settings);
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let stopped = async {
             let _ = stopped.await;
         };
         let drain = Drain { delay: Duration::ZERO, timeout: Duration::from_secs(2) };
-        let server = tokio::spawn(serve(listener, None, Arc::new(frontend), stopped, drain));
+        let server = tokio::spawn(serve(listener, None, Arc::new(server), stopped, drain));
         fleet.wait_ready(ENGINES).await;
         Ok(Self { address, model: model.name.clone(), policy, fleet, stop, server })
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use chiasm_server::page;
+use chiasm_server::PAGE_PATH;
 use serde_json::json;
 
 use super::player::{Images, Shot};
@@ -128,7 +128,7 @@ impl Report {
              {{\"type\": \"text\", \"text\": \"What is in this picture?\"}}]}}]}}\nEOF",
             picture.display()
         );
-        let page = format!("http://{address}{}/", page::PREFIX);
+        let page = format!("http://{address}{}/", PAGE_PATH);
         if self.json {
             line!("{}", json!({"url": format!("http://{address}/v1"), "page": page, "model": model}));
         } else {

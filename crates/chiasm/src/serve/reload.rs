@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chiasm_server::{Certificate, Frontend};
+use chiasm_server::{Certificate, Server};
 use chiasm_upstream::UpstreamKey;
 
 use crate::cli::AccessArgs;
@@ -15,7 +15,7 @@ pub(super) struct Reload {
     pub(super) access: AccessArgs,
     /// The keys for servers of `--upstream`.
     pub(super) upstream_keys: Vec<Arc<UpstreamKey>>,
-    pub(super) frontend: Arc<Frontend>,
+    pub(super) server: Arc<Server>,
 }
 
 impl Reload {
@@ -35,7 +35,7 @@ impl Reload {
         }
         let access = self.access.clone();
         let upstream_keys = self.upstream_keys.clone();
-        let frontend = self.frontend.clone();
+        let frontend = self.server.clone();
         // Blocking reads: a file system that hangs must not stall the runtime.
         let reload = move || reload_keys(&access, &upstream_keys, &frontend);
         if let Err(error) = tokio::task::spawn_blocking(reload).await {
@@ -45,11 +45,11 @@ impl Reload {
 }
 
 /// Reads the API keys and the keys for servers again. A file that can't be used leaves its old keys.
-fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], frontend: &Frontend) {
+fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: &Server) {
     if access.api_key_file.is_some() {
         match access.keys() {
             Ok(keys) => {
-                frontend.keys.replace(keys);
+                server.keys().replace(keys);
                 tracing::info!("the API keys have been read again");
             }
             Err(error) => tracing::warn!(%error, "the new API keys are not taken, the old ones stay"),

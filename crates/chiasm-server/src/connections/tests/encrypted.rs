@@ -116,9 +116,12 @@ async fn whoever_is_in_a_handshake_makes_room_and_keeps_up_nobody() {
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let certificate = Some(Arc::new(server.made.load().unwrap()));
-    let serving = tokio::spawn(serve(listener, certificate, plain.frontend.clone(), async { drop(stopped.await) }));
+    let serving = {
+        let server = plain.server.clone();
+        tokio::spawn(async move { server.serve(listener, certificate, async { drop(stopped.await) }).await })
+    };
     let _silent = TcpStream::connect(address).await.unwrap();
-    let open = || plain.frontend.metrics.render(&plain.frontend).unwrap().contains("\nchiasm_connections 1\n");
+    let open = || plain.metrics().contains("\nchiasm_connections 1\n");
     wait_for("its place", open).await;
     let started = std::time::Instant::now();
     drop(stop);
@@ -130,7 +133,7 @@ async fn whoever_is_in_a_handshake_makes_room_and_keeps_up_nobody() {
 async fn hellos_wait_for_their_turn_like_all_work_that_costs() {
     let one_thread = PipelineLimits { cpu_threads: 1, ..PipelineLimits::default() };
     let server = Encrypted::within(HttpLimits::default(), one_thread).await;
-    let cpu = server.server.server.frontend.pipeline.cpu.clone();
+    let cpu = server.server.server.test.pipeline.cpu.clone();
     let short = || cpu.load().pending[0];
     // Work of others keeps both threads for short work busy.
     let (release, released) = std::sync::mpsc::channel::<()>();

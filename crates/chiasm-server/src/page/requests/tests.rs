@@ -27,7 +27,7 @@ async fn server(workers: usize) -> TestServer {
 }
 
 fn record(server: &TestServer) -> Record {
-    Record::new("completions", Span::none(), None, server.frontend.clone())
+    Record::new("completions", Span::none(), None, server.recorder())
 }
 
 async fn prepare(server: &TestServer, record: &Record) -> Prepared {
@@ -37,7 +37,7 @@ async fn prepare(server: &TestServer, record: &Record) -> Prepared {
 
 /// The entries as the page shows them: worker, status, tokens of the answer.
 fn shown(server: &TestServer) -> Vec<(String, String, Option<usize>)> {
-    let page = server.frontend.page.as_ref().unwrap();
+    let page = server.page();
     let row = |summary: Summary| {
         let status = match &summary.outcome {
             Some(outcome) => outcome.status.to_string(),
@@ -107,7 +107,7 @@ async fn passed_on_request_shows_its_first_token() {
     record.first_token(Duration::from_millis(250));
     record.answered(200, None);
     drop(record);
-    let outcome = server.frontend.page.as_ref().unwrap().requests.all().remove(0).outcome.unwrap();
+    let outcome = server.page().requests.all().remove(0).outcome.unwrap();
     assert_eq!((outcome.ttft, outcome.found), (Some(0.25), None));
 }
 
