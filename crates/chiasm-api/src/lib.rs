@@ -6,6 +6,7 @@
 //! | [`responses`] | OpenAI's Responses API |
 //! | [`anthropic`] | Anthropic's Messages API |
 //! | [`sse`] | server-sent events |
+//! | `server_failure` | errors that are a server's own fault |
 //! | `stream_begin` | the first event of a stream that has content |
 //! | `stream_end` | the end of every stream, in the words of its API |
 //! | `error` | errors as clients are told of them |
@@ -20,6 +21,7 @@ mod error;
 mod event_grammar;
 pub mod openai;
 pub mod responses;
+mod server_failure;
 pub mod sse;
 mod stream_begin;
 mod stream_end;

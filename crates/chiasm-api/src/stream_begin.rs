@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use crate::server_failure::server_failure;
 use crate::stream_end::StreamApi;
 
 /// The meaning of an event before any content has come.
@@ -60,35 +61,6 @@ fn is_empty_chunk(chunk: &Value) -> bool {
         fields.all(|(_, value)| is_nothing(value)) && ["text", "finish_reason", "logprobs"].into_iter().all(is_empty)
     };
     chunk["choices"].as_array().is_some_and(|choices| choices.iter().all(says_nothing))
-}
-
-/// Returns the message of an error that is the server's own fault, by the codes and types of the
-/// three APIs, of vLLM and of Chiasm.
-pub(crate) fn server_failure(name: &[u8], data: &Value) -> Option<String> {
-    const SERVER_FAULTS: [&str; 11] = [
-        "server_error",
-        "internal_error",
-        "internal_server_error",
-        "InternalServerError",
-        "api_error",
-        "overloaded_error",
-        "timeout_error",
-        "timeout",
-        "engine_failed",
-        "service_unavailable_error",
-        "ServiceUnavailableError",
-    ];
-    let error = match name {
-        b"error" => data.get("error").unwrap_or(data),
-        b"response.failed" => data.pointer("/response/error")?,
-        _ => data.get("error")?,
-    };
-    let is_server_fault = ["code", "type"].iter().any(|field| match &error[field] {
-        Value::Number(code) => code.as_u64().is_some_and(|code| code >= 500),
-        Value::String(word) => SERVER_FAULTS.contains(&word.as_str()),
-        _ => false,
-    });
-    is_server_fault.then(|| error["message"].as_str().unwrap_or_default().chars().take(200).collect())
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::anthropic;
 use crate::error::ApiError;
+use crate::server_failure::server_failure;
 use crate::sse;
-use crate::stream_begin::server_failure;
 
 /// An API with streams of its own form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

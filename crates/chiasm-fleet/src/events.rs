@@ -1,76 +1,25 @@
 //! Following an engine's KV events into the router, and telling whoever follows them further.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use chiasm_backend::{KvEventStream, KvSink, KvSource, OthersEvent, OthersItem, OthersJob};
 use chiasm_kv::event::{KvEvent, KvEventBatch};
-use chiasm_kv::{
-    BlockKey, KvError, KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig, SubscriberCounters,
-    SubscriberStats,
-};
+use chiasm_kv::{BlockKey, KvError, KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig};
 use chiasm_router::{Reservation, RouteItem, RouteRequest, Router};
 use chiasm_types::{PlanClassId, WorkerId};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use crate::followed::Followed;
 use crate::kept::KeptIndex;
 use crate::tap::{KvHeard, Tap};
 use crate::{Fleet, Worker};
 
 /// The longest time for which saving the knowledge of one worker may delay the end of the process.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The counts of one worker, over all its backends. Clones are the same counts.
-#[derive(Clone, Default)]
-pub(crate) struct Followed {
-    subscriber: SubscriberCounters,
-    index: Arc<Applied>,
-    tap: Arc<Tap>,
-}
-
-#[derive(Default)]
-struct Applied {
-    events: AtomicU64,
-    /// How old the last batch was, in microseconds.
-    lag: AtomicU64,
-}
-
-/// How the KV events of one worker have been followed.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct KvEventCounts {
-    /// Events applied to the index.
-    pub applied: u64,
-    /// What the subscriber counts.
-    pub subscriber: SubscriberStats,
-    /// How long after the engine's scheduler made it the last batch was applied, by the clocks of both machines.
-    pub lag: Duration,
-}
-
-impl Followed {
-    pub(crate) fn counts(&self) -> KvEventCounts {
-        KvEventCounts {
-            applied: self.index.events.load(Relaxed),
-            subscriber: self.subscriber.read(),
-            lag: Duration::from_micros(self.index.lag.load(Relaxed)),
-        }
-    }
-
-    pub(crate) fn tap(&self) -> Arc<Tap> {
-        self.tap.clone()
-    }
-
-    fn applied(&self, events: usize, timestamp: f64) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // An engine may say anything; clocks may differ.
-        let made = Duration::try_from_secs_f64(timestamp).unwrap_or_default();
-        let lag = u64::try_from(now.saturating_sub(made).as_micros()).unwrap_or(u64::MAX);
-        self.index.events.fetch_add(events as u64, Relaxed);
-        self.index.lag.store(lag, Relaxed);
-    }
-}
 
 /// Feeds the router what is told of a worker's KV cache, until dropped.
 pub(crate) enum Following {

@@ -6,22 +6,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Backend, Connector, Death, KvSource, Lacks, Load, MediaForm, TensorFormat};
-use chiasm_router::{Router, RouterConfig, WorkerInfo};
+use chiasm_backend::{Backend, Death, KvSource, Lacks, Load, MediaForm, TensorFormat};
+use chiasm_router::{Router, WorkerInfo};
 use chiasm_types::{PlanClassId, WorkerId};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::adapters::Adapters;
-use crate::events::Followed;
+use crate::followed::Followed;
 use crate::keys::index_scheme;
-use crate::{
-    Condition, FleetMetrics, KeptIndexes, KvEventCounts, KvKnown, Patience, PresentClasses, classes, loading, places,
-    trial,
-};
+use crate::loaded::Loaded;
+use crate::worker_breaker::WorkerBreaker;
+use crate::{Condition, FleetMetrics, KeptIndexes, KvEventCounts, KvKnown, Patience, PresentClasses, classes, places};
 
 /// A fleet needs at least one worker.
 #[derive(Debug, thiserror::Error)]
@@ -43,11 +40,11 @@ pub struct Worker {
     /// Tells this start of its engine from others.
     pub life: u64,
     pub(crate) condition: watch::Sender<Condition>,
-    pub(crate) breaker: trial::WorkerBreaker,
+    pub(crate) breaker: WorkerBreaker,
     /// What its backend last said of itself.
     pub(crate) load: watch::Sender<Load>,
     /// Its LoRA adapters.
-    pub(crate) loaded: Arc<loading::Loaded>,
+    pub(crate) loaded: Arc<Loaded>,
 }
 
 impl Worker {
@@ -135,67 +132,6 @@ impl State {
 }
 
 impl Fleet {
-    /// Starts one worker per connector. Returns at once: see [`Fleet::wait_ready`].
-    ///
-    /// # Errors
-    /// [`NoEngines`] without connectors.
-    pub fn start(
-        connectors: Vec<Box<dyn Connector>>,
-        router: RouterConfig,
-        patience: Patience,
-    ) -> Result<Arc<Self>, NoEngines> {
-        Self::start_with_adapters(connectors, router, patience, Arc::default())
-    }
-
-    /// The same, with LoRA adapters that requests may name.
-    ///
-    /// # Errors
-    /// [`NoEngines`] without connectors.
-    pub fn start_with_adapters(
-        connectors: Vec<Box<dyn Connector>>,
-        router: RouterConfig,
-        patience: Patience,
-        adapters: Arc<Adapters>,
-    ) -> Result<Arc<Self>, NoEngines> {
-        if connectors.is_empty() {
-            return Err(NoEngines);
-        }
-        let fleet = Self::empty(router, patience, adapters);
-        for connector in connectors {
-            fleet.add(connector);
-        }
-        Ok(fleet)
-    }
-
-    /// A fleet without workers, which are added as they are found.
-    pub fn empty(router: RouterConfig, patience: Patience, adapters: Arc<Adapters>) -> Arc<Self> {
-        // Workers come and go on threads that serve requests, too.
-        let runtime = Handle::current();
-        let fleet = Arc::new(Self {
-            router: Arc::new(Router::in_background(router, move |chore| drop(runtime.spawn_blocking(chore)))),
-            metrics: FleetMetrics::default(),
-            on_departure: OnceLock::new(),
-            state: Mutex::default(),
-            ready: watch::Sender::new(0),
-            seats: AtomicUsize::new(0),
-            shutdown: watch::Sender::new(false),
-            cut: OnceLock::new(),
-            keepers: Mutex::new(Some(JoinSet::new())),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            patience,
-            followed: Mutex::default(),
-            ends: Mutex::default(),
-            added: AtomicU32::new(0),
-            unnamed: Mutex::default(),
-            adapters,
-            kept: OnceLock::new(),
-        });
-        if let (Some(leavings), Some(keepers)) = (fleet.adapters.leavings(), &mut *fleet.keepers()) {
-            keepers.spawn(loading::forget_unused(fleet.clone(), leavings, fleet.shutdown.subscribe()));
-        }
-        fleet
-    }
-
     /// Lets knowledge of KV caches outlive this process. To be called before workers are added.
     pub fn keep_indexes(&self, kept: KeptIndexes) {
         // Only the first call has an effect.
@@ -338,7 +274,7 @@ impl Fleet {
         id: WorkerId,
         what: String,
         backend: Arc<dyn Backend>,
-        loaded: Arc<loading::Loaded>,
+        loaded: Arc<Loaded>,
     ) -> Arc<Worker> {
         let can = backend.capabilities().clone();
         let worker = {
@@ -351,7 +287,7 @@ impl Fleet {
                 class,
                 life: rand::random(),
                 condition: watch::Sender::default(),
-                breaker: trial::WorkerBreaker::new(),
+                breaker: WorkerBreaker::new(),
                 load: watch::Sender::default(),
                 loaded,
             };

@@ -16,7 +16,7 @@ use crate::Fleet;
 use crate::backoff::Backoff;
 use crate::condition::Watch;
 use crate::events::{self, Following};
-use crate::loading::Loaded;
+use crate::loaded::Loaded;
 
 /// Why a backend's turn ended.
 #[derive(Debug, thiserror::Error)]

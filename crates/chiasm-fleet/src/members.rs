@@ -8,7 +8,7 @@ use chiasm_backend::{Connector, Death};
 use chiasm_types::WorkerId;
 use tokio::sync::watch;
 
-use crate::events::Followed;
+use crate::followed::Followed;
 use crate::{Fleet, keeper, lock};
 
 impl Fleet {

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use chiasm_router::WorkerSnapshot;
 use chiasm_types::WorkerId;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -13,8 +12,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::KvEventCounts;
 use crate::media_metrics::MediaMetrics;
-use crate::{Fleet, KvEventCounts};
 
 /// The label of a series that is one worker's.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -30,52 +29,52 @@ impl From<WorkerId> for WorkerLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct KnowledgeLabels {
-    worker: String,
-    state: &'static str,
+pub(crate) struct KnowledgeLabels {
+    pub(crate) worker: String,
+    pub(crate) state: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ConditionLabels {
-    worker: String,
-    condition: &'static str,
+pub(crate) struct ConditionLabels {
+    pub(crate) worker: String,
+    pub(crate) condition: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct BreakerLabels {
-    worker: String,
-    state: &'static str,
+pub(crate) struct BreakerLabels {
+    pub(crate) worker: String,
+    pub(crate) state: &'static str,
 }
 
 /// The metrics of a fleet. Most are gauges, brought up to date by [`FleetMetrics::refresh`].
 #[derive(Default)]
 pub struct FleetMetrics {
     pub(crate) media: std::sync::Arc<MediaMetrics>,
-    engine_deaths: Family<WorkerLabel, Counter>,
-    distrusted: Family<WorkerLabel, Counter>,
-    workers: Gauge,
-    unnamed: Gauge,
-    worker_blocks: Family<WorkerLabel, Gauge>,
-    index_blocks: Gauge,
-    index_entries: Gauge,
-    index_bytes: Gauge,
-    index_shed: Gauge,
-    kv_events: KvEvents,
-    worker_knowledge: Family<KnowledgeLabels, Gauge>,
-    worker_condition: Family<ConditionLabels, Gauge>,
-    worker_breaker: Family<BreakerLabels, Gauge>,
-    worker_pending: Family<WorkerLabel, Gauge>,
-    worker_running: Family<WorkerLabel, Gauge>,
-    worker_waiting: Family<WorkerLabel, Gauge>,
-    worker_seats: Family<WorkerLabel, Gauge>,
-    worker_total_blocks: Family<WorkerLabel, Gauge>,
-    worker_kv_usage: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
-    worker_media_threads: Family<WorkerLabel, Gauge>,
-    worker_media_pending: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
-    arena_reserved: Family<WorkerLabel, Gauge>,
-    arena_used: Family<WorkerLabel, Gauge>,
-    arena_slots: Family<WorkerLabel, Gauge>,
-    arena_leases: Family<WorkerLabel, Gauge>,
+    pub(crate) engine_deaths: Family<WorkerLabel, Counter>,
+    pub(crate) distrusted: Family<WorkerLabel, Counter>,
+    pub(crate) workers: Gauge,
+    pub(crate) unnamed: Gauge,
+    pub(crate) worker_blocks: Family<WorkerLabel, Gauge>,
+    pub(crate) index_blocks: Gauge,
+    pub(crate) index_entries: Gauge,
+    pub(crate) index_bytes: Gauge,
+    pub(crate) index_shed: Gauge,
+    pub(crate) kv_events: KvEvents,
+    pub(crate) worker_knowledge: Family<KnowledgeLabels, Gauge>,
+    pub(crate) worker_condition: Family<ConditionLabels, Gauge>,
+    pub(crate) worker_breaker: Family<BreakerLabels, Gauge>,
+    pub(crate) worker_pending: Family<WorkerLabel, Gauge>,
+    pub(crate) worker_running: Family<WorkerLabel, Gauge>,
+    pub(crate) worker_waiting: Family<WorkerLabel, Gauge>,
+    pub(crate) worker_seats: Family<WorkerLabel, Gauge>,
+    pub(crate) worker_total_blocks: Family<WorkerLabel, Gauge>,
+    pub(crate) worker_kv_usage: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    pub(crate) worker_media_threads: Family<WorkerLabel, Gauge>,
+    pub(crate) worker_media_pending: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    pub(crate) arena_reserved: Family<WorkerLabel, Gauge>,
+    pub(crate) arena_used: Family<WorkerLabel, Gauge>,
+    pub(crate) arena_slots: Family<WorkerLabel, Gauge>,
+    pub(crate) arena_leases: Family<WorkerLabel, Gauge>,
 }
 
 impl FleetMetrics {
@@ -187,73 +186,11 @@ impl FleetMetrics {
     pub fn engine_deaths(&self, worker: WorkerId) -> u64 {
         self.engine_deaths.get(&worker.into()).map_or(0, |deaths| deaths.get())
     }
-
-    /// Sets the gauges to the present state of the fleet, whose router has these workers.
-    pub fn refresh(&self, fleet: &Fleet, workers: &[WorkerSnapshot]) {
-        self.workers.set(workers.len() as i64);
-        self.unnamed.set(fleet.unnamed().len() as i64);
-        // What is told of workers that were let go must not stay.
-        self.worker_knowledge.clear();
-        let of_workers = [
-            &self.worker_blocks,
-            &self.worker_pending,
-            &self.worker_running,
-            &self.worker_waiting,
-            &self.worker_seats,
-            &self.worker_total_blocks,
-            &self.worker_media_threads,
-        ];
-        let of_arenas = [&self.arena_reserved, &self.arena_used, &self.arena_slots, &self.arena_leases];
-        of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
-        [&self.worker_kv_usage, &self.worker_media_pending].into_iter().for_each(Family::clear);
-        for worker in workers {
-            let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
-            self.worker_knowledge.get_or_create(&labels).set(1);
-            let label = WorkerLabel::from(worker.id);
-            self.worker_blocks.get_or_create(&label).set(worker.index.blocks as i64);
-            self.worker_pending.get_or_create(&label).set(worker.pending_tokens as i64);
-            let engine = worker.engine.unwrap_or_default();
-            self.worker_running.get_or_create(&label).set(engine.running as i64);
-            self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
-            self.worker_kv_usage.get_or_create(&label).set(engine.kv_usage);
-            self.worker_total_blocks.get_or_create(&label).set(worker.info.total_blocks as i64);
-        }
-        self.kv_events.clear();
-        for (id, counts) in fleet.kv_events() {
-            self.kv_events.set(&id.into(), counts);
-        }
-        self.worker_condition.clear();
-        self.worker_breaker.clear();
-        for worker in fleet.workers() {
-            // A worker's counts begin with the worker.
-            drop(self.engine_deaths.get_or_create(&worker.id.into()));
-            drop(self.distrusted.get_or_create(&worker.id.into()));
-            let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
-            self.worker_condition.get_or_create(&labels).set(1);
-            let labels = BreakerLabels { worker: worker.id.to_string(), state: worker.breaker().name() };
-            self.worker_breaker.get_or_create(&labels).set(1);
-            let label = WorkerLabel::from(worker.id);
-            let media = worker.load().media.unwrap_or_default();
-            self.worker_media_threads.get_or_create(&label).set(i64::from(media.threads));
-            self.worker_media_pending.get_or_create(&label).set(media.all().as_secs_f64());
-            self.worker_seats.get_or_create(&label).set(worker.backend.capabilities().max_running as i64);
-            let usage = worker.backend.memory().unwrap_or_default();
-            self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
-            self.arena_used.get_or_create(&label).set(usage.used as i64);
-            self.arena_slots.get_or_create(&label).set(usage.slots as i64);
-            self.arena_leases.get_or_create(&label).set(usage.leases as i64);
-        }
-        let index = fleet.router().index_totals();
-        self.index_blocks.set(index.blocks as i64);
-        self.index_entries.set(index.entries as i64);
-        self.index_bytes.set(index.bytes as i64);
-        self.index_shed.set(index.shed as i64);
-    }
 }
 
 /// How engines' KV events are followed, per worker.
 #[derive(Default)]
-struct KvEvents {
+pub(crate) struct KvEvents {
     applied: Family<WorkerLabel, Counter>,
     gaps: Family<WorkerLabel, Counter>,
     replays: Family<WorkerLabel, Counter>,
@@ -279,13 +216,13 @@ impl KvEvents {
         );
     }
 
-    fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let Self { applied, gaps, replays, failed_replays, dropped, resets, lag } = self;
         [applied, gaps, replays, failed_replays, dropped, resets].into_iter().for_each(Family::clear);
         lag.clear();
     }
 
-    fn set(&self, label: &WorkerLabel, counts: KvEventCounts) {
+    pub(crate) fn set(&self, label: &WorkerLabel, counts: KvEventCounts) {
         let set = |family: &Family<WorkerLabel, Counter>, count: u64| {
             family.get_or_create(label).inner().store(count, Ordering::Relaxed);
         };

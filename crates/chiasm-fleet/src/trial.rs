@@ -1,7 +1,7 @@
 //! Outcomes of requests, which open and close the breakers of their workers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use chiasm_backend::JobError;
 use chiasm_router::Admission;
@@ -11,25 +11,6 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::breaker::{Breaker, BreakerState, Change, WorkerFault};
 use crate::{Condition, Fleet, Worker, lock};
-
-/// A worker's breaker, which requests on all threads share.
-#[derive(Debug)]
-pub(crate) struct WorkerBreaker {
-    breaker: Mutex<Breaker>,
-    /// The breaker is closed and counts no failures, so requests need not lock it.
-    is_clean: AtomicBool,
-    state: watch::Sender<(BreakerState, Option<Instant>)>,
-}
-
-impl WorkerBreaker {
-    pub(crate) fn new() -> Self {
-        Self {
-            breaker: Mutex::new(Breaker::new(Instant::now())),
-            is_clean: AtomicBool::new(true),
-            state: watch::Sender::default(),
-        }
-    }
-}
 
 impl Worker {
     /// Returns the state of the worker's breaker.

@@ -29,7 +29,6 @@ use tracing::Instrument;
 use self::attempts::Failure;
 use self::encode::encode;
 use self::job::job;
-pub use self::moving::Displaced;
 use self::moving::WaitsFor;
 use self::prefill::{Prefilled, prefill};
 use super::choice::Choice;

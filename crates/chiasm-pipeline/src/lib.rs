@@ -21,6 +21,7 @@
 //! | `plans`, `processed` | plans and tensors of items that are kept for later requests |
 //! | `sampling` | the model's defaults and the room in the context, filled in |
 //! | `pick` | which worker it goes to |
+//! | `displaced` | the queue of requests that wait for suspect workers |
 //! | `generation` | a prepared prompt on a worker, and on another one if that dies |
 //! | `limits` | the bounds on the work for a request |
 //! | `deadlines` | how long a request may take |
@@ -41,6 +42,7 @@ mod caller;
 mod choice;
 pub mod cpu;
 mod deadlines;
+mod displaced;
 mod error;
 mod generation;
 mod helped;
@@ -70,15 +72,15 @@ mod tried;
 pub use caller::Caller;
 pub use deadlines::{Deadline, Deadlines, begun_within, within};
 pub use error::{Cause, RequestError};
-pub use generation::{Displaced, Generation, collect};
+pub use generation::{Generation, collect};
 pub use helped::HelperOptions;
 pub use helped::Helpers;
 pub use image::Images;
 pub use limits::{ItemLimits, PipelineLimits};
 pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, NotFetched, PlannedItem, PutError};
 pub use metrics::{
-    FinishedLabel, Found, LatencyCounts, LatencyHistogram, Objectives, PipelineMetrics, PromptTokens, Retry, Stage,
-    by_source,
+    FinishedLabel, Found, LatencyCounts, LatencyHistogram, MediaState, Objectives, PipelineMetrics, PromptTokens,
+    Retry, Stage, by_source,
 };
 pub use observer::{Entries, ExplainedPlan, PromptEntry, RouteObserver};
 pub use opening::check_counts;

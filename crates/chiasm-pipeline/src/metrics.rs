@@ -27,12 +27,11 @@ pub use self::found::{Found, PromptTokens};
 pub use self::kinds::{Retry, Stage};
 pub use self::latency::{LatencyCounts, LatencyHistogram};
 use self::media::MediaMetrics;
-pub use self::media::by_source;
+pub use self::media::{MediaState, by_source};
 use self::objectives::ObjectiveMetrics;
 pub use self::objectives::Objectives;
 use self::roles::RoleMetrics;
 use self::workers::WorkerSums;
-use super::Pipeline;
 use crate::cpu::CpuMetrics;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -185,13 +184,13 @@ impl PipelineMetrics {
         }
     }
 
-    /// Sets the gauges to the present state of the pipeline, whose router has these workers.
-    pub fn refresh(&self, pipeline: &Pipeline, workers: &[WorkerSnapshot]) {
-        self.media.refresh(pipeline);
+    /// Sets the gauges to the present state. The router has these workers, and `present` can take requests.
+    pub(super) fn refresh(&self, media: &MediaState, workers: &[WorkerSnapshot], present: &[WorkerId]) {
+        self.media.refresh(media);
         self.worker_sums.refresh(workers, &self.found(workers));
-        for worker in pipeline.fleet.workers() {
+        for worker in present {
             // A worker's counts begin with the worker.
-            drop(self.routed.get_or_create(&worker.id.into()));
+            drop(self.routed.get_or_create(&(*worker).into()));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Preparing a request: expanded prompts, the identity of its media items and its block keys, without a pixel.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,6 +94,20 @@ impl Prepared {
     /// Whether its answers may have reasoning.
     pub fn reads_reasoning(&self) -> bool {
         self.reading.as_ref().is_some_and(|reading| reading.reads_reasoning())
+    }
+
+    /// Returns a number for everything that engines are given to compute: tokens, media by identity, and
+    /// the adapter.
+    pub(super) fn fingerprint(&self, state: &RandomState) -> u64 {
+        let mut hasher = state.build_hasher();
+        if let Some(adapter) = &self.adapter {
+            hasher.write(adapter.engine().name.as_bytes());
+        }
+        for plan in &self.plans {
+            plan.tokens.iter().for_each(|token| hasher.write_u32(token.0));
+            plan.route_items.iter().for_each(|item| hasher.write(item.hash.as_bytes()));
+        }
+        hasher.finish()
     }
 
     /// The plan for workers of a class. `None` if no worker of the class was there when the request was prepared.

@@ -1,14 +1,12 @@
 //! When a request that lost its worker is given to another one, and what may no longer be.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::RandomState;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
-
-use super::prepare::Prepared;
 
 /// Times that a request moves on which was inside an engine when that died. One that kills its engine has taken three then.
 pub(crate) const MAX_MOVES: usize = 2;
@@ -47,27 +45,14 @@ impl Retries {
     }
 
     /// Whether too many engines died with this prompt lately.
-    pub(super) fn is_quarantined(&self, prepared: &Prepared) -> bool {
-        self.quarantine.holds(|state| fingerprint(prepared, state))
+    pub(super) fn is_quarantined(&self, fingerprint: impl FnOnce(&RandomState) -> u64) -> bool {
+        self.quarantine.holds(fingerprint)
     }
 
     /// A prompt was in too many engines when they died.
-    pub(super) fn quarantine(&self, prepared: &Prepared) {
-        self.quarantine.put(|state| fingerprint(prepared, state));
+    pub(super) fn quarantine(&self, fingerprint: impl FnOnce(&RandomState) -> u64) {
+        self.quarantine.put(fingerprint);
     }
-}
-
-/// What the engines were given to compute: tokens, media by identity, and the adapter.
-fn fingerprint(prepared: &Prepared, state: &RandomState) -> u64 {
-    let mut hasher = state.build_hasher();
-    if let Some(adapter) = &prepared.adapter {
-        hasher.write(adapter.engine().name.as_bytes());
-    }
-    for plan in &prepared.plans {
-        plan.tokens.iter().for_each(|token| hasher.write_u32(token.0));
-        plan.route_items.iter().for_each(|item| hasher.write(item.hash.as_bytes()));
-    }
-    hasher.finish()
 }
 
 /// How many requests may still move: a tenth of those that came, and a number at once. It holds what moves have cost and

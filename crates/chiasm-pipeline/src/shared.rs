@@ -5,14 +5,15 @@ use std::sync::Arc;
 use chiasm_fleet::Fleet;
 use chiasm_media::{EncodedMedia, MediaDoor, MediaHeader};
 use chiasm_prompt::ChatTemplate;
+use chiasm_router::WorkerSnapshot;
 use chiasm_types::Modality;
 
+use super::displaced::Displaced;
 use super::error::RequestError;
-use super::generation::Displaced;
 use super::helped::{HelperOptions, Helpers};
 use super::image::Images;
 use super::limits::PipelineLimits;
-use super::metrics::{Objectives, PipelineMetrics};
+use super::metrics::{MediaState, Objectives, PipelineMetrics};
 use super::observer::RouteObserver;
 use super::retries::Retries;
 use crate::cpu::CpuPool;
@@ -95,6 +96,18 @@ impl Pipeline {
     /// but at least 1024, if no limit is set.
     pub fn in_flight_limit(&self) -> usize {
         self.limits.requests.unwrap_or_else(|| MIN_IN_FLIGHT.max(self.fleet.seats().saturating_mul(2)))
+    }
+
+    /// Brings the gauges among the metrics up to date. The router has these workers.
+    pub fn refresh_metrics(&self, workers: &[WorkerSnapshot]) {
+        let media = MediaState {
+            counts: self.media.counts(),
+            held: self.media.budget().held(),
+            processed: self.images.kept_bytes(),
+            texts: self.model.tokenizer.token_cache(),
+        };
+        let present: Vec<_> = self.fleet.workers().iter().map(|worker| worker.id).collect();
+        self.metrics.refresh(&media, workers, &present);
     }
 
     /// Returns `true` if items of this modality are taken at all.

@@ -19,8 +19,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 pub(crate) use self::stream_end::StreamEnd;
 use crate::connections::ConnectionMetrics;
+use crate::log_counts::LogCounts;
 use crate::process_metrics::ProcessMetrics;
-use crate::settings::LogCounts;
 
 /// The upper bounds, in seconds, of the buckets for times from a request's arrival to the end of its answer; vLLM has none below 300 ms.
 const WHOLE_REQUEST: [f64; 24] = [
@@ -209,8 +209,8 @@ impl Metrics {
         self.slots.set(now.slots as i64);
         let pipeline = now.pipeline;
         let workers = pipeline.fleet.router().workers();
-        pipeline.fleet.metrics().refresh(&pipeline.fleet, &workers);
-        pipeline.metrics.refresh(pipeline, &workers);
+        pipeline.fleet.refresh_metrics(&workers);
+        pipeline.refresh_metrics(&workers);
         let LogCounts { full, unwritten, repeated, panics } = now.log;
         self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {

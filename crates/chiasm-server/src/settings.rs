@@ -8,6 +8,7 @@ use chiasm_api::openai::{BodyLimits, ReasoningFields};
 
 use crate::access::ApiKeys;
 use crate::cors::Cors;
+use crate::log_counts::LogCounts;
 use crate::page::Page;
 use crate::proxies::TrustedProxies;
 use crate::root_path::RootPath;
@@ -97,17 +98,4 @@ impl Default for RoutingOptions {
             busy_status: StatusCode::SERVICE_UNAVAILABLE,
         }
     }
-}
-
-/// Counts of the process's log: lines that were not written, by cause, and panics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LogCounts {
-    /// Too many were waiting.
-    pub full: u64,
-    /// Whoever should have read them was gone.
-    pub unwritten: u64,
-    /// Warnings of a kind that had just been written often enough.
-    pub repeated: u64,
-    /// Panics, on any thread.
-    pub panics: u64,
 }

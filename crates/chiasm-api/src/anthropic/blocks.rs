@@ -7,6 +7,7 @@ use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
+use super::result_content::{ResultContent, unsupported};
 use super::sources::{Passage, Source};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
@@ -40,26 +41,6 @@ impl Block {
             Self::RedactedThinking => "redacted_thinking",
             Self::ToolUse(_) => "tool_use",
             Self::ToolResult { .. } => "tool_result",
-        }
-    }
-}
-
-/// What a function gave back.
-#[derive(Default)]
-pub(super) struct ResultContent {
-    pub(super) text: String,
-    pub(super) images: Vec<MediaRef>,
-}
-
-impl ResultContent {
-    /// Its text, where there may be no images.
-    pub(super) fn text_alone<E: Error>(self, intake: &mut Intake) -> Result<String, E> {
-        match self.images.into_iter().next() {
-            None => Ok(self.text),
-            Some(image) => {
-                let message = "documents and search results are read as text alone, without images";
-                Err(intake.refuse(unsupported(image.field, message.to_owned())))
-            }
         }
     }
 }
@@ -219,10 +200,6 @@ impl BlockFields {
         ];
         fields.into_iter().find_map(|(name, is_left)| is_left.then_some(name))
     }
-}
-
-pub(super) fn unsupported(field: String, message: String) -> ApiError {
-    ApiError { code: "unsupported_part", ..ApiError::invalid(field, message) }
 }
 
 fn prompt_text<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Option<String>, A::Error> {

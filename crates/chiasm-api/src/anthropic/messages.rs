@@ -8,7 +8,8 @@ use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::blocks::{Block, ResultContent, unsupported};
+use super::blocks::Block;
+use super::result_content::{ResultContent, unsupported};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::{elements, message_list};

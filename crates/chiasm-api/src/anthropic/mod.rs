@@ -19,6 +19,7 @@ pub(crate) mod in_tests;
 mod messages;
 pub mod request;
 pub mod response;
+mod result_content;
 mod sources;
 mod tools;
 

@@ -5,7 +5,7 @@ use std::fmt;
 use chiasm_media::MediaInput;
 use serde::de::{Error, MapAccess, Visitor};
 
-use super::blocks::{ResultContent, unsupported};
+use super::result_content::{ResultContent, unsupported};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 

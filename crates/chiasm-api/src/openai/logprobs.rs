@@ -8,10 +8,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
-use super::prompt_logprobs::{MAX_CONTEXT, PromptLogprobsBody, text_of};
-
-/// JSON has no infinity; vLLM and OpenAI write this instead.
-pub(super) const LOWEST: f32 = -9999.0;
+use super::prompt_logprobs::{LOWEST, MAX_CONTEXT, PromptLogprobsBody, text_of};
 
 /// A log probability in as few digits as tell it from all others. As a 64-bit number it would get nine more that it does not have.
 fn shortest(logprob: f32) -> Value {

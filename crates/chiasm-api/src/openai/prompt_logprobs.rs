@@ -6,7 +6,8 @@ use chiasm_types::TokenId;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 
-use super::logprobs::LOWEST;
+/// JSON has no infinity; vLLM and OpenAI write this instead.
+pub(super) const LOWEST: f32 = -9999.0;
 
 /// What half a character is decoded to.
 const REPLACEMENT: char = '\u{FFFD}';

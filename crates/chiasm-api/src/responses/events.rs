@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use serde::Serialize;
 
+use super::item::{Item, Kind, Part};
 use super::logprobs::TokenJson;
-use super::output::{Item, Kind, Part};
 use super::response::Response;
 use crate::sse;
 

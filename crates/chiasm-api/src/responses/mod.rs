@@ -8,6 +8,7 @@
 //! | `tools` | functions in their flat form, and other tools as functions |
 //! | `custom_input` | what custom tools are given |
 //! | `response` | the response object |
+//! | `item` | the items of the output |
 //! | `output` | what the model says to output items |
 //! | `events` | what a stream tells of them |
 //! | `logprobs` | the log probabilities of the text |
@@ -18,6 +19,7 @@ mod events;
 #[cfg(test)]
 pub(crate) mod in_tests;
 mod input;
+mod item;
 mod logprobs;
 mod output;
 mod request;

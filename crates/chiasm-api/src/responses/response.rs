@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use serde_json::json;
 use serde_json::value::{RawValue, Value, to_raw_value};
 
-use super::output::{Item, Status};
+use super::item::{Item, Status};
 use crate::error::ApiError;
 use crate::openai::fields::Fields;
 use crate::openai::{Usage, unix_seconds};

@@ -2,8 +2,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
-use chiasm_backend::{Activity, Capabilities, ConnectError, Connected, Death, Life, Load, MediaObserver};
-use chiasm_router::Knowledge;
+use chiasm_backend::{Activity, Capabilities, ConnectError, Connected, Connector, Death, Life, Load, MediaObserver};
+use chiasm_router::{Knowledge, RouterConfig};
 use chiasm_types::BlockSize;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::Instant;

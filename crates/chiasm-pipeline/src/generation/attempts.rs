@@ -43,7 +43,7 @@ impl Attempts {
     /// [`Cause::Quarantined`] when engines have died with this prompt.
     pub(super) fn begin(pipeline: &Pipeline, prepared: &Prepared) -> Result<Self, RequestError> {
         pipeline.retries.earn();
-        match pipeline.retries.is_quarantined(prepared) {
+        match pipeline.retries.is_quarantined(|state| prepared.fingerprint(state)) {
             true => Err(Cause::Quarantined.into()),
             false => Ok(prepared.tried.clone()),
         }
@@ -97,7 +97,7 @@ impl Attempts {
         cause: Cause,
     ) -> Result<(), RequestError> {
         if self.lost_in_engines == MAX_MOVES {
-            pipeline.retries.quarantine(prepared);
+            pipeline.retries.quarantine(|state| prepared.fingerprint(state));
             pipeline.metrics.retried(Retry::Quarantined);
             tracing::warn!(death = %cause, engines = MAX_MOVES + 1, "a prompt was in several engines when they died");
             return Err(cause.into());

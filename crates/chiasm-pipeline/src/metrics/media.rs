@@ -5,17 +5,29 @@ use std::sync::atomic::Ordering;
 
 use chiasm_backend::unread::Unread;
 use chiasm_media::MediaCounts;
+use chiasm_prompt::TokenCacheCounts;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::Pipeline;
-
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct HowLabel {
     how: &'static str,
+}
+
+/// The state of media and of the memory for later requests.
+#[derive(Clone, Debug)]
+pub struct MediaState {
+    /// Media items by source.
+    pub counts: MediaCounts,
+    /// Bytes of encoded media, request bodies and pixels in messages that are in memory.
+    pub held: u64,
+    /// Bytes of processed media that are kept for other engines.
+    pub processed: u64,
+    /// The tokens of long texts that are kept.
+    pub texts: TokenCacheCounts,
 }
 
 /// Counts of media items by source, and the memory that they and the tokens of long texts take.
@@ -84,18 +96,17 @@ impl MediaMetrics {
         );
     }
 
-    /// Sets the counts to those of the pipeline.
-    pub(super) fn refresh(&self, pipeline: &Pipeline) {
-        let counts = pipeline.media.counts();
-        for (how, count) in by_source(&counts) {
+    /// Sets the counts to the present state.
+    pub(super) fn refresh(&self, now: &MediaState) {
+        let MediaState { counts, held, processed, texts } = now;
+        for (how, count) in by_source(counts) {
             self.opened.get_or_create(&HowLabel { how }).inner().store(count, Ordering::Relaxed);
         }
         self.fetched.inner().store(counts.fetched_bytes, Ordering::Relaxed);
         self.panics.inner().store(chiasm_media::caught_panics(), Ordering::Relaxed);
-        self.held.set(pipeline.media.budget().held() as i64);
+        self.held.set(*held as i64);
         self.cached.set(counts.cached_bytes as i64);
-        self.processed.set(pipeline.images.kept_bytes() as i64);
-        let texts = pipeline.model.tokenizer.token_cache();
+        self.processed.set(*processed as i64);
         self.texts.set(texts.bytes as i64);
         self.found_tokens.inner().store(texts.found_tokens, Ordering::Relaxed);
         let unread = Unread::of_process();

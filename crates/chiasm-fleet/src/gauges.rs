@@ -1,0 +1,72 @@
+//! The gauges of the metrics, brought up to date with the fleet.
+
+use chiasm_router::WorkerSnapshot;
+use prometheus_client::metrics::family::Family;
+
+use crate::Fleet;
+use crate::metrics::{BreakerLabels, ConditionLabels, KnowledgeLabels, WorkerLabel};
+
+impl Fleet {
+    /// Brings the gauges among the metrics up to date. The router has these workers.
+    pub fn refresh_metrics(&self, workers: &[WorkerSnapshot]) {
+        let metrics = &self.metrics;
+        metrics.workers.set(workers.len() as i64);
+        metrics.unnamed.set(self.unnamed().len() as i64);
+        // What is told of workers that were let go must not stay.
+        metrics.worker_knowledge.clear();
+        let of_workers = [
+            &metrics.worker_blocks,
+            &metrics.worker_pending,
+            &metrics.worker_running,
+            &metrics.worker_waiting,
+            &metrics.worker_seats,
+            &metrics.worker_total_blocks,
+            &metrics.worker_media_threads,
+        ];
+        let of_arenas = [&metrics.arena_reserved, &metrics.arena_used, &metrics.arena_slots, &metrics.arena_leases];
+        of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
+        [&metrics.worker_kv_usage, &metrics.worker_media_pending].into_iter().for_each(Family::clear);
+        for worker in workers {
+            let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
+            metrics.worker_knowledge.get_or_create(&labels).set(1);
+            let label = WorkerLabel::from(worker.id);
+            metrics.worker_blocks.get_or_create(&label).set(worker.index.blocks as i64);
+            metrics.worker_pending.get_or_create(&label).set(worker.pending_tokens as i64);
+            let engine = worker.engine.unwrap_or_default();
+            metrics.worker_running.get_or_create(&label).set(engine.running as i64);
+            metrics.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
+            metrics.worker_kv_usage.get_or_create(&label).set(engine.kv_usage);
+            metrics.worker_total_blocks.get_or_create(&label).set(worker.info.total_blocks as i64);
+        }
+        metrics.kv_events.clear();
+        for (id, counts) in self.kv_events() {
+            metrics.kv_events.set(&id.into(), counts);
+        }
+        metrics.worker_condition.clear();
+        metrics.worker_breaker.clear();
+        for worker in self.workers() {
+            // A worker's counts begin with the worker.
+            drop(metrics.engine_deaths.get_or_create(&worker.id.into()));
+            drop(metrics.distrusted.get_or_create(&worker.id.into()));
+            let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
+            metrics.worker_condition.get_or_create(&labels).set(1);
+            let labels = BreakerLabels { worker: worker.id.to_string(), state: worker.breaker().name() };
+            metrics.worker_breaker.get_or_create(&labels).set(1);
+            let label = WorkerLabel::from(worker.id);
+            let media = worker.load().media.unwrap_or_default();
+            metrics.worker_media_threads.get_or_create(&label).set(i64::from(media.threads));
+            metrics.worker_media_pending.get_or_create(&label).set(media.all().as_secs_f64());
+            metrics.worker_seats.get_or_create(&label).set(worker.backend.capabilities().max_running as i64);
+            let usage = worker.backend.memory().unwrap_or_default();
+            metrics.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
+            metrics.arena_used.get_or_create(&label).set(usage.used as i64);
+            metrics.arena_slots.get_or_create(&label).set(usage.slots as i64);
+            metrics.arena_leases.get_or_create(&label).set(usage.leases as i64);
+        }
+        let index = self.router().index_totals();
+        metrics.index_blocks.set(index.blocks as i64);
+        metrics.index_entries.set(index.entries as i64);
+        metrics.index_bytes.set(index.bytes as i64);
+        metrics.index_shed.set(index.shed as i64);
+    }
+}

@@ -1,0 +1,77 @@
+//! The start of a fleet.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use chiasm_backend::Connector;
+use chiasm_router::{Router, RouterConfig};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::adapters::Adapters;
+use crate::{Fleet, FleetMetrics, NoEngines, Patience, loading};
+
+impl Fleet {
+    /// Starts one worker per connector. Returns at once: see [`Fleet::wait_ready`].
+    ///
+    /// # Errors
+    /// [`NoEngines`] without connectors.
+    pub fn start(
+        connectors: Vec<Box<dyn Connector>>,
+        router: RouterConfig,
+        patience: Patience,
+    ) -> Result<Arc<Self>, NoEngines> {
+        Self::start_with_adapters(connectors, router, patience, Arc::default())
+    }
+
+    /// The same, with LoRA adapters that requests may name.
+    ///
+    /// # Errors
+    /// [`NoEngines`] without connectors.
+    pub fn start_with_adapters(
+        connectors: Vec<Box<dyn Connector>>,
+        router: RouterConfig,
+        patience: Patience,
+        adapters: Arc<Adapters>,
+    ) -> Result<Arc<Self>, NoEngines> {
+        if connectors.is_empty() {
+            return Err(NoEngines);
+        }
+        let fleet = Self::empty(router, patience, adapters);
+        for connector in connectors {
+            fleet.add(connector);
+        }
+        Ok(fleet)
+    }
+
+    /// A fleet without workers, which are added as they are found.
+    pub fn empty(router: RouterConfig, patience: Patience, adapters: Arc<Adapters>) -> Arc<Self> {
+        // Workers come and go on threads that serve requests, too.
+        let runtime = Handle::current();
+        let fleet = Arc::new(Self {
+            router: Arc::new(Router::in_background(router, move |chore| drop(runtime.spawn_blocking(chore)))),
+            metrics: FleetMetrics::default(),
+            on_departure: OnceLock::new(),
+            state: Mutex::default(),
+            ready: watch::Sender::new(0),
+            seats: AtomicUsize::new(0),
+            shutdown: watch::Sender::new(false),
+            cut: OnceLock::new(),
+            keepers: Mutex::new(Some(JoinSet::new())),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            patience,
+            followed: Mutex::default(),
+            ends: Mutex::default(),
+            added: AtomicU32::new(0),
+            unnamed: Mutex::default(),
+            adapters,
+            kept: OnceLock::new(),
+        });
+        if let (Some(leavings), Some(keepers)) = (fleet.adapters.leavings(), &mut *fleet.keepers()) {
+            keepers.spawn(loading::forget_unused(fleet.clone(), leavings, fleet.shutdown.subscribe()));
+        }
+        fleet
+    }
+}
