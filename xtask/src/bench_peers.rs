@@ -4,7 +4,8 @@
 //!
 //! | file | is |
 //! |---|---|
-//! | `measured`, `row` | what measuring programs print; the rows that it becomes, and that none is missing |
+//! | `measured` | the results that measuring programs print |
+//! | `row` | the rows that they become, and that none is missing |
 //! | `page`, `templates` | how a page is made of its template and the rows |
 //! | `committed` | tests of what lies in `docs/benchmarks` |
 //! | `pixels`, `pixels_note` | the bench of image preprocessing: its targets, its page |
@@ -16,7 +17,8 @@
 //! | `roles`, `roles_note` | the bench of engines that prefill and engines that decode |
 //! | `upstream`, `upstream_note` | the bench of routers before servers that run already |
 //! | `door_run` | a run of any of these five |
-//! | `door_peers`, `router_peers`, `door_inputs` | the frontends and routers that they measure against; their model and pictures |
+//! | `door_peers`, `router_peers` | the frontends and routers that they measure against |
+//! | `door_inputs` | their model and pictures |
 //! | `processor`, `processor_note`, `processor_run` | the bench of vLLM's processor |
 //! | `serve`, `serve_note`, `serve_run` | the bench of the whole with real engines |
 //! | `peers` | the programs that measure, in a workspace of their own |
@@ -283,7 +285,8 @@ fn finish(setup: &Setup, bench: Bench, rows: &[Row], rounds: u32, json: bool) ->
     setup.output.say(&said)
 }
 
-/// Writes the results, if no mandatory row is missing; says where, and how many targets were reached.
+/// Writes the results, if no mandatory row is missing. Returns where, and how many targets were
+/// reached.
 fn write(setup: &Setup, bench: Bench, rows: &[Row], json: bool) -> Result<String, Error> {
     if json {
         for line in row::lines(rows)? {

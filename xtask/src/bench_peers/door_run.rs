@@ -1,4 +1,5 @@
-//! A run of the benchmarks that the program `door` measures: their inputs are made, it measures, its results become rows.
+//! A run of the benchmarks that the program `door` measures: inputs are made, it measures, its
+//! results become rows.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -51,7 +52,7 @@ impl Sides {
     }
 }
 
-/// Has the program `door` measure `what`; returns its results, and the machine's load before, if that can be read.
+/// Has the program `door` measure `what`. Returns its results, and the machine's load before.
 fn measure(setup: &Setup, what: &str, flags: Flags) -> Result<(Vec<Measurement>, Option<Load>), Error> {
     let mut measure = Command::new(peers::build(setup, door::BENCH)?);
     measure.arg(what).stdin(Stdio::null());
@@ -73,7 +74,8 @@ fn flags(setup: &Setup, rounds: u32) -> Result<Flags, Error> {
     ])
 }
 
-/// Measures frontends. The page is written if peers were measured; a comparison with a baseline is printed and not kept.
+/// Measures frontends. The page is written if peers were measured; a comparison with a baseline is
+/// only printed.
 pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &Sides) -> Result<(), Error> {
     if let Some(path) = sides.baseline.as_ref().filter(|path| !path.is_file()) {
         return Err(Error::MissingFile { path: path.clone() });

@@ -6,7 +6,8 @@ use serde::de::DeserializeOwned;
 use crate::bench_peers::row::{OURS, Row};
 use crate::error::Error;
 
-/// The metric of prompts whose lengths were compared (ours), and those with another one (the peer's).
+/// The metric of prompts whose lengths were compared (ours), and of those with another (the
+/// peer's).
 pub(crate) const DIFFERENT: &str = "prompts of another length";
 
 /// One side's result for one case.

@@ -1,4 +1,5 @@
-//! The pages in `docs/benchmarks`: templates of Markdown, whose placeholders are filled with numbers and tables.
+//! The pages in `docs/benchmarks`: templates of Markdown, whose placeholders are filled with
+//! tables.
 
 use std::fmt::{Display, Write};
 
@@ -97,7 +98,8 @@ pub(crate) fn reached(row: &Row, outputs: &str) -> String {
     }
 }
 
-/// Returns a list of what `line` says of each missed target, with an introduction; empty if there is none.
+/// Returns a list with a line for each missed target, after an introduction; empty if there is
+/// none.
 pub(crate) fn missed(rows: &[Row], introduction: &str, line: impl Fn(&Row) -> String) -> String {
     let missed = rows.iter().filter(|row| row.target.is_some() && row.ok == Some(false));
     let lines: String = missed.map(|row| format!("\n- {}", line(row))).collect();
@@ -124,7 +126,8 @@ pub(crate) fn peers<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<&'a str> {
     distinct(rows.map(|row| row.peer_name.as_str()))
 }
 
-/// Returns a table of a case under its name: a line per metric, a column per side, the peers' with the ratio.
+/// Returns a table of a case under its name: a line per metric, a column per side, peers' with the
+/// ratio.
 pub(crate) fn sides<'a>(case: &'a [Row], metrics: impl Iterator<Item = &'a Metric>) -> String {
     let metrics: Vec<&Metric> = metrics.filter(|metric| case.iter().any(|row| row.metric == metric.name)).collect();
     let is_told = |row: &&Row| metrics.iter().any(|metric| metric.name == row.metric);

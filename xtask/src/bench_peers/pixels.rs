@@ -111,7 +111,7 @@ fn compare(ours: &Measurement, peer: &Measurement) -> Vec<Row> {
         };
         let row = row(&ours.case, stage, "ms", &peer.side).numbers(our_time, Some(peer_time));
         let row = Row { equal, ..row }.judged(ratio, target);
-        // There is nothing to compare with the floor. Bits of a peer that were not compared reach no target.
+        // The floor makes no bits. A peer's that were not compared reach no target.
         rows.push(Row { ok: row.ok.map(|ok| ok && (floor || equal == Some(true))), ..row });
     }
     if let Some(share) = peer.differs.filter(|&share| share > 0.0) {

@@ -70,7 +70,8 @@ impl Row {
         Self { ours: ours.map(rounded), peer: peer.map(rounded), ..self }
     }
 
-    /// Sets the ratio and whether it reaches the target. No target is reached with unequal outputs, so `equal` is set before.
+    /// Sets the ratio and whether it reaches the target. Unequal outputs reach none, so `equal` is
+    /// set before.
     pub(crate) fn judged(self, ratio: Option<f64>, target: Option<Target>) -> Self {
         let is_reached = |target| match target {
             Target::AtLeast(target) => ratio.is_some_and(|ratio| ratio >= target),
@@ -82,8 +83,8 @@ impl Row {
     }
 }
 
-/// Comparisons that a bench must not end without. A bench whose peer did not start, or that skipped a case, would otherwise
-/// leave a page that looks complete.
+/// Comparisons that a bench must not end without. A bench whose peer did not start, or that skipped
+/// a case, would otherwise leave a page that looks complete.
 pub(crate) struct Mandatory {
     /// The beginnings of the cases' names.
     pub(crate) cases: &'static [&'static str],
