@@ -4,27 +4,24 @@
 //!
 //! | file | is |
 //! |---|---|
-//! | `row` | the form of every result, and that none is missing |
+//! | `measured` | the results that measuring programs print |
+//! | `row` | the rows that they become, and that none is missing |
+//! | `page`, `templates` | how a page is made of its template and the rows |
 //! | `committed` | tests of what lies in `docs/benchmarks` |
-//! | `pixels`, `pixels_note` | the bench of image preprocessing: its targets, its note |
-//! | `handoff`, `handoff_note` | the bench of the way into the engine: its targets, its note |
-//! | `index`, `index_note` | the bench of the prefix index: its targets, its note |
-//! | `door`, `door_note` | the bench of the frontend: its targets, its note |
-//! | `stream`, `stream_note` | the bench of streamed answers: its targets, its note |
-//! | `door_run` | a run of either: which sides, in which order what |
-//! | `door_peers`, `door_inputs` | the frontends that it is measured against; its model and pictures |
-//! | `processor`, `processor_note` | the bench of vLLM's processor: its targets, its note |
-//! | `processor_run` | a run of it |
-//! | `serve`, `serve_note` | the bench of the whole with real engines: its targets, its note |
-//! | `serve_run` | a run of it |
-//! | `machines`, `machines_note` | the bench of an agent between frontend and engine: its targets, its note |
-//! | `machines_run` | a run of it |
-//! | `roles`, `roles_note` | the bench of engines that prefill and engines that decode: its targets, its note |
-//! | `roles_run` | a run of it |
-//! | `upstream`, `upstream_note` | the bench of routers before servers that run already: its targets, its note |
-//! | `upstream_run`, `router_peers` | a run of it; the routers that it is measured against |
-//! | `page` | what several notes are written with |
-//! | `peers` | the programs that measure pixels, index, door and serve, which have a workspace of their own |
+//! | `pixels`, `pixels_note` | the bench of image preprocessing: its targets, its page |
+//! | `handoff`, `handoff_note` | the bench of the way into the engine |
+//! | `index`, `index_note` | the bench of the prefix index |
+//! | `door`, `door_note` | the bench of the frontend |
+//! | `stream`, `stream_note` | the bench of streamed answers |
+//! | `machines`, `machines_note` | the bench of an agent between frontend and engine |
+//! | `roles`, `roles_note` | the bench of engines that prefill and engines that decode |
+//! | `upstream`, `upstream_note` | the bench of routers before servers that run already |
+//! | `door_run` | a run of any of these five |
+//! | `door_peers`, `router_peers` | the frontends and routers that they measure against |
+//! | `door_inputs` | their model and pictures |
+//! | `processor`, `processor_note`, `processor_run` | the bench of vLLM's processor |
+//! | `serve`, `serve_note`, `serve_run` | the bench of the whole with real engines |
+//! | `peers` | the programs that measure, in a workspace of their own |
 //! | `load` | what else the machine does |
 //! | `built` | what cargo builds of this workspace, and where |
 //! | `turbojpeg` | a library that two of the peers decode with |
@@ -44,7 +41,7 @@ mod index_note;
 mod load;
 mod machines;
 mod machines_note;
-mod machines_run;
+mod measured;
 mod page;
 mod peers;
 mod pixels;
@@ -54,7 +51,6 @@ mod processor_note;
 mod processor_run;
 mod roles;
 mod roles_note;
-mod roles_run;
 mod router_peers;
 mod row;
 mod serve;
@@ -65,7 +61,6 @@ mod stream_note;
 mod turbojpeg;
 mod upstream;
 mod upstream_note;
-mod upstream_run;
 
 use std::fs;
 use std::path::PathBuf;
@@ -80,12 +75,9 @@ use crate::keyed_dir::KeyedDir;
 use crate::vllm_env::{self, Setup, VllmEnv};
 
 pub(crate) use door_run::Sides as DoorSides;
-pub(crate) use machines_run::SHORT as SHORT_MACHINES;
-pub(crate) use processor_run::SHORT as SHORT_PROCESSOR;
-pub(crate) use roles_run::SHORT as SHORT_ROLES;
-pub(crate) use serve_run::SHORT as SHORT_SERVE;
-pub(crate) use upstream_run::SHORT as SHORT_UPSTREAM;
 
+/// The rounds of a run that only shows whether all of it works.
+pub(crate) const SHORT: u32 = 1;
 const RESULTS: &str = "docs/benchmarks";
 const MANIFEST: &str = "Cargo.toml";
 const MODELS: &str = "bench/peers/models";
@@ -121,20 +113,21 @@ pub(crate) enum Bench {
 }
 
 impl Bench {
+    const ALL: [Self; 10] = [
+        Self::Pixels,
+        Self::Handoff,
+        Self::Index,
+        Self::Door,
+        Self::Stream,
+        Self::Processor,
+        Self::Serve,
+        Self::Machines,
+        Self::Roles,
+        Self::Upstream,
+    ];
+
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        match name {
-            pixels::BENCH => Some(Self::Pixels),
-            handoff::BENCH => Some(Self::Handoff),
-            index::BENCH => Some(Self::Index),
-            door::BENCH => Some(Self::Door),
-            stream::BENCH => Some(Self::Stream),
-            processor::BENCH => Some(Self::Processor),
-            serve::BENCH => Some(Self::Serve),
-            machines::BENCH => Some(Self::Machines),
-            roles::BENCH => Some(Self::Roles),
-            upstream::BENCH => Some(Self::Upstream),
-            _ => None,
-        }
+        Self::ALL.into_iter().find(|bench| bench.name() == name)
     }
 
     const fn name(self) -> &'static str {
@@ -168,6 +161,27 @@ impl Bench {
         }
     }
 
+    /// Returns the page that is made of its rows.
+    fn page(self, rows: &[Row]) -> Result<String, Error> {
+        match self {
+            Self::Pixels => pixels_note::write(rows),
+            Self::Handoff => handoff_note::write(rows),
+            Self::Index => index_note::write(rows),
+            Self::Door => door_note::write(rows),
+            Self::Stream => stream_note::write(rows),
+            Self::Processor => processor_note::write(rows),
+            Self::Serve => serve_note::write(rows),
+            Self::Machines => machines_note::write(rows),
+            Self::Roles => roles_note::write(rows),
+            Self::Upstream => upstream_note::write(rows),
+        }
+    }
+
+    /// Returns whether there is a run of [`SHORT`] rounds, whose page is printed and not kept.
+    pub(crate) fn has_short(self) -> bool {
+        matches!(self, Self::Processor | Self::Serve | Self::Machines | Self::Roles | Self::Upstream)
+    }
+
     /// Fewer say nothing on a machine that others use too. Times of several processes scatter more than CPU time of one.
     pub(crate) fn fewest_rounds(self) -> u32 {
         match self {
@@ -191,11 +205,9 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         Bench::Handoff => handoff(setup, rounds, json),
         Bench::Index => index(setup, rounds, json),
         Bench::Door | Bench::Stream => door_run::run(setup, bench, rounds, json, sides),
+        Bench::Machines | Bench::Roles | Bench::Upstream => door_run::run_fleets(setup, bench, rounds, json),
         Bench::Processor => processor_run::run(setup, rounds, json),
         Bench::Serve => serve_run::run(setup, rounds, json),
-        Bench::Machines => machines_run::run(setup, rounds, json),
-        Bench::Roles => roles_run::run(setup, rounds, json),
-        Bench::Upstream => upstream_run::run(setup, rounds, json),
     }
 }
 
@@ -215,9 +227,9 @@ fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     ] {
         measure.arg(flag).arg(value);
     }
-    let measurements = pixels::parse(&peers::lines(&mut measure, "pixels run")?)?;
+    let measurements = peers::results(&mut measure, "pixels run")?;
     let rows = pixels::rows(&measurements, rounds);
-    let written = write(setup, Bench::Pixels, &rows, &pixels_note::write(&rows), json)?;
+    let written = write(setup, Bench::Pixels, &rows, json)?;
     for refusal in pixels::refusals(&measurements) {
         setup.output.say(&format!("!!! not supported yet: {refusal}"))?;
     }
@@ -246,7 +258,7 @@ fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     setup.output.say("starting an engine's input side, which imports vLLM, then measuring")?;
     let load = Load::now();
     let rows = handoff::rows(&handoff::parse(&peers::lines(&mut measure, "the example handoff")?)?, load);
-    let written = write(setup, Bench::Handoff, &rows, &handoff_note::write(&rows), json)?;
+    let written = write(setup, Bench::Handoff, &rows, json)?;
     for row in rows.iter().filter(|row| row.equal == Some(false)) {
         setup.output.say(&format!("!!! other bytes arrived: {}, {}, {}", row.case, row.metric, row.peer_name))?;
     }
@@ -257,9 +269,9 @@ fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let mut measure = Command::new(peers::build(setup, index::BENCH)?);
     measure.args(["run", "--rounds", &rounds.to_string()]).stdin(Stdio::null());
     let load = Load::now();
-    let measurements = index::parse(&peers::lines(&mut measure, "index run")?)?;
+    let measurements = peers::results(&mut measure, "index run")?;
     let rows = index::rows(&measurements, rounds, load);
-    let written = write(setup, Bench::Index, &rows, &index_note::write(&rows), json)?;
+    let written = write(setup, Bench::Index, &rows, json)?;
     for row in rows.iter().filter(|row| row.equal == Some(false) && row.metric == index::DIFFERENT) {
         let different = row.peer.unwrap_or_default();
         setup.output.say(&format!("!!! other overlaps: {}, {}: {different} prompts", row.case, row.peer_name))?;
@@ -267,22 +279,31 @@ fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     setup.output.say(&written)
 }
 
-/// Writes what came out, if no mandatory row is missing; says where, and how many targets were reached.
-fn write(setup: &Setup, bench: Bench, rows: &[Row], note: &str, json: bool) -> Result<String, Error> {
+/// Prints the page of a short run, or writes the results.
+fn finish(setup: &Setup, bench: Bench, rows: &[Row], rounds: u32, json: bool) -> Result<(), Error> {
+    let said = if rounds == SHORT { bench.page(rows)? } else { write(setup, bench, rows, json)? };
+    setup.output.say(&said)
+}
+
+/// Writes the results, if no mandatory row is missing. Returns where, and how many targets were
+/// reached.
+fn write(setup: &Setup, bench: Bench, rows: &[Row], json: bool) -> Result<String, Error> {
     if json {
         for line in row::lines(rows)? {
             println!("{line}");
         }
     }
     row::complete(bench.name(), rows, bench.mandatory())?;
-    let bench = bench.name();
+    let name = bench.name();
+    let page = bench.page(rows)?;
     let results = setup.workspace.root.join(RESULTS);
     fs::create_dir_all(&results).map_err(Error::io("create", &results))?;
-    row::write(&results.join(format!("{bench}.json")), rows)?;
-    let path = results.join(format!("{bench}.md"));
-    fs::write(&path, note).map_err(Error::io("write", &path))?;
-    let (reached, all) = (rows.iter().filter(|row| row.ok == Some(true)), rows.iter().filter(|row| row.ok.is_some()));
-    Ok(format!("{} of {} targets reached, see {}", reached.count(), all.count(), path.display()))
+    row::write(&results.join(format!("{name}.json")), rows)?;
+    let path = results.join(format!("{name}.md"));
+    fs::write(&path, page).map_err(Error::io("write", &path))?;
+    let reached = rows.iter().filter(|row| row.ok == Some(true)).count();
+    let all = rows.iter().filter(|row| row.ok.is_some()).count();
+    Ok(format!("{reached} of {all} targets reached, see {}", path.display()))
 }
 
 /// Makes the pictures, or finds them made.

@@ -1,6 +1,6 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
-use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHORT_ROLES, SHORT_SERVE, SHORT_UPSTREAM};
+use crate::bench_peers::{Bench, DoorSides, SHORT};
 use crate::cross::Target;
 use crate::dist::Profile;
 use crate::error::Error;
@@ -214,11 +214,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 let number = found.parse().ok().filter(|&number| number >= fewest);
                 *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
             }
-            ("--short", Command::BenchPeers { bench: Bench::Processor, rounds, .. }) => *rounds = SHORT_PROCESSOR,
-            ("--short", Command::BenchPeers { bench: Bench::Serve, rounds, .. }) => *rounds = SHORT_SERVE,
-            ("--short", Command::BenchPeers { bench: Bench::Machines, rounds, .. }) => *rounds = SHORT_MACHINES,
-            ("--short", Command::BenchPeers { bench: Bench::Roles, rounds, .. }) => *rounds = SHORT_ROLES,
-            ("--short", Command::BenchPeers { bench: Bench::Upstream, rounds, .. }) => *rounds = SHORT_UPSTREAM,
+            ("--short", Command::BenchPeers { bench, rounds, .. }) if bench.has_short() => *rounds = SHORT,
             ("--test", Command::Dist { test, .. }) => *test = true,
             ("--profile", Command::Dist { profile, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();

@@ -79,6 +79,12 @@ pub(crate) enum Error {
     #[error("the bench `{bench}` did not measure: {rows}; nothing was written")]
     MissingRows { bench: &'static str, rows: String },
 
+    #[error("the template of a page names `{name}`, which has no value")]
+    NoValue { name: String },
+
+    #[error("the template of a page does not name the value `{name}`")]
+    UnusedValue { name: String },
+
     #[error("{what} is not the JSON that was expected: {source}")]
     Json { what: String, source: serde_json::Error },
 

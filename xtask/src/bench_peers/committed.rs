@@ -3,24 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::bench_peers::row::{Row, missing};
-use crate::bench_peers::{
-    Bench, RESULTS, door_note, handoff_note, index_note, machines_note, pixels_note, processor_note, roles_note,
-    serve_note, stream_note, upstream_note,
-};
-
-const BENCHES: [Bench; 10] = [
-    Bench::Pixels,
-    Bench::Handoff,
-    Bench::Index,
-    Bench::Door,
-    Bench::Stream,
-    Bench::Processor,
-    Bench::Serve,
-    Bench::Machines,
-    Bench::Roles,
-    Bench::Upstream,
-];
+use crate::bench_peers::row::{Mandatory, Row, missing};
+use crate::bench_peers::{Bench, RESULTS};
 
 fn file(bench: Bench, extension: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -35,40 +19,27 @@ fn rows(bench: Bench) -> Vec<Row> {
 
 #[test]
 fn each_note_is_made_of_the_rows_beside_it() {
-    for bench in BENCHES {
+    for bench in Bench::ALL {
         let rows = rows(bench);
-        let note = match bench {
-            Bench::Pixels => pixels_note::write(&rows),
-            Bench::Handoff => handoff_note::write(&rows),
-            Bench::Index => index_note::write(&rows),
-            Bench::Door => door_note::write(&rows),
-            Bench::Stream => stream_note::write(&rows),
-            Bench::Processor => processor_note::write(&rows),
-            Bench::Serve => serve_note::write(&rows),
-            Bench::Machines => machines_note::write(&rows),
-            Bench::Roles => roles_note::write(&rows),
-            Bench::Upstream => upstream_note::write(&rows),
-        };
+        let page = bench.page(&rows).unwrap();
         let committed = fs::read_to_string(file(bench, "md")).unwrap();
-        for (number, (made, found)) in note.lines().zip(committed.lines()).enumerate() {
+        for (number, (made, found)) in page.lines().zip(committed.lines()).enumerate() {
             assert_eq!(made, found, "{}.md, line {}", bench.name(), number + 1);
         }
-        assert_eq!(note.lines().count(), committed.lines().count(), "{}.md", bench.name());
+        assert!(page == committed, "{}.md: {} bytes, {} are committed", bench.name(), page.len(), committed.len());
     }
 }
 
 #[test]
 fn no_bench_may_end_without_any_of_its_mandatory_rows() {
-    for bench in BENCHES {
-        let (all, mandatory) = (rows(bench), bench.mandatory());
+    for bench in Bench::ALL {
+        let all = rows(bench);
+        let mandatory = bench.mandatory();
         assert_eq!(missing(&all, mandatory), [""; 0]);
-        for it in mandatory {
-            for (case, (metric, peer)) in it.cases.iter().flat_map(|case| it.lines.iter().map(move |line| (case, line)))
-            {
-                let is = |row: &&Row| row.case == *case && row.metric == *metric && row.peer_name.starts_with(peer);
-                let others: Vec<Row> = all.iter().filter(|row| !is(row)).cloned().collect();
-                assert_eq!(missing(&others, mandatory), [format!("{case}, {metric}, {peer}")]);
-            }
+        for (case, metric, peer) in mandatory.iter().flat_map(Mandatory::comparisons) {
+            let is = |row: &&Row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer);
+            let others: Vec<Row> = all.iter().filter(|row| !is(row)).cloned().collect();
+            assert_eq!(missing(&others, mandatory), [format!("{case}, {metric}, {peer}")]);
         }
     }
 }

@@ -1,27 +1,22 @@
 //! Turns what the program `door` measured into rows, with the targets that the project has set itself.
 
-use serde::Deserialize;
-
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, rounded};
+use crate::bench_peers::measured::{
+    DIFFERENT, Measurement, Metric, case_name, cases, counts_alike, lengths, peers, value,
+};
+use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 use crate::error::Error;
 
 /// The bench's name in rows and files, and its program's.
 pub(crate) const BENCH: &str = "door";
-/// Our side.
-pub(crate) const OURS: &str = "chiasm";
 /// A `chiasm` of another commit.
 pub(crate) const BASELINE: &str = "chiasm (baseline)";
 /// How the names of the others begin.
 pub(crate) const PEERS: [&str; 2] = [VLLM_RS, DYNAMO];
 const VLLM_RS: &str = "vllm-rs";
 const DYNAMO: &str = "Dynamo";
-/// The metric that tells how many rounds the medians are of.
-pub(crate) const ROUNDS: &str = "rounds";
 /// How many engines each `chiasm` stands before.
 pub(crate) const OUR_ENGINES: &str = "engines of chiasm";
-/// Prompts whose lengths were compared (ours), and those with another one (the peer's).
-pub(crate) const DIFFERENT: &str = "prompts of another length";
 /// The metric that has targets against peers.
 pub(crate) const PER_CPU: &str = "requests per CPU second";
 /// How often the origin of an image was asked for it.
@@ -49,25 +44,6 @@ const CASES: [(&str, &[u32]); 7] = [
     (STREAMING, &[64]),
 ];
 const STREAMING: &str = "streaming";
-
-/// One side's result for one case.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Measurement {
-    pub(crate) case: String,
-    /// Number of clients that asked at once; none for a value that does not depend on it.
-    pub(crate) clients: Option<u32>,
-    pub(crate) side: String,
-    pub(crate) metric: String,
-    pub(crate) value: f64,
-}
-
-/// How a metric becomes rows.
-pub(crate) struct Metric {
-    pub(crate) name: &'static str,
-    pub(crate) unit: &'static str,
-    /// None where neither is better.
-    pub(crate) more_is_better: Option<bool>,
-}
 
 /// All metrics, in the order in which reports show them.
 pub(crate) const METRICS: [Metric; 14] = [
@@ -103,102 +79,60 @@ const TARGETS: [(&str, &str, f64); 7] = [
 pub(crate) const MANDATORY: [Mandatory; 3] = [
     Mandatory {
         cases: &[
-            "repeated image, data URI, 1 client",
-            "repeated image, data URI, 16 clients",
-            "repeated image, data URI, 64 clients",
-            "repeated image, URL, 1 client",
-            "repeated image, URL, 16 clients",
-            "repeated image, URL, 64 clients",
-            "distinct images, data URI, 1 client",
-            "distinct images, data URI, 16 clients",
-            "distinct images, data URI, 64 clients",
-            "1k-token text, 1 client",
-            "1k-token text, 16 clients",
-            "1k-token text, 64 clients",
-            "1k-token text, shared system prompt, 1 client",
-            "1k-token text, shared system prompt, 16 clients",
-            "1k-token text, shared system prompt, 64 clients",
-            "conversation, 1 client",
-            "conversation, 16 clients",
-            "conversation, 64 clients",
+            "repeated image, data URI",
+            "repeated image, URL",
+            "distinct images, data URI",
+            "1k-token text",
+            "1k-token text, shared system prompt",
+            "conversation",
         ],
+        ends: &[", 1 client", ", 16 clients", ", 64 clients"],
         lines: &[(PER_CPU, VLLM_RS), (PER_CPU, DYNAMO), ("load generator", VLLM_RS)],
     },
     Mandatory {
         cases: &["repeated image, data URI", "repeated image, URL", "distinct images, data URI"],
+        ends: &[""],
         lines: &[(DIFFERENT, VLLM_RS)],
     },
     Mandatory {
         cases: &["1k-token text", "1k-token text, shared system prompt", "conversation"],
+        ends: &[""],
         lines: &[(DIFFERENT, VLLM_RS), (DIFFERENT, DYNAMO)],
     },
 ];
 
-/// Parses the lines.
-pub(crate) fn parse(lines: &[String]) -> Result<Vec<Measurement>, Error> {
-    let what = "what door run printed";
-    let parse = |line: &String| serde_json::from_str(line);
-    lines.iter().map(parse).collect::<Result<_, _>>().map_err(|source| Error::Json { what: what.to_owned(), source })
-}
-
-/// All rows of a run that began under some load.
+/// Returns all rows of a run that began under some load.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, engines: u32, load: Option<Load>) -> Vec<Row> {
-    let (rounds, engines) = (Some(f64::from(rounds)), Some(f64::from(engines)));
-    let mut rows = vec![
-        Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) },
-        Row { ours: engines, ..row("all", OUR_ENGINES, "engines", OURS) },
-    ];
+    let engines = Row { ours: Some(f64::from(engines)), ..row("all", OUR_ENGINES, "engines", OURS) };
+    let mut rows = vec![Row::rounds(BENCH, rounds, OURS), engines];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let value =
-        |case: &str, clients: Option<u32>, side: &str, metric: &str| value(measurements, (case, clients), side, metric);
-    let (mut cases, mut peers): (Vec<(&str, Option<u32>)>, Vec<&str>) = Default::default();
-    for it in measurements {
-        if !cases.contains(&(&it.case, it.clients)) {
-            cases.push((&it.case, it.clients));
-        }
-        if it.side != OURS && !peers.contains(&&*it.side) {
-            peers.push(&it.side);
-        }
-    }
-    for (case, clients) in cases {
+    rows.extend(lengths(BENCH, measurements));
+    let peers = peers(measurements);
+    for (case, clients) in cases(measurements) {
         for peer in &peers {
-            let different = value(case, None, peer, "different");
-            let equal = different.map(|different| different == 0.0);
-            let Some(clients) = clients else {
-                rows.extend(different.map(|different| Row {
-                    ours: value(case, None, peer, "compared"),
-                    peer: Some(different),
-                    equal,
-                    ..row(case, DIFFERENT, "prompts", peer)
-                }));
-                continue;
-            };
-            for Metric { name: metric, unit, more_is_better } in METRICS {
-                let [ours, theirs] = [OURS, peer].map(|side| value(case, Some(clients), side, metric));
-                if theirs.is_none() {
-                    continue;
-                }
-                let cpu = row(&name(case, clients), metric, unit, peer);
-                let cpu = Row { ours: ours.map(rounded), peer: theirs.map(rounded), equal, ..cpu };
-                if *peer == BASELINE && [CPU, TOKEN_CPU].contains(&metric) {
-                    let ratio = value(case, Some(clients), peer, SHARE);
-                    let ok = ratio.is_some_and(|ratio| ratio <= BASELINE_TARGET) && equal != Some(false);
-                    let target = Some(BASELINE_TARGET);
-                    rows.push(Row { ratio: ratio.map(rounded), target, ok: Some(ok), ..cpu });
-                    continue;
-                }
-                let ratio = ours.zip(theirs).zip(more_is_better);
-                let ratio = ratio.map(|((ours, theirs), more)| if more { ours / theirs } else { theirs / ours });
-                let target =
-                    TARGETS.iter().find(|(c, p, _)| metric == PER_CPU && case.starts_with(c) && peer.starts_with(p));
-                let target = target.map(|&(_, _, target)| target);
-                let reached = |target: f64| ratio.is_some_and(|ratio| ratio >= target) && equal != Some(false);
-                rows.push(Row { ratio: ratio.map(rounded), target, ok: target.map(reached), ..cpu });
-            }
+            let rows_of_peer = METRICS.iter().filter_map(|metric| compare(measurements, (case, clients), peer, metric));
+            rows.extend(rows_of_peer);
         }
     }
     rows.extend(mean(&rows));
     rows
+}
+
+/// Returns the row of a metric, if the peer was measured.
+fn compare(measurements: &[Measurement], case: (&str, u32), peer: &str, metric: &Metric) -> Option<Row> {
+    let (case, clients) = case;
+    let value = |side, metric| value(measurements, (case, Some(clients)), side, metric);
+    let Metric { name, unit, .. } = *metric;
+    let theirs = value(peer, name)?;
+    let row = row(&case_name(case, clients), name, unit, peer).numbers(value(OURS, name), Some(theirs));
+    let row = Row { equal: counts_alike(measurements, case, peer), ..row };
+    if peer == BASELINE && [CPU, TOKEN_CPU].contains(&name) {
+        return Some(row.judged(value(peer, SHARE), Some(Target::AtMost(BASELINE_TARGET))));
+    }
+    let ratio = value(OURS, name).and_then(|ours| metric.ratio(ours, theirs));
+    let is_target = |it: &&(&str, &str, f64)| name == PER_CPU && case.starts_with(it.0) && peer.starts_with(it.1);
+    let target = TARGETS.iter().find(is_target).map(|it| Target::AtLeast(it.2));
+    Some(row.judged(ratio, target))
 }
 
 /// What a baseline's ratios come to together, which scatters less than each of them.
@@ -209,9 +143,8 @@ fn mean(rows: &[Row]) -> Option<Row> {
         .filter_map(|row| row.ratio)
         .collect();
     let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
-    let (target, ok) = (Some(BASELINE_TARGET), Some(mean <= BASELINE_TARGET));
-    let ratio = Some(rounded(mean));
-    (!ratios.is_empty()).then(|| Row { ratio, target, ok, ..row(ALL_CASES, CPU, "", BASELINE) })
+    let row = row(ALL_CASES, CPU, "", BASELINE).judged(Some(mean), Some(Target::AtMost(BASELINE_TARGET)));
+    (!ratios.is_empty()).then_some(row)
 }
 
 /// Whether all that has to be compared with `others`, which are the beginnings of names, was.
@@ -222,7 +155,7 @@ pub(crate) fn complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
     for (case, clients) in CASES {
         let [per_cpu, cpu] = if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
         for (clients, other) in clients.iter().flat_map(|clients| others.iter().map(move |other| (*clients, *other))) {
-            let (case, metric) = (name(case, clients), if other == BASELINE { cpu } else { per_cpu });
+            let (case, metric) = (case_name(case, clients), if other == BASELINE { cpu } else { per_cpu });
             let is_there = |row: &Row| {
                 row.case == case
                     && row.metric == metric
@@ -238,66 +171,20 @@ pub(crate) fn complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What was measured of a side.
-pub(crate) fn value(
-    measurements: &[Measurement],
-    (case, clients): (&str, Option<u32>),
-    side: &str,
-    metric: &str,
-) -> Option<f64> {
-    let is = |it: &&Measurement| (&*it.case, it.clients, &*it.side, &*it.metric) == (case, clients, side, metric);
-    measurements.iter().find(is).map(|it| it.value)
-}
-
-/// The cases with the numbers of clients that asked at once, in their order.
-pub(crate) fn cases(measurements: &[Measurement]) -> Vec<(&str, u32)> {
-    let mut cases = Vec::new();
-    for (case, clients) in measurements.iter().filter_map(|it| Some((&*it.case, it.clients?))) {
-        if !cases.contains(&(case, clients)) {
-            cases.push((case, clients));
-        }
-    }
-    cases
-}
-
-/// A row for each case and side whose prompts' lengths were compared with the first side's.
-pub(crate) fn lengths(bench: &'static str, measurements: &[Measurement]) -> Vec<Row> {
-    let different = measurements.iter().filter(|it| it.metric == "different");
-    let row = |it: &Measurement| Row {
-        metric: DIFFERENT.to_owned(),
-        unit: "prompts",
-        ours: value(measurements, (&it.case, None), &it.side, "compared"),
-        peer: Some(it.value),
-        equal: Some(it.value == 0.0),
-        ..Row::milliseconds(bench, &it.case, &it.side)
-    };
-    different.map(row).collect()
-}
-
-/// Whether a side counted the same tokens as the first; none where it counts others.
-pub(crate) fn counts_alike(measurements: &[Measurement], case: &str, side: &str) -> Option<bool> {
-    value(measurements, (case, None), side, "different").map(|different| different == 0.0)
-}
-
-/// A case's name with the number of clients.
-pub(crate) fn name(case: &str, clients: u32) -> String {
-    format!("{case}, {clients} client{}", if clients == 1 { "" } else { "s" })
-}
-
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::bench_peers::row::tests::find;
 
     /// Two peers: vllm-rs takes ten times our CPU time, Dynamo twice and does not say how long prompts with images are.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
-            let [case, side, metric] = [case, side, metric].map(str::to_owned);
-            measurements.push(Measurement { case, clients, side, metric, value });
+            measurements.push(Measurement::new(case, clients, side, metric, value));
         };
         let cases = ["repeated image, URL", "1k-token text"];
         for case in cases {
@@ -333,8 +220,7 @@ pub(crate) mod tests {
                     (BASELINE, cpu, 1.0),
                     (BASELINE, SHARE, 1.01),
                 ] {
-                    let [case, side, metric] = [case, side, metric].map(str::to_owned);
-                    measurements.push(Measurement { case, clients: Some(clients), side, metric, value });
+                    measurements.push(Measurement::new(case, Some(clients), side, metric, value));
                 }
             }
         }
@@ -368,10 +254,6 @@ pub(crate) mod tests {
         measurements.retain(|it| it.case != STREAMING || it.side == OURS);
         let error = complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap_err();
         assert!(error.to_string().contains("'streaming, 64 clients'"), "{error}");
-    }
-
-    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
     }
 
     #[test]

@@ -1,15 +1,26 @@
-//! One run of the benchmarks `door` and `stream`: what they need is made ready, the program `door` measures, its results are told.
+//! A run of the benchmarks that the program `door` measures: inputs are made, it measures, its
+//! results become rows.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::bench_peers::door::{self, BASELINE};
 use crate::bench_peers::load::Load;
+use crate::bench_peers::measured::Measurement;
 use crate::bench_peers::{
-    Bench, built, door_inputs, door_note, door_peers, peers, row, stream, stream_note, turbojpeg, write,
+    Bench, SHORT, built, door_inputs, door_note, door_peers, finish, machines, peers, roles, router_peers, row, stream,
+    turbojpeg, upstream, write,
 };
 use crate::error::Error;
 use crate::vllm_env::Setup;
+use crate::{etcd, nginx};
+
+/// Conversations about shared images, and those of a short run.
+const CONVERSATIONS: u32 = 1_000;
+const SHORT_CONVERSATIONS: u32 = 200;
+
+type Flags = Vec<(&'static str, PathBuf)>;
 
 /// The frontends to measure, and the number of engines behind ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,27 +52,35 @@ impl Sides {
     }
 }
 
-/// What the program `door` measures when it is asked for this, and the machine's load before, if that can be told.
-pub(crate) fn measured(
-    setup: &Setup,
-    what: &str,
-    flags: impl IntoIterator<Item = (&'static str, PathBuf)>,
-) -> Result<(Vec<door::Measurement>, Option<Load>), Error> {
+/// Has the program `door` measure `what`. Returns its results, and the machine's load before.
+fn measure(setup: &Setup, what: &str, flags: Flags) -> Result<(Vec<Measurement>, Option<Load>), Error> {
     let mut measure = Command::new(peers::build(setup, door::BENCH)?);
     measure.arg(what).stdin(Stdio::null());
     for (flag, value) in flags {
         measure.arg(flag).arg(value);
     }
     let load = Load::now();
-    Ok((door::parse(&peers::lines(&mut measure, "the program door")?)?, load))
+    Ok((peers::results(&mut measure, "the program door")?, load))
 }
 
-/// Runs it. The note is written if peers were measured; a comparison with a baseline is told and not kept.
+/// Returns the flags that all its benchmarks have.
+fn flags(setup: &Setup, rounds: u32) -> Result<Flags, Error> {
+    let inputs = door_inputs::ensure(setup)?;
+    Ok(vec![
+        ("--chiasm", built::chiasm(setup)?),
+        ("--model", inputs.join("model")),
+        ("--pictures", inputs.join("pictures")),
+        ("--rounds", rounds.to_string().into()),
+    ])
+}
+
+/// Measures frontends. The page is written if peers were measured; a comparison with a baseline is
+/// only printed.
 pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &Sides) -> Result<(), Error> {
     if let Some(path) = sides.baseline.as_ref().filter(|path| !path.is_file()) {
         return Err(Error::MissingFile { path: path.clone() });
     }
-    let mut flags: Vec<(&str, PathBuf)> = Vec::new();
+    let mut flags = flags(setup, rounds)?;
     if sides.has_peers() {
         let others = door_peers::ensure(setup)?;
         flags.extend([
@@ -74,29 +93,12 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         ]);
     }
     flags.extend(sides.baseline.iter().map(|path| ("--baseline", path.clone())));
-    let inputs = door_inputs::ensure(setup)?;
-    let program = peers::build(setup, door::BENCH)?;
-    flags.extend([
-        ("--chiasm", built::chiasm(setup)?),
-        ("--engines", sides.engines.to_string().into()),
-        ("--model", inputs.join("model")),
-        ("--pictures", inputs.join("pictures")),
-        ("--rounds", rounds.to_string().into()),
-    ]);
-    let mut measure = Command::new(program);
-    measure.arg(if bench == Bench::Stream { "streams" } else { "run" }).stdin(Stdio::null());
-    for (flag, value) in flags {
-        measure.arg(flag).arg(value);
-    }
-    let load = Load::now();
-    let measurements = door::parse(&peers::lines(&mut measure, "the program door")?)?;
+    flags.push(("--engines", sides.engines.to_string().into()));
+    let (measurements, load) = measure(setup, if bench == Bench::Stream { "streams" } else { "run" }, flags)?;
     if bench == Bench::Stream {
         let rows = stream::rows(&measurements, rounds, load);
-        let note = stream_note::write(&rows);
-        if sides.has_peers() {
-            return setup.output.say(&write(setup, bench, &rows, &note, json)?);
-        }
-        return setup.output.say(&note);
+        let said = if sides.has_peers() { write(setup, bench, &rows, json)? } else { bench.page(&rows)? };
+        return setup.output.say(&said);
     }
     let rows = door::rows(&measurements, rounds, sides.engines, load);
     door::complete(&rows, &sides.others())?;
@@ -104,13 +106,57 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         setup.output.say(&door_note::baseline(&rows))?;
     }
     if sides.has_peers() {
-        let written = write(setup, Bench::Door, &rows, &door_note::write(&rows), json)?;
-        return setup.output.say(&written);
+        return setup.output.say(&write(setup, bench, &rows, json)?);
     }
     for line in row::lines(&rows).into_iter().flatten().filter(|_| json) {
         println!("{line}");
     }
     Ok(())
+}
+
+/// Measures fleets: agents, roles or routers. The page of a short run is printed and not kept.
+pub(crate) fn run_fleets(setup: &Setup, bench: Bench, rounds: u32, json: bool) -> Result<(), Error> {
+    let conversations = if rounds == SHORT { SHORT_CONVERSATIONS } else { CONVERSATIONS };
+    let mut flags = flags(setup, rounds)?;
+    flags.extend([("--python", door_peers::ensure(setup)?.python()), ("--dynamo", door_peers::DYNAMO.into())]);
+    let what = match bench {
+        Bench::Machines => {
+            flags.push(("--etcd", etcd::ensure(setup)?));
+            "machines"
+        }
+        Bench::Upstream => {
+            let routers = router_peers::ensure(setup)?;
+            flags.extend([
+                ("--smg", versioned(routers.smg)),
+                ("--envoy", versioned(routers.envoy)),
+                ("--nginx", versioned(nginx::ensure(setup)?)),
+                ("--conversations", conversations.to_string().into()),
+            ]);
+            "routers"
+        }
+        _ => "roles",
+    };
+    let (measurements, load) = measure(setup, what, flags)?;
+    let rows = match bench {
+        Bench::Machines => machines::rows(&measurements, rounds, load),
+        Bench::Upstream => upstream::rows(&measurements, rounds, conversations, load),
+        _ => roles::rows(&measurements, rounds, load),
+    };
+    if bench == Bench::Machines {
+        let missing = if rounds == SHORT { Vec::new() } else { machines::missing_on_shaped(&rows) };
+        if !missing.is_empty() {
+            return Err(Error::MissingRows { bench: machines::BENCH, rows: missing.join("; ") });
+        }
+    } else {
+        row::complete(bench.name(), &rows, bench.mandatory())?;
+    }
+    finish(setup, bench, &rows, rounds, json)
+}
+
+fn versioned((program, version): (PathBuf, String)) -> PathBuf {
+    let mut text = OsString::from(program);
+    text.push(format!(",{version}"));
+    PathBuf::from(text)
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use serde::Deserialize;
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, rounded};
+use crate::bench_peers::measured;
+use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 use crate::error::Error;
 
 /// The bench's name in rows and files.
@@ -16,8 +17,6 @@ pub(crate) const MEMCPY_IN_TURN: &str = "memcpy, in turn";
 pub(crate) const LIMIT: &str = "limit";
 /// What a slot's first use is compared with.
 pub(crate) const USED_BEFORE: &str = "a slot used before";
-/// The metric that tells how many rounds the medians are of.
-pub(crate) const ROUNDS: &str = "rounds";
 /// The whole way with a slot of shared memory.
 pub(crate) const SHM: &str = "shm view";
 /// The part of it until the slot is written.
@@ -42,6 +41,7 @@ const CACHED_MS: f64 = 0.2;
 
 pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
     cases: &["3 MB", "13 MB", "50 MB"],
+    ends: &[""],
     lines: &[
         (SHM, MEMCPY),
         (SHM, "pickle"),
@@ -84,19 +84,14 @@ pub(crate) struct Run {
 
 /// Parses the lines. They come case by case.
 pub(crate) fn parse(lines: &[String]) -> Result<Run, Error> {
-    let what = "what the example handoff printed";
-    let json = |source| Error::Json { what: what.to_owned(), source };
-    let (versions, measurements) =
-        lines.split_first().ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
-    let measurements: Result<_, _> = measurements.iter().map(|line| serde_json::from_str(line)).collect();
-    Ok(Run { versions: serde_json::from_str(versions).map_err(json)?, measurements: measurements.map_err(json)? })
+    let (versions, measurements) = measured::parse_with_head("the example handoff", lines)?;
+    Ok(Run { versions, measurements })
 }
 
 /// All rows of a run that began under some load.
 pub(crate) fn rows(run: &Run, load: Option<Load>) -> Vec<Row> {
-    let rounds = run.measurements.first().map(|measurement| measurement.ms.len() as f64);
-    let mut rows =
-        vec![Row { metric: ROUNDS.to_owned(), unit: "rounds", ours: rounds, peer: rounds, ..row("all", "chiasm") }];
+    let rounds = run.measurements.first().map_or(0, |measurement| measurement.ms.len());
+    let mut rows = vec![Row::rounds(BENCH, rounds as u32, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
     for case in run.measurements.chunk_by(|a, b| a.case == b.case) {
         rows.extend(case_rows(&run.versions, case));
@@ -104,37 +99,19 @@ pub(crate) fn rows(run: &Run, load: Option<Load>) -> Vec<Row> {
     rows
 }
 
-/// How a ratio is meant.
-#[derive(Clone, Copy)]
-enum Against {
-    /// Times better than a peer.
-    Peer,
-    /// Times above a limit.
-    Limit,
-}
-
 fn case_rows(versions: &Versions, case: &[Measurement]) -> Vec<Row> {
     let way = |name: &str| case.iter().find(|it| it.way == name);
     let total = |name: &str| way(name).map(|it| (median(&it.ms), it.equal));
     let Some(name) = case.first().map(|it| it.case.as_str()) else { return Vec::new() };
-    let compare = |metric: &str, ours: Option<(f64, bool)>, peer_name: &str, peer, against, target: Option<f64>| {
-        let (Some((ours, ours_equal)), Some((peer, peer_equal))) = (ours, peer) else { return None };
-        let equal = ours_equal && peer_equal;
-        let (ratio, reached): (f64, fn(&f64, &f64) -> bool) = match against {
-            Against::Peer => (peer / ours, f64::ge),
-            Against::Limit => (ours / peer, f64::le),
-        };
-        Some(Row {
-            metric: metric.to_owned(),
-            ours: Some(rounded(ours)),
-            peer: Some(rounded(peer)),
-            ratio: Some(rounded(ratio)),
-            target,
-            ok: target.map(|target| reached(&ratio, &target) && equal),
-            equal: Some(equal),
-            ..row(name, peer_name)
-        })
+    // Against peers, as many times faster; with a limit, as many times above it.
+    let compare = |metric: &str, ours: Option<(f64, bool)>, peer_name: &str, peer, target: Option<Target>, is_peer| {
+        let ((ours, ours_equal), (peer, peer_equal)): (_, (f64, bool)) = ours.zip(peer)?;
+        let ratio = if is_peer { peer / ours } else { ours / peer };
+        let row = Row::new(BENCH, name, metric, "ms", peer_name).numbers(Some(ours), Some(peer));
+        Some(Row { equal: Some(ours_equal && peer_equal), ..row }.judged(Some(ratio), target))
     };
+    let peer = |metric, ours, name: &str, theirs, target| compare(metric, ours, name, theirs, target, true);
+    let limit = |metric, ours, name: &str, theirs, target| compare(metric, ours, name, theirs, target, false);
     let Versions { vllm, pyzmq, python } = versions;
     let aux = format!("aux frames (vLLM {vllm}, pyzmq {pyzmq})");
     let pickle = format!("pickle + SharedMemory, as Dynamo 1.5.1 (Python {python})");
@@ -146,19 +123,21 @@ fn case_rows(versions: &Versions, case: &[Measurement]) -> Vec<Row> {
         Some((median(&parts), shm.equal))
     };
     let write = part(|_, write| write);
-    let target = (name == OF_A_COPY.0).then_some(OF_A_COPY.1);
+    let of_a_copy = (name == OF_A_COPY.0).then_some(Target::AtMost(OF_A_COPY.1));
+    let of_a_segment = Some(Target::AtLeast(OF_A_SEGMENT));
+    let cached_limit = Some((CACHED_MS, true));
     [
-        compare(SHM, total("shm"), MEMCPY, copy, Against::Limit, target),
-        compare(SHM, total("shm"), MEMCPY_IN_TURN, total("memcpy in turn"), Against::Limit, None),
-        compare(WRITE, write, MEMCPY, copy, Against::Limit, None),
-        compare(SEND, part(|ms, write| ms - write), MEMCPY, copy, Against::Limit, None),
-        compare(SHM, total("shm"), &pickle, total("pickle"), Against::Peer, Some(OF_A_SEGMENT)),
-        compare(SHM, total("shm"), &msgpack, total("msgpack"), Against::Peer, Some(OF_A_SEGMENT)),
-        compare(SHM, total("shm"), &aux, total("aux"), Against::Peer, None),
-        compare(CACHED, total("cached"), LIMIT, Some((CACHED_MS, true)), Against::Limit, Some(1.0)),
-        compare(CACHED, total("cached"), TEXT, total("text"), Against::Limit, None),
-        compare(INLINE, total("inline"), &aux, total("aux"), Against::Peer, None),
-        compare(FIRST_USE, total("first use"), USED_BEFORE, write, Against::Limit, None),
+        limit(SHM, total("shm"), MEMCPY, copy, of_a_copy),
+        limit(SHM, total("shm"), MEMCPY_IN_TURN, total("memcpy in turn"), None),
+        limit(WRITE, write, MEMCPY, copy, None),
+        limit(SEND, part(|ms, write| ms - write), MEMCPY, copy, None),
+        peer(SHM, total("shm"), &pickle, total("pickle"), of_a_segment),
+        peer(SHM, total("shm"), &msgpack, total("msgpack"), of_a_segment),
+        peer(SHM, total("shm"), &aux, total("aux"), None),
+        limit(CACHED, total("cached"), LIMIT, cached_limit, Some(Target::AtMost(1.0))),
+        limit(CACHED, total("cached"), TEXT, total("text"), None),
+        peer(INLINE, total("inline"), &aux, total("aux"), None),
+        limit(FIRST_USE, total("first use"), USED_BEFORE, write, None),
     ]
     .into_iter()
     .flatten()
@@ -173,10 +152,6 @@ fn median(times: &[f64]) -> f64 {
         0 => 0.0,
         length => (times[(length - 1) / 2] + times[length / 2]) / 2.0,
     }
-}
-
-fn row(case: &str, peer: &str) -> Row {
-    Row::milliseconds(BENCH, case, peer)
 }
 
 #[cfg(test)]

@@ -1,135 +1,65 @@
-//! `docs/benchmarks/handoff.md`, made of the rows and nothing else.
+//! Writes `docs/benchmarks/handoff.md` from its rows and nothing else.
 
 use crate::bench_peers::handoff::{
-    CACHED, FIRST_USE, INLINE, LIMIT, MEMCPY, MEMCPY_IN_TURN, ROUNDS, SEND, SHM, TEXT, USED_BEFORE, WRITE,
+    CACHED, FIRST_USE, INLINE, LIMIT, MEMCPY, MEMCPY_IN_TURN, SEND, SHM, TEXT, USED_BEFORE, WRITE,
 };
 use crate::bench_peers::load;
-use crate::bench_peers::page::push;
-use crate::bench_peers::row::Row;
+use crate::bench_peers::measured::distinct;
+use crate::bench_peers::page::{Table, Targets, fill, missed, of_run, peers};
+use crate::bench_peers::row::{ROUNDS, Row};
+use crate::error::Error;
 
-const HEAD: &str = "\
-# Handoff: from the frontend's pixels to the engine's tensor
+const TARGETS: Targets = Targets {
+    heads: "image | way | against | ours, ms | theirs, ms",
+    cells: |row| format!("{} | {} | {}", row.case, row.metric, row.peer_name),
+    number,
+    is_limit: |row| matches!(row.peer_name.as_str(), MEMCPY | LIMIT),
+    outputs: "other bytes",
+};
 
-Written by `cargo xtask bench-peers handoff`; to change it, run that again. The same numbers as rows: [handoff.json](handoff.json).
-";
-
-const HOW: &str = "\
-The clock starts when the frontend has an image's patches in its memory and stops when the engine has them as a tensor: after
-vLLM's decoder and its receiver cache. Both ends are processes of one machine. It is the clock on the wall, because waiting for
-the other process is part of the way; so run this on a machine that has nothing else to do. Only ratios of one run mean
-something.
-
-In each round each way hands each image over once, in an order that is shuffled each round; six rounds before warm up. Right
-before each image one of four patches goes the same way, untimed, so that the code of both processes is in the caches, as it is
-while an engine is busy. After each image a checksum of what arrived is compared.
-
-| way | is |
-|---|---|
-| shm view | `chiasm_engine::EngineClient` and the plugin `chiasm_vllm`: a slot is taken and written with one copy, its handle is sent, the engine makes a view of it |
-| cached | the same client, for an image that the engine's receiver cache holds |
-| the same prompt without an image | the same client, and the clock stops after the decoder |
-| inline | the same client, the patches as a frame of the message |
-| memcpy | one copy by one thread within one process, into memory that was used before |
-| memcpy, in turn | the same into memory that is used in turn, as slots are, so that it is in no cache |
-| aux frames | vLLM's own way: its `MsgpackEncoder` and pyzmq to the same engine |
-| pickle + SharedMemory | vLLM's item pickled, written to a segment of its own, the name sent, copied out and unpickled by another process: the steps of Dynamo 1.5.1 (`mm_kwargs_transfer.py`) in their order |
-| msgpack + SharedMemory | the same with vLLM's encoder for pickle and the copies that joining its buffers takes: the steps of Dynamo 1.6.1 |
-
-- The engine is the input thread of vLLM's `EngineCoreProc`, with its sockets, its decoder and its receiver cache, and no model
-  behind it. The receiver cache holds four rounds of images, so that slots are returned and used again.
-- Requests have 18 prompt tokens, whatever the image. Real ones have more, a token for four patches of Qwen2-VL, which have to be
-  encoded and decoded in any way, also for text. Requests are part of `shm view`, `cached`, `inline` and `aux frames`; the segments'
-  messages are their names only.
-- The ways of the peers do not write the tensor first: for them, having the patches is having the tensor.
-- The segments' way ends where Dynamo's worker has the item, which then goes on to the engine in aux frames.
-- What the messages and segments hold is given back outside of the times.
-
-All images are raw patches (u8), which look random.
-";
-
-/// The whole text.
-pub(crate) fn write(rows: &[Row]) -> String {
-    let mut text = String::from(HEAD);
-    let rounds = rows.iter().find(|row| row.metric == ROUNDS).and_then(|row| row.ours).unwrap_or_default();
-    push(&mut text, format_args!("\nMedians of {rounds} rounds; ratios are those of the medians."));
-    text.push_str(&load::sentence(rows));
-    push(&mut text, format_args!("\n\n{HOW}"));
-    targets(rows, &mut text);
-    table(rows, &mut text);
-    first_use(rows, &mut text);
-    text
+/// Returns the whole page.
+pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
+    let missed = missed(rows, "Where the time goes in what was not reached:", |row| profile(rows, row));
+    let values = [
+        ("rounds", of_run(rows, ROUNDS)),
+        ("load", load::sentence(rows)),
+        ("targets", TARGETS.table(rows) + &missed),
+        ("ways", ways(rows)),
+        ("first_use", first_use(rows)),
+    ];
+    fill(include_str!("templates/handoff.md"), &values)
 }
 
-fn targets(rows: &[Row], text: &mut String) {
-    text.push_str("\n## Targets\n\n| image | way | against | ours, ms | theirs, ms | ratio | target | reached |\n");
-    text.push_str("|---|---|---|---|---|---|---|---|\n");
-    let aimed: Vec<(&Row, f64)> = rows.iter().filter_map(|row| Some((row, row.target?))).collect();
-    for (row, target) in &aimed {
-        let sign = if matches!(row.peer_name.as_str(), MEMCPY | LIMIT) { "≤" } else { "≥" };
-        let reached = match row.ok {
-            Some(true) => "yes",
-            _ if row.equal == Some(false) => "**no: other bytes**",
-            _ => "**no**",
-        };
-        let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(number);
-        let Row { case, metric, peer_name, .. } = row;
-        push(
-            text,
-            format_args!(
-                "| {case} | {metric} | {peer_name} | {ours} | {peer} | {ratio} | {sign} {target} | {reached} |\n"
-            ),
-        );
-    }
-    let missed: Vec<&Row> = aimed.iter().map(|(row, _)| *row).filter(|row| row.ok == Some(false)).collect();
-    if missed.is_empty() {
-        return;
-    }
-    text.push_str("\nWhere the time goes in what was not reached:\n\n");
-    for row in missed {
-        let Row { case, metric, peer_name, .. } = row;
-        push(text, format_args!("- {case}, {metric}, {peer_name}: {}\n", profile(rows, row)));
-    }
-}
-
-fn profile(rows: &[Row], missed: &Row) -> String {
+/// Says what the time of a missed target was spent on.
+fn profile(rows: &[Row], Row { case, metric, peer_name, .. }: &Row) -> String {
     let part = |metric: &str| {
-        let row = rows.iter().find(|row| row.case == missed.case && row.metric == metric);
+        let row = rows.iter().find(|row| row.case == *case && row.metric == metric);
         number(row.and_then(|row| row.ours))
     };
-    if missed.metric == CACHED {
-        let text = rows.iter().find(|row| row.case == missed.case && row.peer_name == TEXT);
-        return format!("{TEXT} takes {} ms", number(text.and_then(|row| row.peer)));
-    }
-    if missed.peer_name == MEMCPY {
-        let in_turn = rows.iter().find(|row| row.case == missed.case && row.peer_name == MEMCPY_IN_TURN);
-        let in_turn = number(in_turn.and_then(|row| row.peer));
-        return format!(
-            "writing the slot takes {} ms, one copy to memory used in turn {in_turn} ms; sending the rest of the request {} ms",
-            part(WRITE),
-            part(SEND)
-        );
-    }
-    format!("writing the slot takes {} ms, sending the rest of the request {} ms", part(WRITE), part(SEND))
+    let peer = |name: &str| {
+        let row = rows.iter().find(|row| row.case == *case && row.peer_name == name);
+        number(row.and_then(|row| row.peer))
+    };
+    let parts = if metric == CACHED {
+        format!("{TEXT} takes {} ms", peer(TEXT))
+    } else if peer_name == MEMCPY {
+        let [write, in_turn, send] = [part(WRITE), peer(MEMCPY_IN_TURN), part(SEND)];
+        format!(
+            "writing the slot takes {write} ms, one copy to memory used in turn {in_turn} ms; sending the rest of the request {send} ms"
+        )
+    } else {
+        format!("writing the slot takes {} ms, sending the rest of the request {} ms", part(WRITE), part(SEND))
+    };
+    format!("{case}, {metric}, {peer_name}: {parts}")
 }
 
-/// All ways, a column per image.
-fn table(rows: &[Row], text: &mut String) {
-    let mut cases: Vec<&str> = Vec::new();
-    for row in rows.iter().filter(|row| row.case != "all") {
-        if cases.last() != Some(&row.case.as_str()) {
-            cases.push(&row.case);
-        }
-    }
-    push(
-        text,
-        format_args!("\n## All ways, ms\n\n| way | {} |\n|---|{}\n", cases.join(" | "), "---|".repeat(cases.len())),
-    );
+/// Returns a table of all ways, with a column per image.
+fn ways(rows: &[Row]) -> String {
+    let cases = distinct(rows.iter().map(|row| row.case.as_str()).filter(|case| *case != "all"));
+    let mut lines = Vec::new();
     let mut line = |name: &str, time: &dyn Fn(&Row) -> Option<f64>| {
-        let times = cases.iter().map(|case| {
-            let mut rows = rows.iter().filter(|row| row.case == *case);
-            rows.find_map(time).map_or_else(String::new, |time| format!("{time:.2}"))
-        });
-        push(text, format_args!("| {name} | {} |\n", times.collect::<Vec<_>>().join(" | ")));
+        let times = cases.iter().map(|case| number(rows.iter().filter(|row| row.case == *case).find_map(time)));
+        lines.push(format!("{name} | {}", times.collect::<Vec<_>>().join(" | ")));
     };
     for metric in [SHM, WRITE, SEND, CACHED, INLINE] {
         let name = if metric == SHM { format!("**{metric}**") } else { metric.to_owned() };
@@ -138,27 +68,18 @@ fn table(rows: &[Row], text: &mut String) {
             line(TEXT, &|row| row.peer.filter(|_| row.peer_name == TEXT));
         }
     }
-    let mut peers: Vec<&str> = Vec::new();
-    for row in rows.iter().filter(|row| row.metric == SHM) {
-        if !peers.contains(&row.peer_name.as_str()) {
-            peers.push(&row.peer_name);
-        }
-    }
-    for peer in peers {
+    for peer in peers(rows.iter().filter(|row| row.metric == SHM)) {
         line(peer, &|row| row.peer.filter(|_| row.peer_name == peer));
     }
+    Table::new(format_args!("way | {}", cases.join(" | "))).rows(lines)
 }
 
-fn first_use(rows: &[Row], text: &mut String) {
-    text.push_str(
-        "\n## Memory that was never used\n\nAn arena takes memory from the system as it needs it, 32 MiB at a time.",
-    );
-    text.push_str(" Taking and writing a slot, where that happens and where not:\n\n");
-    text.push_str("| image | first use, ms | used before, ms | ratio |\n|---|---|---|---|\n");
-    for row in rows.iter().filter(|row| row.metric == FIRST_USE && row.peer_name == USED_BEFORE) {
+fn first_use(rows: &[Row]) -> String {
+    let rows = rows.iter().filter(|row| row.metric == FIRST_USE && row.peer_name == USED_BEFORE);
+    Table::new("image | first use, ms | used before, ms | ratio").rows(rows.map(|row| {
         let [first, before, ratio] = [row.ours, row.peer, row.ratio].map(number);
-        push(text, format_args!("| {} | {first} | {before} | {ratio} |\n", row.case));
-    }
+        format!("{} | {first} | {before} | {ratio}", row.case)
+    }))
 }
 
 fn number(number: Option<f64>) -> String {
@@ -173,7 +94,7 @@ mod tests {
 
     #[test]
     fn every_target_has_its_line_and_what_was_missed_its_reason() {
-        let note = write(&rows(&run("13 MB", true), BUSY));
+        let note = write(&rows(&run("13 MB", true), BUSY)).unwrap();
         for line in [
             "Medians of 3 rounds; ratios are those of the medians. Before, 1.25 processes wanted the machine's 2 cores.",
             "| 13 MB | shm view | memcpy | 2.60 | 2.00 | 1.30 | ≤ 1.3 | yes |",
@@ -200,12 +121,12 @@ mod tests {
         rows.iter_mut().filter(|row| row.target == Some(1.3)).for_each(|row| row.ok = Some(false));
         let line = "- 13 MB, shm view, memcpy: writing the slot takes 2.10 ms, one copy to memory used in turn 2.20 ms; sending \
                     the rest of the request 0.50 ms";
-        assert!(write(&rows).lines().any(|found| found == line));
+        assert!(write(&rows).unwrap().lines().any(|found| found == line));
     }
 
     #[test]
     fn other_bytes_are_named() {
-        let note = write(&rows(&run("13 MB", false), BUSY));
+        let note = write(&rows(&run("13 MB", false), BUSY)).unwrap();
         assert!(note.contains("| ≤ 1.3 | **no: other bytes** |"), "{note}");
     }
 }

@@ -1,17 +1,11 @@
 //! Turns what `index run` measured into rows, with the targets that the project has set itself.
 
-use serde::Deserialize;
-
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, rounded};
-use crate::error::Error;
+use crate::bench_peers::measured::{Measurement, peers};
+use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "index";
-/// Our own side's name.
-pub(crate) const OURS: &str = "chiasm";
-/// The metric that tells how many rounds the medians are of.
-pub(crate) const ROUNDS: &str = "rounds";
 /// The metric of answers: `ours` is how many prompts were compared, `peer` how many of their answers are not ours.
 pub(crate) const DIFFERENT: &str = "different answers";
 /// The metric of what is held: pairs of a worker and a block.
@@ -45,15 +39,6 @@ pub(crate) const LOOKUPS: &str = "lookups";
 pub(crate) const LOOKUPS_FROM_TOKENS: &str = "lookups, from tokens";
 /// The metric of resident memory.
 pub(crate) const MEMORY: &str = "memory";
-
-/// A line of `index run`; documented there.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Measurement {
-    case: String,
-    side: String,
-    metric: String,
-    value: f64,
-}
 
 /// What a metric means.
 pub(crate) struct Metric {
@@ -96,6 +81,7 @@ pub(crate) const METRICS: [Metric; 13] = [
 /// The fastest peers of those that can do each; the others may have nothing to say.
 pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
     cases: &["8 workers", "64 workers", "1000 workers"],
+    ends: &[""],
     lines: &[
         (DIFFERENT, RADIX_TREE),
         (DIFFERENT, COMPRESSED_TREE),
@@ -129,17 +115,9 @@ const FACTS: [(&str, &str, f64); 4] = [
     (PROMPT_WORKERS, "workers", 1.0),
 ];
 
-/// Parses the lines. They come case by case.
-pub(crate) fn parse(lines: &[String]) -> Result<Vec<Measurement>, Error> {
-    let what = "what index run printed";
-    let parse = |line: &String| serde_json::from_str(line);
-    lines.iter().map(parse).collect::<Result<_, _>>().map_err(|source| Error::Json { what: what.to_owned(), source })
-}
-
 /// All rows of a run that began under some load.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
-    let rounds = Some(f64::from(rounds));
-    let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) }];
+    let mut rows = vec![Row::rounds(BENCH, rounds, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
     for case in measurements.chunk_by(|a, b| a.case == b.case) {
         rows.extend(case_rows(case));
@@ -150,19 +128,14 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
 fn case_rows(case: &[Measurement]) -> Vec<Row> {
     let Some(name) = case.first().map(|it| it.case.as_str()) else { return Vec::new() };
     let value = |side: &str, metric: &str| Some(case.iter().find(|it| it.side == side && it.metric == metric)?.value);
-    let mut peers: Vec<&str> = Vec::new();
-    for measurement in case {
-        if measurement.side != OURS && !peers.contains(&measurement.side.as_str()) {
-            peers.push(&measurement.side);
-        }
-    }
+    let peers = peers(case);
     let answers = |peer: &str| Some((value(peer, "compared")?, value(peer, "different")?));
     let equal = |peer: &str| answers(peer).map(|(compared, different)| compared > 0.0 && different == 0.0);
 
     let mut rows = Vec::new();
     for (metric, unit, scale) in FACTS {
-        let ours = value(OURS, metric).map(|value| rounded(value / scale));
-        rows.extend(ours.map(|ours| Row { ours: Some(ours), ..row(name, metric, unit, OURS) }));
+        let ours = value(OURS, metric).map(|value| value / scale);
+        rows.extend(ours.map(|ours| row(name, metric, unit, OURS).numbers(Some(ours), None)));
     }
     for peer in &peers {
         rows.extend(answers(peer).map(|(compared, different)| Row {
@@ -180,30 +153,18 @@ fn case_rows(case: &[Measurement]) -> Vec<Row> {
         let best = theirs.iter().copied().reduce(|best, other| if better(other.1, best.1) { other } else { best });
         for (peer, theirs) in theirs {
             let ratio = ours.map(|ours| if metric.more_is_better { ours / theirs } else { theirs / ours });
-            let target = metric.target.filter(|_| best.is_some_and(|(best, _)| best == peer));
-            let reached = |target: f64| ratio.is_some_and(|ratio| ratio >= target) && equal(peer) == Some(true);
-            rows.push(Row {
-                ours: ours.map(|ours| rounded(ours / metric.scale)),
-                peer: Some(rounded(theirs / metric.scale)),
-                ratio: ratio.map(rounded),
-                target,
-                ok: target.map(reached),
-                equal: equal(peer),
-                ..row(name, metric.name, metric.unit, peer)
-            });
+            let target = metric.target.filter(|_| best.is_some_and(|(best, _)| best == peer)).map(Target::AtLeast);
+            let row = row(name, metric.name, metric.unit, peer);
+            let row = row.numbers(ours.map(|ours| ours / metric.scale), Some(theirs / metric.scale));
+            let row = Row { equal: equal(peer), ..row }.judged(ratio, target);
+            // Answers that were not compared reach no target either.
+            rows.push(Row { ok: row.ok.map(|ok| ok && row.equal == Some(true)), ..row });
         }
     }
     let own = |metric, than: Option<f64>, scale: f64, target: f64, row: Row| {
-        let (rate, than) = (value(OURS, metric)?, than?);
-        let ratio = rate / than;
-        Some(Row {
-            ours: Some(rounded(rate / scale)),
-            peer: Some(rounded(than / scale)),
-            ratio: Some(rounded(ratio)),
-            target: Some(target),
-            ok: Some(ratio >= target && row.equal != Some(false)),
-            ..row
-        })
+        let (rate, than) = value(OURS, metric).zip(than)?;
+        let row = row.numbers(Some(rate / scale), Some(than / scale));
+        Some(row.judged(Some(rate / than), Some(Target::AtLeast(target))))
     };
     let plain = value(OURS, "frames, plain");
     rows.extend(TELLINGS.into_iter().filter_map(|telling| {
@@ -222,20 +183,20 @@ fn case_rows(case: &[Measurement]) -> Vec<Row> {
 }
 
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::bench_peers::row::tests::find;
 
     /// Two fleets, two peers: the tree is faster, has no threads, and answers otherwise in the second fleet.
     pub(crate) fn measurements() -> Vec<Measurement> {
         let mut measurements = Vec::new();
         for (case, different) in [("8 workers", 0.0), ("64 workers", 3.0)] {
             let mut add = |side: &str, metric: &str, value: f64| {
-                let [case, side, metric] = [case, side, metric].map(str::to_owned);
-                measurements.push(Measurement { case, side, metric, value });
+                measurements.push(Measurement::new(case, None, side, metric, value));
             };
             for (side, factor) in [(OURS, 3.0), ("Tree (d 1.0)", 1.0), ("Map (d 1.0)", 0.5)] {
                 add(side, "events", factor * 2e6);
@@ -272,10 +233,6 @@ pub(crate) mod tests {
             add(OURS, PROMPT_WORKERS, 7.5);
         }
         measurements
-    }
-
-    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
     }
 
     #[test]

@@ -25,9 +25,8 @@ impl Load {
 
     /// Its row.
     pub(crate) fn row(self, bench: &'static str) -> Row {
-        let row = Row::milliseconds(bench, "all", "cores");
-        let (ours, peer) = (Some(self.processes), Some(self.cores));
-        Row { metric: METRIC.to_owned(), unit: "processes", ours, peer, ..row }
+        let row = Row::new(bench, "all", METRIC, "processes", "cores");
+        row.numbers(Some(self.processes), Some(self.cores))
     }
 }
 

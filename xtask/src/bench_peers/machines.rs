@@ -1,8 +1,8 @@
 //! Turns what the program `door machines` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{self, Measurement, ROUNDS, cases, counts_alike, lengths};
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, missing, rounded};
+use crate::bench_peers::measured::{self, Measurement, case_name, cases, counts_alike, lengths};
+use crate::bench_peers::row::{Mandatory, Row, Target, missing};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "machines";
@@ -63,27 +63,23 @@ const BEYOND_TARGET: f64 = 2_000.0;
 /// What each run has to measure on loopback, and on the shaped link too where there is one: see [`missing_on_shaped`].
 pub(crate) const MANDATORY: [Mandatory; 4] = [
     Mandatory {
-        cases: &[
-            "1k-token text, 1 client, loopback",
-            "repeated image, data URI, 1 client, loopback",
-            "repeated image, URL, 1 client, loopback",
-        ],
+        cases: &["1k-token text", "repeated image, data URI", "repeated image, URL"],
+        ends: &[", 1 client, loopback"],
         lines: &[(CPU, LOCAL), (CPU, DYNAMO), (ADDED, ECHO)],
     },
     Mandatory {
-        cases: &[
-            "1k-token text, 16 clients, loopback",
-            "repeated image, data URI, 16 clients, loopback",
-            "repeated image, URL, 16 clients, loopback",
-        ],
+        cases: &["1k-token text", "repeated image, data URI", "repeated image, URL"],
+        ends: &[", 16 clients, loopback"],
         lines: &[(CPU, LOCAL), (CPU, DYNAMO)],
     },
     Mandatory {
         cases: &["streams of 256 deltas, 64 clients, loopback"],
+        ends: &[""],
         lines: &[(TOKEN_CPU, LOCAL), (TOKEN_CPU, DYNAMO), (ADDED, ECHO)],
     },
     Mandatory {
         cases: &["distinct images, data URI, 1 client, loopback"],
+        ends: &[""],
         lines: &[(LATENCY, BARE), (LATENCY, TENSORS), (BEYOND, LIMIT)],
     },
 ];
@@ -108,8 +104,7 @@ pub(crate) fn is_shaped(rows: &[Row]) -> bool {
 
 /// All rows of a run that began under some load.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
-    let rounds = Some(f64::from(rounds));
-    let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", LOCAL) }];
+    let mut rows = vec![Row::rounds(BENCH, rounds, LOCAL)];
     rows.extend(load.map(|load| load.row(BENCH)));
     for (case, clients) in cases(measurements) {
         for link in LINKS {
@@ -146,29 +141,24 @@ impl Case<'_> {
         if let (Some(added), Some(echo), true) =
             (self.value(&ours, ADDED), echo, self.case != NEW_IMAGE && self.clients != 16)
         {
-            rows.push(at_most(
-                1.0,
-                added / (echo + ADDED_TARGET),
-                self.row(ADDED, "µs", ECHO, [Some(added), Some(echo)]),
-            ));
+            let row = self.row(ADDED, "µs", ECHO, [Some(added), Some(echo)]);
+            rows.push(row.judged(Some(added / (echo + ADDED_TARGET)), Some(Target::AtMost(1.0))));
         }
         let bare = self.value(&format!("bare TCP, {}", self.link), TRANSFER);
         if let (Some(bare), Some(local), Some(value)) = (bare, self.value(LOCAL, LATENCY), self.value(&ours, LATENCY)) {
             let row = self.row(LATENCY, "ms", BARE, [Some(value), Some(local + bare)]);
-            let ratio = self.value(&ours, "local engine and bare transfer in times of this").map(rounded);
-            rows.push(Row { ratio, ..row });
+            rows.push(row.judged(self.value(&ours, "local engine and bare transfer in times of this"), None));
             rows.push(self.row(TRANSFER, "ms", BARE, [None, Some(bare)]));
         }
         let [files, tensors] = ["files", "tensors"].map(|form| self.value(&ours, &format!("latency p50 with {form}")));
         if let (Some(files), Some(tensors)) = (files, tensors) {
             let row = self.row(LATENCY, "ms", TENSORS, [Some(files), Some(tensors)]);
-            let ratio = tensors / files;
-            let target = (self.link == LINKS[1]).then_some(TENSORS_TARGET);
-            rows.push(Row { ratio: Some(rounded(ratio)), target, ok: target.map(|least| ratio >= least), ..row });
+            let target = (self.link == LINKS[1]).then_some(Target::AtLeast(TENSORS_TARGET));
+            rows.push(row.judged(Some(tensors / files), target));
         }
         if let (Some(beyond), Some(back)) = (self.value(&ours, BEYOND), self.value(&ours, BACK)) {
             let row = self.row(BEYOND, "bytes", LIMIT, [Some(beyond), Some(BEYOND_TARGET)]);
-            rows.push(at_most(1.0, beyond / BEYOND_TARGET, row));
+            rows.push(row.judged(Some(beyond / BEYOND_TARGET), Some(Target::AtMost(1.0))));
             rows.push(self.row(BACK, "bytes", LIMIT, [Some(back), None]));
         }
         rows
@@ -176,33 +166,28 @@ impl Case<'_> {
 
     /// A row of CPU time with its ratio, which was measured in pairs, and with its target.
     fn judged(&self, row: Row, ours: &str) -> Row {
-        let has_target = self.case != NEW_IMAGE;
-        if row.peer_name == LOCAL {
-            let Some(ratio) = self.value(ours, "CPU in times of the local engine's") else { return row };
-            let equal = counts_alike(self.measurements, self.case, ours);
-            let row = Row { ratio: Some(rounded(ratio)), equal, ..row };
-            return if has_target { at_most(CPU_TARGET, ratio, row) } else { row };
+        let (ratio, side, target) = if row.peer_name == LOCAL {
+            let ratio = self.value(ours, "CPU in times of the local engine's");
+            (ratio, ours, Target::AtMost(CPU_TARGET))
+        } else {
+            let ratio = self.value(ours, "CPU in times of Dynamo's").map(f64::recip);
+            (ratio, &*row.peer_name, Target::AtLeast(DYNAMO_TARGET))
+        };
+        if ratio.is_none() {
+            return row;
         }
-        let Some(ratio) = self.value(ours, "CPU in times of Dynamo's").map(f64::recip) else { return row };
-        let equal = counts_alike(self.measurements, self.case, &row.peer_name);
-        let ok = has_target.then_some(ratio >= DYNAMO_TARGET && equal != Some(false));
-        Row { ratio: Some(rounded(ratio)), equal, target: has_target.then_some(DYNAMO_TARGET), ok, ..row }
+        let equal = counts_alike(self.measurements, self.case, side);
+        Row { equal, ..row }.judged(ratio, (self.case != NEW_IMAGE).then_some(target))
     }
 
     fn value(&self, side: &str, metric: &str) -> Option<f64> {
-        door::value(self.measurements, (self.case, Some(self.clients)), side, metric)
+        measured::value(self.measurements, (self.case, Some(self.clients)), side, metric)
     }
 
     fn row(&self, metric: &str, unit: &'static str, peer: &str, numbers: [Option<f64>; 2]) -> Row {
-        let case = format!("{}, {}", door::name(name(self.case), self.clients), self.link);
-        let [ours, theirs] = numbers.map(|number| number.map(rounded));
-        Row { ours, peer: theirs, ..row(&case, metric, unit, peer) }
+        let case = format!("{}, {}", case_name(name(self.case), self.clients), self.link);
+        row(&case, metric, unit, peer).numbers(numbers[0], numbers[1])
     }
-}
-
-fn at_most(most: f64, ratio: f64, row: Row) -> Row {
-    let ok = Some(ratio <= most && row.equal != Some(false));
-    Row { ratio: Some(rounded(ratio)), target: Some(most), ok, ..row }
 }
 
 fn name(case: &str) -> &str {
@@ -210,12 +195,13 @@ fn name(case: &str) -> &str {
 }
 
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::bench_peers::row::tests::find;
 
     /// All that a run measures: an agent costs half of a frontend, Dynamo's frontend three times both.
     pub(crate) fn measurements(links: &[&str]) -> Vec<Measurement> {
@@ -229,8 +215,7 @@ pub(crate) mod tests {
         ];
         for (case, clients) in cases.into_iter().flat_map(|(case, all)| all.iter().map(move |it| (case, *it))) {
             let mut add = |side: &str, metric: &str, value| {
-                let [case, side, metric] = [case, side, metric].map(str::to_owned);
-                measurements.push(Measurement { case, clients: Some(clients), side, metric, value });
+                measurements.push(Measurement::new(case, Some(clients), side, metric, value));
             };
             let agents: Vec<String> = links.iter().map(|link| format!("agent, {link}")).collect();
             let sides = agents.iter().map(|agent| (&**agent, 1.5)).chain([(LOCAL, 1.0), ("Dynamo 0.1", 4.5)]);
@@ -254,10 +239,6 @@ pub(crate) mod tests {
             }
         }
         measurements
-    }
-
-    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
     }
 
     #[test]

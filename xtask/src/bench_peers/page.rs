@@ -1,17 +1,112 @@
-//! What the notes of several benches are written with.
+//! The pages in `docs/benchmarks`: templates of Markdown, whose placeholders are filled with
+//! tables.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
-use crate::bench_peers::door::{DIFFERENT, Metric};
+use crate::bench_peers::measured::{DIFFERENT, Metric, distinct};
 use crate::bench_peers::row::Row;
+use crate::error::Error;
 
-/// Adds a piece.
-pub(crate) fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a String can't fail.
-    let _ = text.write_fmt(line);
+/// Fills each `{{name}}` of a template with the value of that name.
+///
+/// # Errors
+/// `NoValue` for a placeholder without a value, `UnusedValue` for a value without a placeholder.
+pub(crate) fn fill(template: &str, values: &[(&str, String)]) -> Result<String, Error> {
+    let mut unused: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
+    let mut pieces = template.split("{{");
+    let mut page = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let no_value = || Error::NoValue { name: piece.split("}}").next().unwrap_or(piece).to_owned() };
+        let (name, rest) = piece.split_once("}}").ok_or_else(no_value)?;
+        let (_, value) = values.iter().find(|(known, _)| *known == name).ok_or_else(no_value)?;
+        unused.retain(|other| *other != name);
+        page.push_str(value);
+        page.push_str(rest);
+    }
+    match unused.first() {
+        Some(name) => Err(Error::UnusedValue { name: (*name).to_owned() }),
+        None => Ok(page),
+    }
 }
 
-/// Three digits, which are what a run with several processes can tell.
+/// A table of Markdown, without a line break after its last row.
+pub(crate) struct Table(String);
+
+impl Table {
+    /// Starts a table. `heads` are separated by ` | `, as the cells of its rows are.
+    pub(crate) fn new(heads: impl Display) -> Self {
+        let heads = format!("| {heads} |");
+        let columns = heads.matches('|').count() - 1;
+        Self(format!("{heads}\n|{}", "---|".repeat(columns)))
+    }
+
+    /// Adds a row.
+    pub(crate) fn row(&mut self, cells: impl Display) {
+        // Writing to a String can't fail.
+        let _ = write!(self.0, "\n| {cells} |");
+    }
+
+    /// Adds rows.
+    pub(crate) fn rows(mut self, rows: impl IntoIterator<Item = impl Display>) -> String {
+        rows.into_iter().for_each(|cells| self.row(cells));
+        self.0
+    }
+}
+
+/// The table of a page's targets.
+pub(crate) struct Targets {
+    /// The heads of the cells that come first, and of both sides' numbers.
+    pub(crate) heads: &'static str,
+    /// The cells that come first.
+    pub(crate) cells: fn(&Row) -> String,
+    pub(crate) number: fn(Option<f64>) -> String,
+    /// Returns whether a ratio may not exceed its target.
+    pub(crate) is_limit: fn(&Row) -> bool,
+    /// The name of outputs that are not equal.
+    pub(crate) outputs: &'static str,
+}
+
+impl Targets {
+    /// Returns a line for each row that has a target.
+    pub(crate) fn table<'a>(&self, rows: impl IntoIterator<Item = &'a Row>) -> String {
+        let table = Table::new(format_args!("{} | ratio | target | reached", self.heads));
+        table.rows(rows.into_iter().filter_map(|row| {
+            let target = row.target?;
+            let sign = if (self.is_limit)(row) { "≤" } else { "≥" };
+            let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(self.number);
+            let [cells, reached] = [(self.cells)(row), reached(row, self.outputs)];
+            Some(format!("{cells} | {ours} | {peer} | {ratio} | {sign} {target} | {reached}"))
+        }))
+    }
+}
+
+/// Targets of cases and metrics, against peers that are to be beaten by the same prompts.
+pub(crate) const BY_METRIC: Targets = Targets {
+    heads: "case | metric | against | ours | theirs",
+    cells: |row| format!("{} | {} | {}", row.case, row.metric, row.peer_name),
+    number,
+    is_limit: |_| false,
+    outputs: "other prompts",
+};
+
+/// Says whether a row has reached its target.
+pub(crate) fn reached(row: &Row, outputs: &str) -> String {
+    match (row.ok, row.equal) {
+        (Some(true), _) => "yes".to_owned(),
+        (_, Some(false)) => format!("**no: {outputs}**"),
+        _ => "**no**".to_owned(),
+    }
+}
+
+/// Returns a list with a line for each missed target, after an introduction; empty if there is
+/// none.
+pub(crate) fn missed(rows: &[Row], introduction: &str, line: impl Fn(&Row) -> String) -> String {
+    let missed = rows.iter().filter(|row| row.target.is_some() && row.ok == Some(false));
+    let lines: String = missed.map(|row| format!("\n- {}", line(row))).collect();
+    if lines.is_empty() { lines } else { format!("\n\n{introduction}\n{lines}") }
+}
+
+/// Returns three digits, which are all that a run with several processes can tell.
 pub(crate) fn number(number: Option<f64>) -> String {
     match number {
         None => "–".to_owned(),
@@ -21,52 +116,77 @@ pub(crate) fn number(number: Option<f64>) -> String {
     }
 }
 
-/// Whether a row has reached its target.
-pub(crate) fn reached(row: &Row) -> &'static str {
-    match row.ok {
-        Some(true) => "yes",
-        _ if row.equal == Some(false) => "**no: other prompts**",
-        _ => "**no**",
-    }
+/// Returns a number of the whole run, such as that of its rounds.
+pub(crate) fn of_run(rows: &[Row], metric: &str) -> String {
+    rows.iter().find(|row| row.metric == metric).and_then(|row| row.ours).unwrap_or_default().to_string()
 }
 
-/// Those that these rows compare us with, in their order.
+/// Returns the peers of these rows, in their order.
 pub(crate) fn peers<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<&'a str> {
-    let mut peers = Vec::new();
-    for row in rows {
-        if !peers.contains(&row.peer_name.as_str()) {
-            peers.push(&row.peer_name);
-        }
-    }
-    peers
+    distinct(rows.map(|row| row.peer_name.as_str()))
 }
 
-/// The rows of a case: a line per metric, a column per side, the peers' with the ratio.
-pub(crate) fn table<'a>(case: &[Row], metrics: impl Iterator<Item = &'a Metric>, text: &mut String) {
+/// Returns a table of a case under its name: a line per metric, a column per side, peers' with the
+/// ratio.
+pub(crate) fn sides<'a>(case: &'a [Row], metrics: impl Iterator<Item = &'a Metric>) -> String {
     let metrics: Vec<&Metric> = metrics.filter(|metric| case.iter().any(|row| row.metric == metric.name)).collect();
-    let peers = peers(case.iter().filter(|row| metrics.iter().any(|metric| metric.name == row.metric)));
-    push(text, format_args!("\n## {}\n\n| | unit | chiasm | {} |\n|---|---|---|", case[0].case, peers.join(" | ")));
-    text.push_str(&"---|".repeat(peers.len()));
-    text.push('\n');
-    for Metric { name, unit, .. } in metrics {
-        let ours = number(case.iter().find(|row| row.metric == *name).and_then(|row| row.ours));
-        push(text, format_args!("| {name} | {unit} | {ours} |"));
-        for peer in &peers {
-            let row = case.iter().find(|row| row.metric == *name && row.peer_name == *peer);
-            let ratio =
-                row.and_then(|row| row.ratio).map_or(String::new(), |ratio| format!(" (× {})", number(Some(ratio))));
-            push(text, format_args!(" {}{ratio} |", number(row.and_then(|row| row.peer))));
-        }
-        text.push('\n');
-    }
+    let is_told = |row: &&Row| metrics.iter().any(|metric| metric.name == row.metric);
+    let peers = peers(case.iter().filter(is_told));
+    let table = Table::new(format_args!("| unit | chiasm | {}", peers.join(" | ")));
+    let table = table.rows(metrics.iter().map(|Metric { name, unit, .. }| {
+        let of_metric = || case.iter().filter(|row| row.metric == *name);
+        let ours = number(of_metric().next().and_then(|row| row.ours));
+        let theirs = peers.iter().map(|peer| {
+            let row = of_metric().find(|row| row.peer_name == *peer);
+            let ratio = row.and_then(|row| row.ratio).map(|ratio| format!(" (× {})", number(Some(ratio))));
+            format!(" | {}{}", number(row.and_then(|row| row.peer)), ratio.unwrap_or_default())
+        });
+        format!("{name} | {unit} | {ours}{}", theirs.collect::<String>())
+    }));
+    format!("## {}\n\n{table}", case[0].case)
 }
 
-/// How many prompts' lengths were compared.
-pub(crate) fn lengths(rows: &[Row], text: &mut String) {
-    text.push_str("\n## Prompts\n\n| case | against | compared | of another length |\n|---|---|---|---|\n");
-    for row in rows.iter().filter(|row| row.metric == DIFFERENT) {
-        let [compared, different] =
-            [row.ours, row.peer].map(|count| count.map_or("–".to_owned(), |count| count.to_string()));
-        push(text, format_args!("| {} | {} | {compared} | {different} |\n", row.case, row.peer_name));
+/// Returns a table of how many prompts' lengths were compared.
+pub(crate) fn prompts(rows: &[Row]) -> String {
+    let rows = rows.iter().filter(|row| row.metric == DIFFERENT);
+    Table::new("case | against | compared | of another length").rows(rows.map(|row| {
+        let [compared, different] = [row.ours, row.peer].map(count);
+        format!("{} | {} | {compared} | {different}", row.case, row.peer_name)
+    }))
+}
+
+/// Returns a number of things, or a dash.
+pub(crate) fn count(count: Option<f64>) -> String {
+    count.map_or("–".to_owned(), |count| count.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placeholders_are_filled_each_time_that_they_are_named() {
+        let values = [("a", "1".to_owned()), ("b", "{{a}}".to_owned())];
+        assert_eq!(fill("{{a}} {{b}}, {{a}}\n", &values).unwrap(), "1 {{a}}, 1\n");
+        assert_eq!(fill("none", &[]).unwrap(), "none");
+    }
+
+    #[test]
+    fn placeholder_without_value_is_an_error() {
+        let error = fill("{{a}} {{b}}", &[("a", String::new())]).unwrap_err();
+        assert!(matches!(error, Error::NoValue { name } if name == "b"));
+        assert!(matches!(fill("{{a", &[("a", String::new())]).unwrap_err(), Error::NoValue { .. }));
+    }
+
+    #[test]
+    fn value_without_placeholder_is_an_error() {
+        let error = fill("{{a}}", &[("a", String::new()), ("b", String::new())]).unwrap_err();
+        assert!(matches!(error, Error::UnusedValue { name } if name == "b"));
+    }
+
+    #[test]
+    fn table_has_a_rule_of_as_many_columns_as_heads() {
+        let table = Table::new("| unit | ours").rows(["x | ms | 1", "y | | "]);
+        assert_eq!(table, "| | unit | ours |\n|---|---|---|\n| x | ms | 1 |\n| y | |  |");
     }
 }

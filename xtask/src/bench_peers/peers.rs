@@ -4,7 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::bench_peers::{built, turbojpeg};
+use serde::de::DeserializeOwned;
+
+use crate::bench_peers::{built, measured, turbojpeg};
 use crate::child;
 use crate::error::Error;
 use crate::test_run::cargo;
@@ -67,6 +69,11 @@ pub(crate) fn build(setup: &Setup, bench: &str) -> Result<PathBuf, Error> {
     build.args(["build", "--release", "--bin", bench, "--features", bench, "--manifest-path"]).arg(&manifest);
     child::run(&mut build, "cargo build of bench/peers", &setup.output, &setup.cancel)?;
     Ok(built::target_directory(setup, &manifest)?.join("release").join(bench))
+}
+
+/// Runs `command` to its end and returns the results that it printed.
+pub(crate) fn results<T: DeserializeOwned>(command: &mut Command, what: &str) -> Result<Vec<T>, Error> {
+    measured::parse(what, &lines(command, what)?)
 }
 
 /// Runs `command` to its end and returns the lines that it printed; what it says beside goes to the terminal.

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::bench_peers::row::{Mandatory, Row, rounded};
-use crate::error::Error;
+use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "pixels";
@@ -13,8 +12,6 @@ pub(crate) const BENCH: &str = "pixels";
 pub(crate) const FLOOR: &str = "floor";
 /// The metric of how many of a peer's values are not ours.
 pub(crate) const DIFFERS: &str = "differing values";
-/// The metric that tells how many rounds the medians are of, in a row that has our own name for the peer's.
-pub(crate) const ROUNDS: &str = "rounds";
 /// The stages, in the order of rows.
 const STAGES: [&str; 5] = ["whole", "decode", "process", "resize", "layout"];
 
@@ -28,28 +25,17 @@ pub(crate) struct Measurement {
     refused: Option<String>,
 }
 
-/// A ratio to reach against a peer.
-struct Target {
-    case: &'static str,
-    stage: &'static str,
-    peer: &'static str,
-    ratio: f64,
-}
-
-const fn target(case: &'static str, stage: &'static str, peer: &'static str, ratio: f64) -> Target {
-    Target { case, stage, peer, ratio }
-}
-
 const QWEN2: &str = "qwen2_vl 1920x1080.jpg u8";
 const QWEN3: &str = "qwen3_vl 1920x1080.jpg u8";
 const LLM_MULTIMODAL: &str = "llm-multimodal";
 const TRANSFORMERS: &str = "transformers";
 
-const TARGETS: [Target; 4] = [
-    target(QWEN2, "whole", LLM_MULTIMODAL, 2.5),
-    target(QWEN2, "resize", LLM_MULTIMODAL, 5.0),
-    target(QWEN3, "whole", LLM_MULTIMODAL, 1.8),
-    target(QWEN3, "resize", LLM_MULTIMODAL, 5.0),
+/// Ratios to reach: case, stage, peer, the ratio.
+const TARGETS: [(&str, &str, &str, f64); 4] = [
+    (QWEN2, "whole", LLM_MULTIMODAL, 2.5),
+    (QWEN2, "resize", LLM_MULTIMODAL, 5.0),
+    (QWEN3, "whole", LLM_MULTIMODAL, 1.8),
+    (QWEN3, "resize", LLM_MULTIMODAL, 5.0),
 ];
 
 /// What `whole` may take of raw patches, in times of the floor. `transformers` has no target: it decodes about as fast as we
@@ -59,27 +45,20 @@ const OF_THE_FLOOR: f64 = 1.2;
 /// Every picture of the models that take raw patches, and one of each other format.
 pub(crate) const MANDATORY: [Mandatory; 3] = [
     Mandatory {
-        cases: &[
-            "qwen2_vl 512x512.jpg u8",
-            "qwen2_vl 1024x1024.jpg u8",
-            QWEN2,
-            "qwen2_vl 3840x2160.jpg u8",
-            "qwen2_vl 512x512.png u8",
-            "qwen2_vl 1024x1024.png u8",
-            "qwen2_vl 1920x1080.png u8",
-            "qwen2_vl 3840x2160.png u8",
-            "qwen3_vl 512x512.jpg u8",
-            "qwen3_vl 1024x1024.jpg u8",
-            QWEN3,
-            "qwen3_vl 3840x2160.jpg u8",
-            "qwen3_vl 512x512.png u8",
-            "qwen3_vl 1024x1024.png u8",
-            "qwen3_vl 1920x1080.png u8",
-            "qwen3_vl 3840x2160.png u8",
+        cases: &["qwen2_vl", "qwen3_vl"],
+        ends: &[
+            " 512x512.jpg u8",
+            " 1024x1024.jpg u8",
+            " 1920x1080.jpg u8",
+            " 3840x2160.jpg u8",
+            " 512x512.png u8",
+            " 1024x1024.png u8",
+            " 1920x1080.png u8",
+            " 3840x2160.png u8",
         ],
         lines: &[("whole", FLOOR), ("whole", LLM_MULTIMODAL), ("whole", TRANSFORMERS)],
     },
-    Mandatory { cases: &[QWEN2, QWEN3], lines: &[("resize", LLM_MULTIMODAL)] },
+    Mandatory { cases: &[QWEN2, QWEN3], ends: &[""], lines: &[("resize", LLM_MULTIMODAL)] },
     Mandatory {
         cases: &[
             "qwen2_vl 1920x1080.jpg f32",
@@ -87,16 +66,10 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
             "llava_1_5 1920x1080.jpg bf16",
             "llama4 1920x1080.jpg bf16",
         ],
+        ends: &[""],
         lines: &[("whole", LLM_MULTIMODAL), ("whole", TRANSFORMERS)],
     },
 ];
-
-/// Parses the lines. They come case by case, ours first in each.
-pub(crate) fn parse(lines: &[String]) -> Result<Vec<Measurement>, Error> {
-    let what = "what peers pixels printed";
-    let parse = |line: &String| serde_json::from_str(line);
-    lines.iter().map(parse).collect::<Result<_, _>>().map_err(|source| Error::Json { what: what.to_owned(), source })
-}
 
 /// What Chiasm does not do yet, by case.
 pub(crate) fn refusals(measurements: &[Measurement]) -> Vec<String> {
@@ -106,10 +79,8 @@ pub(crate) fn refusals(measurements: &[Measurement]) -> Vec<String> {
 
 /// All rows of a run.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32) -> Vec<Row> {
-    let ours = measurements.iter().find(|it| it.refused.is_none()).map_or("chiasm", |it| &it.side);
-    let rounds = Some(f64::from(rounds));
-    let mut rows =
-        vec![Row { metric: ROUNDS.to_owned(), unit: "rounds", ours: rounds, peer: rounds, ..row("all", ours) }];
+    let ours = measurements.iter().find(|it| it.refused.is_none()).map_or(OURS, |it| &it.side);
+    let mut rows = vec![Row::rounds(BENCH, rounds, ours)];
     for case in measurements.chunk_by(|a, b| a.case == b.case) {
         if let [ours, peers @ ..] = case {
             rows.extend(peers.iter().flat_map(|peer| compare(ours, peer)));
@@ -124,53 +95,40 @@ fn compare(ours: &Measurement, peer: &Measurement) -> Vec<Row> {
     let equal = peer.differs.map(|share| share == 0.0);
     let mut rows = Vec::new();
     for stage in STAGES {
-        let (our_time, peer_time) = (ours.times.get(stage).copied(), peer.times.get(stage).copied());
+        let Some(peer_time) = peer.times.get(stage).copied() else { continue };
         // The floor's decoding is ours.
-        if peer_time.is_none() || (floor && stage == "decode") {
+        if floor && stage == "decode" {
             continue;
         }
-        let ratio = our_time.zip(peer_time).map(|(ours, peer)| if floor { ours / peer } else { peer / ours });
+        let our_time = ours.times.get(stage).copied();
+        let ratio = our_time.map(|our_time| if floor { our_time / peer_time } else { peer_time / our_time });
         let target = if floor {
-            (stage == "whole" && ours.case.ends_with(" u8")).then_some(OF_THE_FLOOR)
+            (stage == "whole" && ours.case.ends_with(" u8")).then_some(Target::AtMost(OF_THE_FLOOR))
         } else {
-            let is = |it: &&Target| it.case == ours.case && it.stage == stage && peer.side.starts_with(it.peer);
-            TARGETS.iter().find(is).map(|target| target.ratio)
+            let is =
+                |it: &&(&str, &str, &str, f64)| (it.0, it.1) == (&*ours.case, stage) && peer.side.starts_with(it.2);
+            TARGETS.iter().find(is).map(|it| Target::AtLeast(it.3))
         };
-        let reached = |target: f64| match ratio {
-            Some(ratio) if floor => ratio <= target,
-            Some(ratio) => ratio >= target && equal == Some(true),
-            None => false,
-        };
-        rows.push(Row {
-            metric: stage.to_owned(),
-            ours: our_time.map(rounded),
-            peer: peer_time.map(rounded),
-            ratio: ratio.map(rounded),
-            target,
-            ok: target.map(reached),
-            equal,
-            ..row(&ours.case, &peer.side)
-        });
+        let row = row(&ours.case, stage, "ms", &peer.side).numbers(our_time, Some(peer_time));
+        let row = Row { equal, ..row }.judged(ratio, target);
+        // The floor makes no bits. A peer's that were not compared reach no target.
+        rows.push(Row { ok: row.ok.map(|ok| ok && (floor || equal == Some(true))), ..row });
     }
     if let Some(share) = peer.differs.filter(|&share| share > 0.0) {
-        rows.push(Row {
-            metric: DIFFERS.to_owned(),
-            unit: "%",
-            peer: Some(rounded(100.0 * share).max(0.001)),
-            equal,
-            ..row(&ours.case, &peer.side)
-        });
+        let peer_share = Some((100.0 * share).max(0.001));
+        rows.push(Row { equal, ..row(&ours.case, DIFFERS, "%", &peer.side).numbers(None, peer_share) });
     }
     rows
 }
 
-fn row(case: &str, peer: &str) -> Row {
-    Row::milliseconds(BENCH, case, peer)
+fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench_peers::measured::parse;
 
     fn measurement(side: &str, whole: f64, differs: Option<f64>) -> Measurement {
         let times = BTreeMap::from([("whole".to_owned(), whole), ("decode".to_owned(), whole / 2.0)]);
@@ -209,7 +167,7 @@ mod tests {
     fn what_we_refuse_is_a_row_without_our_time_and_named() {
         let text = r#"{"case":"x 1x1.png u8","side":"chiasm","times":{},"differs":null,"refused":"no such family"}"#;
         let peer = r#"{"case":"x 1x1.png u8","side":"p 1","times":{"whole":3.0},"differs":null,"refused":null}"#;
-        let measurements = parse(&[text.to_owned(), peer.to_owned()]).unwrap();
+        let measurements = parse("pixels", &[text.to_owned(), peer.to_owned()]).unwrap();
         assert_eq!(refusals(&measurements), ["x 1x1.png u8: no such family"]);
         let rows = rows(&measurements, 15);
         assert_eq!(rows.len(), 2);
@@ -218,14 +176,14 @@ mod tests {
 
     #[test]
     fn every_target_can_be_found() {
-        for target in TARGETS {
+        for (case, stage, peer, target) in TARGETS {
             let mut ours = measurement("chiasm", 1.0, Some(0.0));
-            ours.case = target.case.to_owned();
-            ours.times.insert(target.stage.to_owned(), 1.0);
-            let mut peer = measurement(target.peer, 1.0, None);
-            peer.times.insert(target.stage.to_owned(), 1.0);
+            ours.case = case.to_owned();
+            ours.times.insert(stage.to_owned(), 1.0);
+            let mut peer = measurement(peer, 1.0, None);
+            peer.times.insert(stage.to_owned(), 1.0);
             let rows = compare(&ours, &peer);
-            assert!(rows.iter().any(|row| row.target == Some(target.ratio) && row.metric == target.stage));
+            assert!(rows.iter().any(|row| row.target == Some(target) && row.metric == stage));
         }
     }
 }

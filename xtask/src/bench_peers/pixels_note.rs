@@ -1,102 +1,35 @@
-//! `docs/benchmarks/pixels.md`, made of the rows and nothing else.
+//! Writes `docs/benchmarks/pixels.md` from its rows and nothing else.
 
-use crate::bench_peers::page::push;
-use crate::bench_peers::pixels::{DIFFERS, FLOOR, ROUNDS};
-use crate::bench_peers::row::Row;
+use crate::bench_peers::page::{Table, Targets, fill, missed, peers};
+use crate::bench_peers::pixels::{DIFFERS, FLOOR};
+use crate::bench_peers::row::{OURS, ROUNDS, Row};
+use crate::error::Error;
 
-const HEAD: &str = "\
-# Pixels: from a file's bytes to the model's tensor
+const TARGETS: Targets = Targets {
+    heads: "case | stage | against | ours, ms | theirs, ms",
+    cells: |row| format!("{} | {} | {}", row.case, row.metric, short(&row.peer_name)),
+    number,
+    is_limit: |row| row.peer_name == FLOOR,
+    outputs: "other bits",
+};
 
-Written by `cargo xtask bench-peers pixels`; to change it, run that again. The same numbers as rows: [pixels.json](pixels.json).
-";
-
-const HOW: &str = "\
-Each side works on one thread, and its times are CPU time of its process, so that what else the machine does counts little.
-In each round every side goes once from the same file to its tensor, in an order that turns round each time; one round
-before warms up and compares the tensors. Only ratios of one run mean something.
-
-| column | is |
-|---|---|
-| decode | file to RGB rows |
-| process | RGB rows to tensor: all that comes after, as the side does it |
-| whole | file to tensor, and the decoded image put away |
-| resize, layout | by themselves, on an image that is ready, for raw patches that need a resize |
-| ratio | of `whole`: how many times faster we are; in the line of the floor, how many times slower |
-| same bits | whether the whole tensor is ours, bit for bit; else how many of its values are not |
-
-- **chiasm** resizes and lays out in bands of lines that stay in the CPU's cache, so that its process is not the sum of the
-  two. As when it serves, it decodes into memory that its thread keeps and writes into a buffer that the caller owns.
-- **floor** is what cannot be saved: our decoding alone, and as `process` one copy of the tensor into a buffer that is used
-  again. The target for raw patches is a limit above it; `transformers` decodes as fast as we do, so a ratio to it says little.
-- **llm-multimodal**, on which vLLM's Rust frontend and Dynamo build, through its public interface: its own 8-bit form for
-  u8, its wire form for normalised values.
-- **transformers**: Pillow, then the model's image processor: told not to rescale and normalise for u8, as it comes for f32,
-  its f32 rounded for bf16.
-
-u8 are raw patches, for engines that normalise on their device; f32 is what transformers returns unasked; bf16 is what vLLM
-hands other models.
-
-The pictures are formulas that look to a codec as photographs do (`bench/peers/make_pictures.py`): JPEG of quality 90 with
-4:2:0 sampling, and PNG. The settings are those that the models' repositories publish (`bench/peers/models`).
-";
-
-/// The whole text.
-pub(crate) fn write(rows: &[Row]) -> String {
-    let mut text = String::from(HEAD);
-    push(&mut text, format_args!("\n{}\n{HOW}", sides(rows)));
-    targets(rows, &mut text);
+/// Returns the whole page.
+pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
+    let run = rows.iter().find(|row| row.metric == ROUNDS);
+    let against = peers(rows.iter().filter(|row| row.metric != ROUNDS && row.peer_name != FLOOR));
+    let missed = missed(rows, "Where the time goes in what was not reached:", |row| {
+        format!("{}, {}, {}: {}", row.case, row.metric, short(&row.peer_name), profile(rows, row))
+    });
     let cases: Vec<&[Row]> = rows.chunk_by(|a, b| a.case == b.case).filter(|rows| rows[0].metric != ROUNDS).collect();
-    for cases in cases.chunk_by(|a, b| section(&a[0]) == section(&b[0])) {
-        table(cases, &mut text);
-    }
-    text
-}
-
-/// How many rounds, and against whom.
-fn sides(rows: &[Row]) -> String {
-    let (ours, rounds) = (rows.iter().find(|row| row.metric == ROUNDS))
-        .map_or(("chiasm", 0.0), |row| (row.peer_name.as_str(), row.ours.unwrap_or_default()));
-    let mut names: Vec<&str> = Vec::new();
-    for row in rows.iter().filter(|row| row.metric != ROUNDS && row.peer_name != FLOOR) {
-        if !names.contains(&row.peer_name.as_str()) {
-            names.push(&row.peer_name);
-        }
-    }
-    format!("Medians of {rounds} rounds of {ours} against {}.\n", names.join("; "))
-}
-
-fn targets(rows: &[Row], text: &mut String) {
-    text.push_str("\n## Targets\n\n| case | stage | against | ours, ms | theirs, ms | ratio | target | reached |\n");
-    text.push_str("|---|---|---|---|---|---|---|---|\n");
-    let aimed: Vec<(&Row, f64)> = rows.iter().filter_map(|row| Some((row, row.target?))).collect();
-    for (row, target) in &aimed {
-        let sign = if row.peer_name == FLOOR { "≤" } else { "≥" };
-        let reached = match row.ok {
-            Some(true) => "yes",
-            _ if row.equal == Some(false) => "**no: other bits**",
-            _ => "**no**",
-        };
-        push(
-            text,
-            format_args!(
-                "| {} | {} | {} | {} | {} | {} | {sign} {target} | {reached} |\n",
-                row.case,
-                row.metric,
-                short(&row.peer_name),
-                number(row.ours),
-                number(row.peer),
-                number(row.ratio),
-            ),
-        );
-    }
-    let missed: Vec<&Row> = aimed.iter().map(|(row, _)| *row).filter(|row| row.ok == Some(false)).collect();
-    if missed.is_empty() {
-        return;
-    }
-    text.push_str("\nWhere the time goes in what was not reached:\n\n");
-    for row in missed {
-        push(text, format_args!("- {}, {}, {}: {}\n", row.case, row.metric, short(&row.peer_name), profile(rows, row)));
-    }
+    let tables = cases.chunk_by(|a, b| section(&a[0]) == section(&b[0])).map(table);
+    let values = [
+        ("rounds", run.and_then(|row| row.ours).unwrap_or_default().to_string()),
+        ("ours", run.map_or(OURS, |row| &row.peer_name).to_owned()),
+        ("peers", against.join("; ")),
+        ("targets", TARGETS.table(rows) + &missed),
+        ("tables", tables.collect::<Vec<_>>().join("\n\n")),
+    ];
+    fill(include_str!("templates/pixels.md"), &values)
 }
 
 /// Says what took our time, and for the whole way, what would be left to gain if all but decoding cost nothing.
@@ -111,33 +44,26 @@ fn profile(rows: &[Row], missed: &Row) -> String {
         return "not supported yet".to_owned();
     };
     let share = 100.0 * decode / (decode + process);
-    let mut text = format!("decoding takes {decode:.2} ms ({share:.0} %), the rest {process:.2} ms");
-    if let Some(peer) = missed.peer {
-        if missed.peer_name == FLOOR {
-            push(&mut text, format_args!("; the floor leaves {:.2} ms for the rest", (peer - decode).max(0.0)));
-        } else {
-            push(&mut text, format_args!("; with a rest of nothing the ratio would be {:.2}", peer / decode));
-        }
-    }
-    text
+    let left = missed.peer.map(|peer| match missed.peer_name.as_str() {
+        FLOOR => format!("; the floor leaves {:.2} ms for the rest", (peer - decode).max(0.0)),
+        _ => format!("; with a rest of nothing the ratio would be {:.2}", peer / decode),
+    });
+    format!("decoding takes {decode:.2} ms ({share:.0} %), the rest {process:.2} ms{}", left.unwrap_or_default())
 }
 
-/// All pictures of one model and format.
-fn table(cases: &[&[Row]], text: &mut String) {
-    let [model, format] = section(&cases[0][0]);
-    push(text, format_args!("\n## {model}, {format}\n\n"));
-    text.push_str("| picture | side | decode | resize | layout | process | whole | ratio | same bits |\n");
-    text.push_str("|---|---|---|---|---|---|---|---|---|\n");
+/// Returns a table of all pictures of one model and format, under their names.
+fn table(cases: &[&[Row]]) -> String {
+    let mut lines = Vec::new();
     for case in cases {
-        let picture = parts(&case[0])[1];
+        let [_, picture, _] = parts(&case[0]);
         let ours = |metric: &str| case.iter().find(|row| row.metric == metric && row.ours.is_some())?.ours;
-        match ours("whole") {
-            Some(_) => line(text, [picture, "**chiasm**"], ours, None, ""),
-            None => push(text, format_args!("| {picture} | **chiasm** | | | | | **not supported yet** | | |\n")),
-        }
+        lines.push(match ours("whole") {
+            Some(_) => line([picture, "**chiasm**"], ours, None, ""),
+            None => format!("{picture} | **chiasm** | | | | | **not supported yet** | |"),
+        });
         let mut peers: Vec<&[Row]> = case.chunk_by(|a, b| a.peer_name == b.peer_name).collect();
         peers.sort_by_key(|rows| rows[0].peer_name != FLOOR);
-        for rows in peers {
+        lines.extend(peers.into_iter().map(|rows| {
             let row = |metric: &str| rows.iter().find(|row| row.metric == metric);
             let equal = match (rows[0].equal, row(DIFFERS).and_then(|row| row.peer)) {
                 (_, Some(percent)) => format!("**no**: {percent} % differ"),
@@ -145,33 +71,32 @@ fn table(cases: &[&[Row]], text: &mut String) {
                 _ => String::new(),
             };
             let ratio = row("whole").and_then(|row| row.ratio);
-            line(text, ["", short(&rows[0].peer_name)], |metric| row(metric)?.peer, ratio, &equal);
-        }
+            line(["", short(&rows[0].peer_name)], |metric| row(metric)?.peer, ratio, &equal)
+        }));
     }
+    let table = Table::new("picture | side | decode | resize | layout | process | whole | ratio | same bits");
+    format!("## {}\n\n{}", section(&cases[0][0]).join(", "), table.rows(lines))
 }
 
-fn line(text: &mut String, names: [&str; 2], time: impl Fn(&str) -> Option<f64>, ratio: Option<f64>, equal: &str) {
-    let [picture, side] = names;
-    push(text, format_args!("| {picture} | {side} |"));
-    for stage in ["decode", "resize", "layout", "process", "whole"] {
-        push(text, format_args!(" {} |", time(stage).map(|time| format!("{time:.2}")).unwrap_or_default()));
-    }
-    push(text, format_args!(" {} | {equal} |\n", ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default()));
+fn line(names: [&str; 2], time: impl Fn(&str) -> Option<f64>, ratio: Option<f64>, equal: &str) -> String {
+    let number = |number: Option<f64>| number.map(|number| format!("{number:.2}")).unwrap_or_default();
+    let times = ["decode", "resize", "layout", "process", "whole"].map(|stage| number(time(stage)));
+    format!("{} | {} | {} | {equal}", names.join(" | "), times.join(" | "), number(ratio))
 }
 
-/// Model, picture and format of a row's case.
+/// Returns the model, picture and format of a row's case.
 fn parts(row: &Row) -> [&str; 3] {
     let mut words = row.case.splitn(3, ' ');
     [(); 3].map(|()| words.next().unwrap_or_default())
 }
 
-/// What shares a table: model and format.
+/// Returns what shares a table: model and format.
 fn section(row: &Row) -> [&str; 2] {
     let [model, _, format] = parts(row);
     [model, format]
 }
 
-/// A peer's name without its version, but with what it lacks.
+/// Returns a peer's name without its version, but with what it lacks.
 fn short(name: &str) -> &str {
     if name.contains("without") { name } else { name.split(' ').next().unwrap_or(name) }
 }
@@ -183,7 +108,8 @@ fn number(number: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench_peers::pixels::{parse, rows};
+    use crate::bench_peers::measured::parse;
+    use crate::bench_peers::pixels::rows;
 
     const LINES: [&str; 9] = [
         r#"{"case":"qwen3_vl 1920x1080.jpg u8","side":"chiasm (avx2)","times":{"decode":10.0,"process":2.0,"whole":12.0,"resize":1.0},"differs":0,"refused":null}"#,
@@ -198,7 +124,7 @@ mod tests {
     ];
 
     fn note() -> String {
-        write(&rows(&parse(&LINES.map(str::to_owned)).unwrap(), 15))
+        write(&rows(&parse("pixels", &LINES.map(str::to_owned)).unwrap(), 15)).unwrap()
     }
 
     #[test]

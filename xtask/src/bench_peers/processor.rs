@@ -6,7 +6,8 @@ use serde::Deserialize;
 
 use crate::bench_peers::door_peers::DYNAMO;
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, rounded};
+use crate::bench_peers::measured::{self, Measurement};
+use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 use crate::error::Error;
 
 /// The bench's name in rows and files.
@@ -16,12 +17,8 @@ pub(crate) const RENDER: &str = "vllm launch render";
 pub(crate) const NO_TENSORS: &str = "render without tensors";
 pub(crate) const IN_ONE: &str = "one process";
 pub(crate) const ALONE: &str = "decoding and processing alone";
-/// What those are that are no peers.
-const OURS: &str = "chiasm";
 /// The case of what is said of the whole run.
 const ALL: &str = "all";
-/// The metric that tells how many rounds the medians are of.
-pub(crate) const ROUNDS: &str = "rounds";
 /// How many processes there were that make items, beside so many cores.
 pub(crate) const HELPERS: &str = "helpers";
 /// Bytes of a file.
@@ -56,26 +53,23 @@ const OF_ONE_HELPER: f64 = 0.8;
 /// Most that a call for a picture may take, in times of decoding and processing it.
 const OF_A_CALL: f64 = 1.1;
 
-pub(crate) const MANDATORY: [Mandatory; 5] = [
+pub(crate) const MANDATORY: [Mandatory; 6] = [
     Mandatory {
-        cases: &[
-            "repeated image, theirs new",
-            "repeated image, theirs repeated too",
-            "repeated video, theirs new",
-            "repeated video, theirs repeated too",
-            "new image",
-            "new video",
-        ],
-        lines: &[(CPU, RENDER), (CPU, NO_TENSORS), (CPU, IN_ONE)],
+        cases: &["repeated image", "repeated video"],
+        ends: &[", theirs new", ", theirs repeated too"],
+        lines: &IN_FRONTENDS,
     },
-    Mandatory { cases: &["new images", "new videos"], lines: &[(RATE, ALONE)] },
-    Mandatory { cases: &["new image", "new video"], lines: &[(CALL, ALONE)] },
-    Mandatory { cases: &[CAPTIONING], lines: &[(CLIPS_PER_CORE, ALONE), (CLIPS, ALONE)] },
+    Mandatory { cases: &["new image", "new video"], ends: &[""], lines: &IN_FRONTENDS },
+    Mandatory { cases: &["new images", "new videos"], ends: &[""], lines: &[(RATE, ALONE)] },
+    Mandatory { cases: &["new image", "new video"], ends: &[""], lines: &[(CALL, ALONE)] },
+    Mandatory { cases: &[CAPTIONING], ends: &[""], lines: &[(CLIPS_PER_CORE, ALONE), (CLIPS, ALONE)] },
     Mandatory {
         cases: &["image", "video"],
+        ends: &[""],
         lines: &[(DIFFERENT, RENDER), (DIFFERENT, NO_TENSORS), (DIFFERENT, IN_ONE), (DIFFERENT, ALONE)],
     },
 ];
+const IN_FRONTENDS: [(&str, &str); 3] = [(CPU, RENDER), (CPU, NO_TENSORS), (CPU, IN_ONE)];
 
 /// The first line: what was measured with.
 #[derive(Debug, Deserialize)]
@@ -88,15 +82,6 @@ struct Setting {
     bytes: BTreeMap<String, u64>,
 }
 
-/// Any other line.
-#[derive(Debug, Deserialize)]
-struct Measurement {
-    case: String,
-    side: String,
-    metric: String,
-    value: f64,
-}
-
 /// What a run measured.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -106,12 +91,8 @@ pub(crate) struct Run {
 
 /// Parses the lines.
 pub(crate) fn parse(lines: &[String]) -> Result<Run, Error> {
-    let what = "what measure.py printed";
-    let json = |source| Error::Json { what: what.to_owned(), source };
-    let (setting, measurements) =
-        lines.split_first().ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
-    let measurements: Result<_, _> = measurements.iter().map(|line| serde_json::from_str(line)).collect();
-    Ok(Run { setting: serde_json::from_str(setting).map_err(json)?, measurements: measurements.map_err(json)? })
+    let (setting, measurements) = measured::parse_with_head("measure.py", lines)?;
+    Ok(Run { setting, measurements })
 }
 
 /// A metric of ours beside a peer's.
@@ -140,17 +121,14 @@ enum Against {
 /// All rows of a run that began under some load.
 pub(crate) fn rows(run: &Run, rounds: u32, load: Option<Load>) -> Vec<Row> {
     let Setting { av, helpers, bytes, .. } = &run.setting;
-    let rounds = Some(f64::from(rounds));
     let mut rows = vec![
-        Row { ours: rounds, peer: rounds, ..row(ALL, ROUNDS, "rounds", OURS) },
+        Row::rounds(BENCH, rounds, OURS),
         Row { ours: Some(f64::from(*helpers)), ..row(ALL, HELPERS, "processes", OURS) },
     ];
     rows.extend(load.map(|load| load.row(BENCH)));
     let maker = |kind: &str| if kind == "image" { "Pillow".to_owned() } else { format!("libx264 of PyAV {av}") };
-    let file = |(kind, bytes): (&String, &u64)| Row {
-        ours: Some(rounded(*bytes as f64 / 1e3)),
-        ..row(kind, FILE, "kB", &maker(kind))
-    };
+    let file =
+        |(kind, bytes): (&String, &u64)| row(kind, FILE, "kB", &maker(kind)).numbers(Some(*bytes as f64 / 1e3), None);
     rows.extend(bytes.iter().map(file));
     for kind in ["image", "video"] {
         rows.extend(run.equality(kind));
@@ -163,8 +141,7 @@ pub(crate) fn rows(run: &Run, rounds: u32, load: Option<Load>) -> Vec<Row> {
 
 impl Run {
     fn value(&self, case: &str, side: &str, metric: &str) -> Option<f64> {
-        let is_it = |it: &&Measurement| (&*it.case, &*it.side, &*it.metric) == (case, side, metric);
-        self.measurements.iter().find(is_it).map(|it| it.value)
+        measured::value(&self.measurements, (case, None), side, metric)
     }
 
     /// A peer's name with its versions.
@@ -257,9 +234,11 @@ impl Run {
             )
         };
         let per_core = compare("CPU", CLIPS_PER_CORE, "clips/s", Against::Less);
-        let per_second = |milliseconds: f64| rounded(1e3 / milliseconds);
-        let per_core =
-            per_core.map(|row| Row { ours: row.ours.map(per_second), peer: row.peer.map(per_second), ..row });
+        let per_second = |milliseconds: Option<f64>| milliseconds.map(|milliseconds| 1e3 / milliseconds);
+        let per_core = per_core.map(|row| {
+            let [ours, peer] = [row.ours, row.peer].map(per_second);
+            row.numbers(ours, peer)
+        });
         let [clips, prompt] = ["clips", "prompt tokens"].map(|metric| self.value("clips", "helpers", metric));
         let told = [(clips, AT_ONCE, "clips"), (prompt, PROMPT, "tokens")]
             .map(|(ours, metric, unit)| Some(Row { ours, ..row(CAPTIONING, metric, unit, OURS) }));
@@ -270,43 +249,31 @@ impl Run {
     fn compare(&self, case: &str, kind: &str, it: &Comparison<'_>) -> Option<Row> {
         let ours = self.value(it.ours.0, it.ours.1, it.measured)?;
         let theirs = self.value(it.theirs.0, it.theirs.1, it.measured)?;
-        let ratio = match it.against {
-            Against::Less => theirs / ours,
-            Against::More | Against::Limit => ours / theirs,
-        };
-        let equal = self.is_equal(kind, it.theirs.1);
-        let reached = |target: f64| {
-            let reached = if it.against == Against::Limit { ratio <= target } else { ratio >= target };
-            reached && equal == Some(true)
-        };
-        Some(Row {
-            ours: Some(rounded(ours)),
-            peer: Some(rounded(theirs)),
-            ratio: Some(rounded(ratio)),
-            target: it.target,
-            ok: it.target.map(reached),
-            equal,
-            ..row(case, it.metric, it.unit, &self.name(it.theirs.1))
-        })
+        let ratio = if it.against == Against::Less { theirs / ours } else { ours / theirs };
+        let target = it.target.map(if it.against == Against::Limit { Target::AtMost } else { Target::AtLeast });
+        let row = row(case, it.metric, it.unit, &self.name(it.theirs.1)).numbers(Some(ours), Some(theirs));
+        let row = Row { equal: self.is_equal(kind, it.theirs.1), ..row }.judged(Some(ratio), target);
+        // Outputs that were not compared reach no target either.
+        Some(Row { ok: row.ok.map(|ok| ok && row.equal == Some(true)), ..row })
     }
 }
 
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::missing;
+    use crate::bench_peers::row::tests::find;
 
     /// A run with two helpers in which a repeated item costs us 2 ms of CPU time, and peers 30 where it is repeated and 50
     /// where it is new; a call takes 22 ms where decoding and processing take 20, and the helpers make 80 items a second.
     pub(crate) fn run(different: f64) -> Run {
         let mut measurements = Vec::new();
         let mut add = |case: &str, side: &str, metric: &str, value| {
-            let [case, side, metric] = [case, side, metric].map(str::to_owned);
-            measurements.push(Measurement { case, side, metric, value });
+            measurements.push(Measurement::new(case, None, side, metric, value));
         };
         for kind in ["image", "video"] {
             add(kind, OURS, "prompt tokens", 1265.0);
@@ -336,10 +303,6 @@ pub(crate) mod tests {
         }
         let bytes = [("image", 550_087), ("video", 487_347)].map(|(kind, bytes)| (kind.to_owned(), bytes)).into();
         Run { setting: Setting { vllm: "0.32.0".into(), av: "18.1.0".into(), helpers: 2, bytes }, measurements }
-    }
-
-    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
     }
 
     #[test]

@@ -3,17 +3,15 @@
 use std::process::Stdio;
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::{Bench, built, peers, processor, processor_note, write};
+use crate::bench_peers::{Bench, SHORT, built, finish, peers, processor};
 use crate::error::Error;
 use crate::models;
 use crate::vllm_env::{self, Setup};
 
 const MEASURE: &str = "bench/processor/measure.py";
 const MODEL: &str = "qwen25vl";
-/// Rounds of a run that is only to see whether all of it works.
-pub(crate) const SHORT: u32 = 1;
 
-/// Runs it. The note of a short run is printed and not kept.
+/// Runs it. The page of a short run is printed and not kept.
 pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let script = setup.workspace.file(MEASURE)?;
     let env = vllm_env::ensure(setup)?;
@@ -31,13 +29,9 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     setup.output.say("making pictures and clips, starting all sides, which import vLLM, then measuring")?;
     let load = Load::now();
     let rows = processor::rows(&processor::parse(&peers::lines(&mut measure, MEASURE)?)?, rounds, load);
-    let note = processor_note::write(&rows);
-    if rounds == SHORT {
-        return setup.output.say(&note);
-    }
-    let written = write(setup, Bench::Processor, &rows, &note, json)?;
+    finish(setup, Bench::Processor, &rows, rounds, json)?;
     for row in rows.iter().filter(|row| row.metric == processor::DIFFERENT && row.equal == Some(false)) {
         setup.output.say(&format!("!!! others are made: {}, {}", row.case, row.peer_name))?;
     }
-    setup.output.say(&written)
+    Ok(())
 }

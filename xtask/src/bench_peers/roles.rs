@@ -1,8 +1,8 @@
 //! Turns what the program `door roles` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{self, DIFFERENT, Measurement, ROUNDS, cases, counts_alike, lengths, value};
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, rounded};
+use crate::bench_peers::measured::{self, DIFFERENT, Measurement, case_name, cases, counts_alike, lengths};
+use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "roles";
@@ -10,8 +10,6 @@ pub(crate) const BENCH: &str = "roles";
 pub(crate) const WAYS: [&str; 2] = [AGGREGATED, SPLIT];
 const AGGREGATED: &str = ", aggregated";
 const SPLIT: &str = ", split";
-/// Our sides, without that.
-pub(crate) const OURS: &str = "chiasm";
 /// How the names of the peer's sides begin.
 pub(crate) const DYNAMO: &str = "Dynamo";
 /// A frontend that does nothing but pass on what comes.
@@ -40,43 +38,30 @@ const CPU_TARGET: f64 = 4.0;
 const HOP_TARGET: f64 = 100.0;
 
 pub(crate) const MANDATORY: [Mandatory; 5] = [
+    Mandatory { cases: &CASES, ends: &[SPLIT, AGGREGATED], lines: &[(CPU, DYNAMO)] },
+    Mandatory { cases: &CASES, ends: &[""], lines: &[(ADDED, DYNAMO)] },
+    Mandatory { cases: &["1k-token text, 1 client"], ends: &[""], lines: &[(HOP, NULL)] },
     Mandatory {
-        cases: &[
-            "1k-token text, 1 client, split",
-            "1k-token text, 1 client, aggregated",
-            "1k-token text, 16 clients, split",
-            "1k-token text, 16 clients, aggregated",
-            "1k-token text, 32 clients, split",
-            "1k-token text, 32 clients, aggregated",
-            "1k-token text, 64 tokens streamed, 64 clients, split",
-            "1k-token text, 64 tokens streamed, 64 clients, aggregated",
-        ],
-        lines: &[(CPU, DYNAMO)],
-    },
-    Mandatory {
-        cases: &[
-            "1k-token text, 1 client",
-            "1k-token text, 16 clients",
-            "1k-token text, 32 clients",
-            "1k-token text, 64 tokens streamed, 64 clients",
-        ],
-        lines: &[(ADDED, DYNAMO)],
-    },
-    Mandatory { cases: &["1k-token text, 1 client"], lines: &[(HOP, NULL)] },
-    Mandatory {
-        cases: &["1k-token text, split", "1k-token text, 64 tokens streamed, split"],
+        cases: &["1k-token text", "1k-token text, 64 tokens streamed"],
+        ends: &[SPLIT],
         lines: &[(DIFFERENT, OURS), (DIFFERENT, DYNAMO)],
     },
     Mandatory {
-        cases: &["1k-token text, aggregated", "1k-token text, 64 tokens streamed, aggregated"],
+        cases: &["1k-token text", "1k-token text, 64 tokens streamed"],
+        ends: &[AGGREGATED],
         lines: &[(DIFFERENT, DYNAMO)],
     },
+];
+const CASES: [&str; 4] = [
+    "1k-token text, 1 client",
+    "1k-token text, 16 clients",
+    "1k-token text, 32 clients",
+    "1k-token text, 64 tokens streamed, 64 clients",
 ];
 
 /// All rows of a run that began under some load.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
-    let rounds = Some(f64::from(rounds));
-    let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) }];
+    let mut rows = vec![Row::rounds(BENCH, rounds, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
     let dynamo = measurements.iter().find_map(|it| Some(of_way(&it.side)?.0).filter(|name| name.starts_with(DYNAMO)));
     let dynamo = dynamo.unwrap_or(DYNAMO);
@@ -115,8 +100,8 @@ impl Case<'_> {
         let row = |(metric, unit)| {
             let [ours, peer] = [self.value(&ours, metric)?, self.value(&theirs, metric)?]
                 // The program tells it in ms.
-                .map(|value| Some(rounded(if metric == CPU { 1e3 * value } else { value })));
-            let row = Row { ours, peer, ..row(&name, metric, unit, self.dynamo) };
+                .map(|value| Some(if metric == CPU { 1e3 * value } else { value }));
+            let row = row(&name, metric, unit, self.dynamo).numbers(ours, peer);
             Some(if metric == CPU { self.judged(row, way, [&ours_of(way), &theirs]) } else { row })
         };
         METRICS.into_iter().filter_map(row).collect()
@@ -128,19 +113,15 @@ impl Case<'_> {
         let counted: Vec<bool> =
             sides.into_iter().filter_map(|side| counts_alike(self.measurements, self.case, side)).collect();
         let equal = (!counted.is_empty()).then(|| counted.iter().all(|alike| *alike));
-        let target = (way == SPLIT).then_some(CPU_TARGET);
-        let ok = target.map(|target| ratio >= target && equal != Some(false));
-        Row { ratio: Some(rounded(ratio)), equal, target, ok, ..row }
+        let target = (way == SPLIT).then_some(Target::AtLeast(CPU_TARGET));
+        Row { equal, ..row }.judged(Some(ratio), target)
     }
 
     /// What splitting costs each.
     fn added(&self) -> Option<Row> {
-        let [ours, theirs] = [OURS, self.dynamo].map(|name| self.value(&format!("{name}{SPLIT}"), ADDED).map(rounded));
-        (ours.is_some() || theirs.is_some()).then(|| Row {
-            ours,
-            peer: theirs,
-            ..row(&self.name(), ADDED, "µs", self.dynamo)
-        })
+        let [ours, theirs] = [OURS, self.dynamo].map(|name| self.value(&format!("{name}{SPLIT}"), ADDED));
+        let row = row(&self.name(), ADDED, "µs", self.dynamo).numbers(ours, theirs);
+        (ours.is_some() || theirs.is_some()).then_some(row)
     }
 
     /// How long it takes in ours, which is told of requests that come one after the other.
@@ -150,10 +131,9 @@ impl Case<'_> {
             return Vec::new();
         };
         let ratio = hop / (null + HOP_TARGET);
-        let judged = Row { ratio: Some(rounded(ratio)), target: Some(1.0), ok: Some(ratio <= 1.0), ..self.null(HOP) };
         vec![
-            Row { ours: Some(rounded(hop)), peer: Some(rounded(null)), ..judged },
-            Row { ours: self.value(&ours, SLOW_HOP).map(rounded), ..self.null(SLOW_HOP) },
+            self.null(HOP).numbers(Some(hop), Some(null)).judged(Some(ratio), Some(Target::AtMost(1.0))),
+            self.null(SLOW_HOP).numbers(self.value(&ours, SLOW_HOP), None),
         ]
     }
 
@@ -162,11 +142,11 @@ impl Case<'_> {
     }
 
     fn name(&self) -> String {
-        door::name(self.case, self.clients)
+        case_name(self.case, self.clients)
     }
 
     fn value(&self, side: &str, metric: &str) -> Option<f64> {
-        value(self.measurements, (self.case, Some(self.clients)), side, metric)
+        measured::value(self.measurements, (self.case, Some(self.clients)), side, metric)
     }
 }
 
@@ -176,20 +156,20 @@ fn ours_of(way: &str) -> String {
 }
 
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::missing;
+    use crate::bench_peers::row::tests::find;
 
     /// All that a run measures: a split request costs us half as much again, Dynamo's frontend six times what ours does.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
-            let [case, side, metric] = [case, side, metric].map(str::to_owned);
-            measurements.push(Measurement { case, clients, side, metric, value });
+            measurements.push(Measurement::new(case, clients, side, metric, value));
         };
         let sides = [
             ("chiasm", AGGREGATED, 0.2),
@@ -222,10 +202,6 @@ pub(crate) mod tests {
         add("1k-token text", Some(1), "chiasm, split", SLOW_HOP, 300.0);
         add("1k-token text", Some(1), NULL, HOP, 20.0);
         measurements
-    }
-
-    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
     }
 
     #[test]

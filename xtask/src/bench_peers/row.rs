@@ -1,4 +1,4 @@
-//! What every comparison with peers comes out as: rows, one per case, metric and peer.
+//! The rows that every comparison with peers comes out as: one per case, metric and peer.
 
 use std::fs;
 use std::path::Path;
@@ -6,6 +6,11 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::error::Error;
+
+/// The metric of how many rounds the medians are of.
+pub(crate) const ROUNDS: &str = "rounds";
+/// The name of our side.
+pub(crate) const OURS: &str = "chiasm";
 
 /// One comparison. Numbers that could not be had are null, and so is what follows from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,7 +26,7 @@ pub(crate) struct Row {
     pub(crate) peer: Option<f64>,
     /// How many times better we are than a peer; for a floor, which is a limit and no peer, how far we are above it.
     pub(crate) ratio: Option<f64>,
-    /// What the ratio has to reach, or for a floor, may not exceed.
+    /// The ratio to reach, or for a floor, not to exceed.
     pub(crate) target: Option<f64>,
     /// Whether it does, and the outputs are equal; none without a target.
     pub(crate) ok: Option<bool>,
@@ -29,14 +34,21 @@ pub(crate) struct Row {
     pub(crate) equal: Option<bool>,
 }
 
+/// The ratio that a comparison has to reach, or may not exceed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
 impl Row {
-    /// A row of milliseconds without any.
-    pub(crate) fn milliseconds(bench: &'static str, case: &str, peer: &str) -> Self {
+    /// Creates a row without numbers.
+    pub(crate) fn new(bench: &'static str, case: &str, metric: &str, unit: &'static str, peer: &str) -> Self {
         Self {
             bench,
             case: case.to_owned(),
-            metric: String::new(),
-            unit: "ms",
+            metric: metric.to_owned(),
+            unit,
             ours: None,
             peer_name: peer.to_owned(),
             peer: None,
@@ -46,14 +58,48 @@ impl Row {
             equal: None,
         }
     }
+
+    /// Creates the row that says how many rounds a run had.
+    pub(crate) fn rounds(bench: &'static str, rounds: u32, peer: &str) -> Self {
+        let rounds = Some(f64::from(rounds));
+        Self { ours: rounds, peer: rounds, ..Self::new(bench, "all", ROUNDS, "rounds", peer) }
+    }
+
+    /// Sets both sides' numbers, rounded.
+    pub(crate) fn numbers(self, ours: Option<f64>, peer: Option<f64>) -> Self {
+        Self { ours: ours.map(rounded), peer: peer.map(rounded), ..self }
+    }
+
+    /// Sets the ratio and whether it reaches the target. Unequal outputs reach none, so `equal` is
+    /// set before.
+    pub(crate) fn judged(self, ratio: Option<f64>, target: Option<Target>) -> Self {
+        let is_reached = |target| match target {
+            Target::AtLeast(target) => ratio.is_some_and(|ratio| ratio >= target),
+            Target::AtMost(target) => ratio.is_some_and(|ratio| ratio <= target),
+        };
+        let ok = target.map(|target| is_reached(target) && self.equal != Some(false));
+        let target = target.map(|(Target::AtLeast(target) | Target::AtMost(target))| rounded(target));
+        Self { ratio: ratio.map(rounded), target, ok, ..self }
+    }
 }
 
-/// Comparisons that a bench must not end without: each line for each case. A bench whose peer did not start, or that skipped a case,
-/// would otherwise leave a note that looks complete.
+/// Comparisons that a bench must not end without. A bench whose peer did not start, or that skipped
+/// a case, would otherwise leave a page that looks complete.
 pub(crate) struct Mandatory {
+    /// The beginnings of the cases' names.
     pub(crate) cases: &'static [&'static str],
+    /// Their ends, each for each beginning.
+    pub(crate) ends: &'static [&'static str],
     /// Metrics, each with a peer's name without its version.
     pub(crate) lines: &'static [(&'static str, &'static str)],
+}
+
+impl Mandatory {
+    /// Returns the case, metric and peer of each comparison.
+    pub(crate) fn comparisons(&self) -> impl Iterator<Item = (String, &'static str, &'static str)> {
+        let cases = self.cases.iter().flat_map(|case| self.ends.iter().map(move |end| format!("{case}{end}")));
+        cases.flat_map(|case| self.lines.iter().map(move |(metric, peer)| (case.clone(), *metric, *peer)))
+    }
 }
 
 /// Names each mandatory comparison for which no row has both sides' numbers.
@@ -65,26 +111,21 @@ pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
         let mut found = rows.iter().filter(|row| row.case == case && row.metric == metric && is_of(row, peer));
         found.any(|row| row.ours.is_some() && row.peer.is_some())
     };
-    let mut missing = Vec::new();
-    for Mandatory { cases, lines } in mandatory {
-        for case in *cases {
-            let absent = lines.iter().filter(|(metric, peer)| !is_there(case, metric, peer));
-            missing.extend(absent.map(|(metric, peer)| format!("{case}, {metric}, {peer}")));
-        }
-    }
-    missing
+    let absent = mandatory.iter().flat_map(Mandatory::comparisons);
+    let absent = absent.filter(|(case, metric, peer)| !is_there(case, metric, peer));
+    absent.map(|(case, metric, peer)| format!("{case}, {metric}, {peer}")).collect()
 }
 
-/// Whether a bench has measured all that it must not end without.
+/// Checks that a bench has measured all that it must not end without.
 ///
 /// # Errors
 /// `MissingRows` with all that is not there.
 pub(crate) fn complete(bench: &'static str, rows: &[Row], mandatory: &[Mandatory]) -> Result<(), Error> {
     let missing = missing(rows, mandatory);
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(Error::MissingRows { bench, rows: missing.join("; ") }),
+    if missing.is_empty() {
+        return Ok(());
     }
+    Err(Error::MissingRows { bench, rows: missing.join("; ") })
 }
 
 /// Rounds to three decimals, so that files stay readable.
@@ -105,18 +146,19 @@ pub(crate) fn write(path: &Path, rows: &[Row]) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Returns the first row of this case and metric against a peer whose name begins so.
+    pub(crate) fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
+        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
+    }
 
     #[test]
     fn a_mandatory_row_is_missing_unless_both_sides_have_a_number() {
-        const MANDATORY: [Mandatory; 1] = [Mandatory { cases: &["a", "b"], lines: &[("whole", "memcpy")] }];
-        let row = |case, peer, ours| Row {
-            metric: "whole".to_owned(),
-            ours,
-            peer: Some(1.0),
-            ..Row::milliseconds("handoff", case, peer)
-        };
+        const MANDATORY: [Mandatory; 1] =
+            [Mandatory { cases: &["a", "b"], ends: &[""], lines: &[("whole", "memcpy")] }];
+        let row = |case, peer, ours| Row::new("handoff", case, "whole", "ms", peer).numbers(ours, Some(1.0));
         let all = [row("a", "memcpy", Some(1.0)), row("b", "memcpy 1.0", Some(1.0))];
         assert!(missing(&all, &MANDATORY).is_empty());
         assert_eq!(missing(&all[..1], &MANDATORY), ["b, whole, memcpy"]);
@@ -126,19 +168,8 @@ mod tests {
 
     #[test]
     fn a_file_of_rows_is_json_with_all_keys_in_their_order() {
-        let row = Row {
-            bench: "pixels",
-            case: "c".into(),
-            metric: "whole".into(),
-            unit: "ms",
-            ours: Some(rounded(1.000_46)),
-            peer_name: "p 1.0".into(),
-            peer: None,
-            ratio: None,
-            target: Some(2.5),
-            ok: Some(false),
-            equal: None,
-        };
+        let row = Row::new("pixels", "c", "whole", "ms", "p 1.0").numbers(Some(1.000_46), None);
+        let row = row.judged(None, Some(Target::AtLeast(2.5)));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rows.json");
         write(&path, &[row.clone(), row]).unwrap();

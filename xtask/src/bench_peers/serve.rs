@@ -1,8 +1,8 @@
 //! Turns what the program `serve` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{DIFFERENT, Measurement, Metric, OURS, ROUNDS};
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, rounded};
+use crate::bench_peers::measured::{DIFFERENT, Measurement, Metric, counts_alike, distinct, lengths, value};
+use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
 /// The bench's name in rows and files, and its program's.
 pub(crate) const BENCH: &str = "serve";
@@ -36,6 +36,7 @@ const TARGETS: [(&str, &str, f64); 3] =
 
 pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
     cases: &[CASES[0].0, CASES[1].0],
+    ends: &[""],
     lines: &[
         (RATE, CEILING),
         (RATE, VLLM_SERVE),
@@ -51,62 +52,40 @@ pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
     ],
 }];
 
-/// All rows of a run that began under some load.
+/// Returns all rows of a run that began under some load.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
-    let rounds = Some(f64::from(rounds));
-    let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) }];
+    let mut rows = vec![Row::rounds(BENCH, rounds, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let mut lines: Vec<(&str, &str)> = Vec::new();
-    for it in measurements {
-        if it.side != OURS && !lines.contains(&(&it.case, &it.side)) {
-            lines.push((&it.case, &it.side));
-        }
-    }
-    for (case, side) in lines {
-        let value = |side: &str, metric: &str| {
-            let is = |it: &&Measurement| (&*it.case, &*it.side, &*it.metric) == (case, side, metric);
-            measurements.iter().find(is).map(|it| it.value)
-        };
-        let different = value(side, "different");
-        let equal = different.map(|different| different == 0.0);
-        for Metric { name, unit, more_is_better } in METRICS {
-            let (Some(ours), Some(peer)) = (value(OURS, name), value(side, name)) else { continue };
-            let ratio = match more_is_better {
-                // In pairs, as what else the machine does changes from round to round.
-                Some(_) if name == RATE => value(side, PART),
-                Some(true) => Some(ours / peer),
-                Some(false) => Some(peer / ours),
-                None => None,
-            };
-            let is_target = |(metric, of, _): &&(&str, &str, f64)| *metric == name && side.starts_with(of);
-            let target = TARGETS.iter().find(is_target).map(|&(_, _, target)| target);
-            let ok = target.map(|target| ratio.is_some_and(|ratio| ratio >= target) && equal != Some(false));
-            rows.push(Row {
-                ours: Some(rounded(ours)),
-                peer: Some(rounded(peer)),
-                ratio: ratio.map(rounded),
-                target,
-                ok,
-                equal,
-                ..row(case, name, unit, side)
-            });
-        }
-        if different.is_some() {
-            let row = row(case, DIFFERENT, "prompts", side);
-            rows.push(Row { ours: value(side, "compared"), peer: different, equal, ..row });
-        }
+    let lengths = lengths(BENCH, measurements);
+    let theirs = measurements.iter().filter(|it| it.side != OURS);
+    for (case, side) in distinct(theirs.map(|it| (&*it.case, &*it.side))) {
+        rows.extend(METRICS.iter().filter_map(|metric| compare(measurements, case, side, metric)));
+        rows.extend(lengths.iter().filter(|row| row.case == case && row.peer_name == side).cloned());
     }
     rows
 }
 
+/// Returns the row of a metric, if both were measured.
+fn compare(measurements: &[Measurement], case: &str, side: &str, metric: &Metric) -> Option<Row> {
+    let value = |side, metric| value(measurements, (case, None), side, metric);
+    let Metric { name, unit, .. } = *metric;
+    let (ours, peer) = value(OURS, name).zip(value(side, name))?;
+    // In pairs, as what else the machine does changes from round to round.
+    let ratio = if name == RATE { value(side, PART) } else { metric.ratio(ours, peer) };
+    let target = TARGETS.iter().find(|(target, of, _)| *target == name && side.starts_with(of));
+    let row = row(case, name, unit, side).numbers(Some(ours), Some(peer));
+    let row = Row { equal: counts_alike(measurements, case, side), ..row };
+    Some(row.judged(ratio, target.map(|it| Target::AtLeast(it.2))))
+}
+
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::bench_peers::row::missing;
+    use crate::bench_peers::row::{self, missing};
 
     /// All that a run measures: the engines alone are as fast as with us, vllm-rs takes twice the time, `vllm serve` four times.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
@@ -124,16 +103,14 @@ pub(crate) mod tests {
             if side.starts_with("vllm") {
                 values.extend([("compared", 480.0), ("different", different)]);
             }
-            measurements.extend(values.into_iter().map(|(metric, value)| {
-                let [case, side, metric] = [case, side, metric].map(str::to_owned);
-                Measurement { case, clients: None, side, metric, value }
-            }));
+            let new = |(metric, value)| Measurement::new(case, None, side, metric, value);
+            measurements.extend(values.into_iter().map(new));
         }
         measurements
     }
 
     fn find<'a>(rows: &'a [Row], metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
+        row::tests::find(rows, CASES[0].0, metric, peer)
     }
 
     #[test]

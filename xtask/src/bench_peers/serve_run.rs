@@ -4,16 +4,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::{Bench, built, door, door_inputs, door_peers, peers, serve, serve_note, write};
+use crate::bench_peers::{Bench, built, door_inputs, door_peers, finish, peers, serve};
 use crate::error::Error;
 use crate::vllm_env::{self, Setup};
 use crate::{models, plugin, vllm_overlay};
 
 const MODEL: &str = "qwen25vl";
-/// Rounds of a run that is only to see whether all of it works.
-pub(crate) const SHORT: u32 = 1;
 
-/// Runs it. The note of a short run is printed and not kept.
+/// Runs it. The page of a short run is printed and not kept.
 pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let base = vllm_env::ensure(setup)?;
     let env = vllm_overlay::ensure_version(setup, &base, door_peers::VLLM)?;
@@ -31,7 +29,8 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         ("--rounds", rounds.to_string().into()),
     ];
     let program = peers::build(setup, serve::BENCH)?;
-    let (load, mut measurements) = (Load::now(), Vec::new());
+    let load = Load::now();
+    let mut measurements = Vec::new();
     for (case, engine_flags) in serve::CASES {
         setup.output.say(&format!("starting all sides, which import vLLM, then measuring: {case}"))?;
         let mut measure = measuring(&program);
@@ -39,14 +38,10 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
             measure.arg(flag).arg(value);
         }
         measure.args(["--case", case, "--"]).args(engine_flags);
-        measurements.extend(door::parse(&peers::lines(&mut measure, "the program serve")?)?);
+        measurements.extend(peers::results(&mut measure, "the program serve")?);
     }
     let rows = serve::rows(&measurements, rounds, load);
-    let note = serve_note::write(&rows);
-    if rounds == SHORT {
-        return setup.output.say(&note);
-    }
-    setup.output.say(&write(setup, Bench::Serve, &rows, &note, json)?)
+    finish(setup, Bench::Serve, &rows, rounds, json)
 }
 
 /// The program, with nothing in its environment that engines or frontends would go by.

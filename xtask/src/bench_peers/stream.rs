@@ -1,8 +1,9 @@
 //! Turns what the program `door streams` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{BASELINE, DIFFERENT, METRICS, Measurement, Metric, OURS, ROUNDS, TOKENS_PER_CPU};
+use crate::bench_peers::door::{BASELINE, METRICS, TOKENS_PER_CPU};
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, rounded};
+use crate::bench_peers::measured::{Measurement, counts_alike, lengths, value};
+use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "stream";
@@ -32,7 +33,8 @@ const SINGLE_TARGET: f64 = 1.0 / 3.0;
 
 pub(crate) const MANDATORY: [Mandatory; 2] = [
     Mandatory {
-        cases: &["plain, 1 stream", "plain, 64 streams", "plain, 512 streams"],
+        cases: &["plain"],
+        ends: &[", 1 stream", ", 64 streams", ", 512 streams"],
         lines: &[
             (TOKENS_PER_CPU, "vllm-rs"),
             (TOKENS_PER_CPU, "Dynamo"),
@@ -42,81 +44,59 @@ pub(crate) const MANDATORY: [Mandatory; 2] = [
         ],
     },
     Mandatory {
-        cases: &[
-            "tools, 1 stream",
-            "tools, 64 streams",
-            "tools, 512 streams",
-            "logprobs, 1 stream",
-            "logprobs, 64 streams",
-            "logprobs, 512 streams",
-        ],
+        cases: &["tools", "logprobs"],
+        ends: &[", 1 stream", ", 64 streams", ", 512 streams"],
         lines: &[(TOKENS_PER_CPU, "vllm-rs"), (DELAY, "vllm-rs")],
     },
 ];
 
-/// All rows of a run that began under some load.
+/// Returns all rows of a run that began under some load.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
-    let rounds = Some(f64::from(rounds));
-    let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) }];
+    let mut rows = vec![Row::rounds(BENCH, rounds, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let value = |of: &Measurement, clients: Option<u32>, side: &str, metric: &str| {
-        let is =
-            |it: &&Measurement| (&*it.case, it.clients, &*it.side, &*it.metric) == (&*of.case, clients, side, metric);
-        measurements.iter().find(is).map(|it| it.value)
-    };
-    for theirs in measurements.iter().filter(|it| it.side != OURS) {
-        let Measurement { side: peer, clients, metric, value: number, .. } = theirs;
-        let different = value(theirs, None, peer, "different");
-        let equal = different.map(|different| different == 0.0);
-        let Some(clients) = clients else {
-            if metric == "different" {
-                let compared = value(theirs, None, peer, "compared");
-                let row = row(&theirs.case, DIFFERENT, "prompts", peer);
-                rows.push(Row { ours: compared, peer: different, equal, ..row });
-            }
-            continue;
-        };
-        let (Some(ours), Some(Metric { unit, more_is_better, .. })) =
-            (value(theirs, Some(*clients), OURS, metric), METRICS.iter().find(|it| it.name == metric))
-        else {
-            continue;
-        };
-        let case = format!("{}, {clients} stream{}", theirs.case, if *clients == 1 { "" } else { "s" });
-        let row =
-            Row { ours: Some(rounded(ours)), peer: Some(rounded(*number)), equal, ..row(&case, metric, unit, peer) };
-        let at_most = match (&**peer, &**metric) {
-            (RELAY, DELAY) => Some((ours / number, DELAY_TARGET)),
-            (BASELINE, CPU) if case == SINGLE => Some((ours / number, SINGLE_TARGET)),
-            _ => None,
-        };
-        if let Some((ratio, most)) = at_most {
-            rows.push(Row { ratio: Some(rounded(ratio)), target: Some(rounded(most)), ok: Some(ratio <= most), ..row });
-            continue;
-        }
-        let ratio = more_is_better.map(|more| if more { ours / number } else { number / ours });
-        let is_target = |(c, p, _): &&(&str, &str, f64)| metric == TOKENS_PER_CPU && case == *c && peer.starts_with(p);
-        let target = TARGETS.iter().find(is_target).map(|&(_, _, target)| target);
-        let reached = |target: f64| ratio.is_some_and(|ratio| ratio >= target) && equal != Some(false);
-        rows.push(Row { ratio: ratio.map(rounded), target, ok: target.map(reached), ..row });
-    }
+    rows.extend(lengths(BENCH, measurements));
+    let theirs = measurements.iter().filter(|it| it.side != OURS);
+    rows.extend(theirs.filter_map(|theirs| compare(measurements, theirs)));
     rows
 }
 
+/// Returns the row of a peer's result, if ours is there too.
+fn compare(measurements: &[Measurement], theirs: &Measurement) -> Option<Row> {
+    let Measurement { case, clients: Some(streams), side: peer, metric, value: number } = theirs else { return None };
+    let ours = value(measurements, (case, Some(*streams)), OURS, metric)?;
+    let meaning = METRICS.iter().find(|it| it.name == metric)?;
+    let name = format!("{case}, {streams} stream{}", if *streams == 1 { "" } else { "s" });
+    let row = row(&name, metric, meaning.unit, peer).numbers(Some(ours), Some(*number));
+    let row = Row { equal: counts_alike(measurements, case, peer), ..row };
+    let limit = match (&**peer, &**metric) {
+        (RELAY, DELAY) => Some(DELAY_TARGET),
+        (BASELINE, CPU) if name == SINGLE => Some(SINGLE_TARGET),
+        _ => None,
+    };
+    if let Some(limit) = limit {
+        return Some(row.judged(Some(ours / number), Some(Target::AtMost(limit))));
+    }
+    let is_target = |it: &&(&str, &str, f64)| metric == TOKENS_PER_CPU && name == it.0 && peer.starts_with(it.1);
+    let target = TARGETS.iter().find(is_target).map(|it| Target::AtLeast(it.2));
+    Some(row.judged(meaning.ratio(ours, *number), target))
+}
+
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::bench_peers::measured::DIFFERENT;
     use crate::bench_peers::row::missing;
+    use crate::bench_peers::row::tests::find;
 
     /// All that a run measures: vllm-rs takes twice our CPU time, Dynamo four times, the relay half.
     pub(crate) fn measurements() -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
-            let [case, side, metric] = [case, side, metric].map(str::to_owned);
-            measurements.push(Measurement { case, clients, side, metric, value });
+            measurements.push(Measurement::new(case, clients, side, metric, value));
         };
         for case in ["plain", "tools", "logprobs"] {
             add(case, None, "vllm-rs 0.1", "compared", 1.0);
@@ -137,10 +117,6 @@ pub(crate) mod tests {
             }
         }
         measurements
-    }
-
-    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Turns what the program `door routers` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{self, DIFFERENT, Measurement, ROUNDS, cases, counts_alike, lengths};
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, rounded};
+use crate::bench_peers::measured::{self, DIFFERENT, Measurement, case_name, cases, counts_alike, distinct, lengths};
+use crate::bench_peers::row::{Mandatory, Row, Target};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "upstream";
@@ -60,60 +60,45 @@ const FOUND: [(&str, &str); 4] = [(CACHED, CACHE_AWARE), (CACHED, ROUND_ROBIN), 
 pub(crate) const MANDATORY: [Mandatory; 3] = [
     Mandatory {
         cases: &[
-            "1k-token text, 1 client, http",
-            "1k-token text, 1 client, vllm+http",
-            "1k-token text, 16 clients, http",
-            "1k-token text, 16 clients, vllm+http",
-            "1k-token text, 64 clients, http",
-            "1k-token text, 64 clients, vllm+http",
-            "1k-token text, streamed, 16 clients, http",
-            "1k-token text, streamed, 16 clients, vllm+http",
-            "1k-token text, streamed, 64 clients, http",
-            "1k-token text, streamed, 64 clients, vllm+http",
-            "repeated image, data URI, 1 client, http",
-            "repeated image, data URI, 1 client, vllm+http",
-            "repeated image, data URI, 16 clients, http",
-            "repeated image, data URI, 16 clients, vllm+http",
-            "distinct images, data URI, 1 client, http",
-            "distinct images, data URI, 1 client, vllm+http",
-            "distinct images, data URI, 16 clients, http",
-            "distinct images, data URI, 16 clients, vllm+http",
+            "1k-token text, 1 client",
+            "1k-token text, 16 clients",
+            "1k-token text, 64 clients",
+            "1k-token text, streamed, 16 clients",
+            "1k-token text, streamed, 64 clients",
+            "repeated image, data URI, 1 client",
+            "repeated image, data URI, 16 clients",
+            "distinct images, data URI, 1 client",
+            "distinct images, data URI, 16 clients",
         ],
+        ends: &[WAYS[0].0, WAYS[1].0],
         lines: &ALL,
     },
     Mandatory {
         cases: &["1k-token text", "1k-token text, streamed", "repeated image, data URI", "distinct images, data URI"],
+        ends: &[""],
         lines: &ARRIVED,
     },
     Mandatory {
         cases: &[
-            "shared images, conversations, 2 upstreams, http",
-            "shared images, conversations, 2 upstreams, vllm+http",
-            "shared images, conversations, 4 upstreams, http",
-            "shared images, conversations, 4 upstreams, vllm+http",
-            "shared images, single questions, 2 upstreams, http",
-            "shared images, single questions, 2 upstreams, vllm+http",
-            "shared images, single questions, 4 upstreams, http",
-            "shared images, single questions, 4 upstreams, vllm+http",
+            "shared images, conversations, 2 upstreams",
+            "shared images, conversations, 4 upstreams",
+            "shared images, single questions, 2 upstreams",
+            "shared images, single questions, 4 upstreams",
         ],
+        ends: &[WAYS[0].0, WAYS[1].0],
         lines: &FOUND,
     },
 ];
 
 /// All rows of a run that began under some load.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, conversations: u32, load: Option<Load>) -> Vec<Row> {
-    let [rounds, conversations] = [rounds, conversations].map(|number| Some(f64::from(number)));
+    let conversations = Some(f64::from(conversations));
     let mut rows = vec![
-        Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", "all") },
-        Row { ours: conversations, peer: conversations, ..row("all", CONVERSATIONS, "conversations", "all") },
+        Row::rounds(BENCH, rounds, "all"),
+        row("all", CONVERSATIONS, "conversations", "all").numbers(conversations, conversations),
     ];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let mut peers: Vec<&str> = Vec::new();
-    for it in measurements {
-        if !is_ours(&it.side) && !peers.contains(&&*it.side) {
-            peers.push(&it.side);
-        }
-    }
+    let peers = distinct(measurements.iter().map(|it| &*it.side).filter(|side| !is_ours(side)));
     for (case, clients) in cases(measurements) {
         for ((way, ours), times) in WAYS.into_iter().zip(TIMES) {
             let compared = peers.iter().map(|peer| Compared { measurements, case, clients, way, ours, times, peer });
@@ -151,7 +136,7 @@ impl Compared<'_> {
             // The program tells it in ms.
             let scale = if metric == CPU { 1e3 } else { 1.0 };
             let row = row(&self.name(is_shared), metric, unit, self.peer);
-            let row = Row { ours: Some(rounded(scale * ours)), peer: Some(rounded(scale * peer)), ..row };
+            let row = row.numbers(Some(scale * ours), Some(scale * peer));
             rows.push(if metric == CPU { self.judged(row) } else { row });
         }
         rows
@@ -164,34 +149,32 @@ impl Compared<'_> {
         let ratio = if is_floor { times.recip() } else { times };
         let is_target =
             |(case, peer, _): &&(&str, &str, f64)| self.case.starts_with(case) && self.peer.starts_with(peer);
-        let target = TARGETS.iter().find(is_target).map(|&(_, _, target)| target);
+        let target = TARGETS.iter().find(is_target).map(|it| it.2);
+        let target = target.map(if is_floor { Target::AtMost } else { Target::AtLeast });
         let equal = counts_alike(self.measurements, self.case, self.peer);
-        let reached = |target| if is_floor { ratio <= target } else { ratio >= target };
-        let ok = target.map(|target| reached(target) && equal != Some(false));
-        Row { ratio: Some(rounded(ratio)), target, ok, equal, ..row }
+        Row { equal, ..row }.judged(Some(ratio), target)
     }
 
     fn value(&self, side: &str, metric: &str) -> Option<f64> {
-        door::value(self.measurements, (self.case, Some(self.clients)), side, metric)
+        measured::value(self.measurements, (self.case, Some(self.clients)), side, metric)
     }
 
     fn name(&self, is_shared: bool) -> String {
-        match is_shared {
-            // How many clients there are follows from the upstreams.
-            true => format!("{}{}", self.case, self.way),
-            false => format!("{}{}", door::name(self.case, self.clients), self.way),
-        }
+        // The number of clients of shared images follows from that of the upstreams.
+        let case = if is_shared { self.case.to_owned() } else { case_name(self.case, self.clients) };
+        case + self.way
     }
 }
 
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+    Row::new(BENCH, case, metric, unit, peer)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::complete;
+    use crate::bench_peers::row::tests::find;
 
     const SIDES: [(&str, f64); 8] = [
         ("chiasm, http", 0.1),
@@ -208,8 +191,7 @@ pub(crate) mod tests {
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
-            let [case, side, metric] = [case, side, metric].map(str::to_owned);
-            measurements.push(Measurement { case, clients, side, metric, value });
+            measurements.push(Measurement::new(case, clients, side, metric, value));
         };
         let cases: [(&str, &[u32]); 4] = [
             ("1k-token text", &[1, 16, 64]),
@@ -251,10 +233,6 @@ pub(crate) mod tests {
             }
         }
         measurements
-    }
-
-    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
     }
 
     #[test]

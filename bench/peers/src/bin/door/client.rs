@@ -5,19 +5,16 @@ use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use http_body_util::BodyExt;
-use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::client::conn::http1::SendRequest;
 use hyper::{HeaderMap, Request, StatusCode};
-use hyper_util::rt::TokioIo;
+use peers::body::Pieces;
+use peers::http::{chat, check, connect, last_event};
 use serde::Deserialize;
-use tokio::net::TcpStream;
 
-use crate::body::Pieces;
 use crate::workload::MODEL;
 
 /// The header in which Chiasm names the worker that has computed a prompt, if it is not the one that answers.
 const PREFILL_WORKER: &str = "x-chiasm-prefill-worker";
-/// Most of a refusal that goes into an error.
-const SHOWN: usize = 500;
 
 pub(crate) struct Connection {
     sender: SendRequest<Pieces>,
@@ -58,31 +55,19 @@ pub(crate) struct Answer {
 
 impl Connection {
     pub(crate) async fn open(address: SocketAddr) -> Result<Self, Box<dyn Error>> {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        // What fails in it fails the request too.
-        tokio::spawn(async { drop(connection.await) });
-        Ok(Self { sender, host: address.to_string() })
+        Ok(Self { sender: connect(address).await?, host: address.to_string() })
     }
 
     /// Sends a chat and reads the answer to its end.
     pub(crate) async fn chat(&mut self, body: Pieces) -> Result<Answer, Box<dyn Error>> {
-        let request = Request::post("/v1/chat/completions")
-            .header("host", &self.host)
-            .header("content-type", "application/json")
-            .body(body)?;
-        let Received { status, headers, text, arrivals } = self.send(request).await?;
-        if status != StatusCode::OK {
-            return Err(format!("{status}: {}", text.chars().take(SHOWN).collect::<String>()).into());
+        let Received { status, headers, text, arrivals } = self.send(chat(&self.host, body)?).await?;
+        check(status, &text)?;
+        let mut completion = &*text;
+        let mut events = 0;
+        if text.starts_with("data:") {
+            completion = last_event(&text).ok_or("the stream does not end with its usage")?;
+            events = text.lines().filter(|line| line.starts_with("data: {")).count() as u64;
         }
-        let (completion, events) = match text.starts_with("data:") {
-            true => {
-                let events = text.lines().filter(|line| line.starts_with("data: {")).count();
-                (last_event(&text).ok_or("the stream does not end with its usage")?, events as u64)
-            }
-            false => (&*text, 0),
-        };
         let usage = serde_json::from_str::<Completion>(completion)?.usage;
         Ok(Answer { usage, events, arrivals, is_split: headers.contains_key(PREFILL_WORKER) })
     }
@@ -127,11 +112,4 @@ impl Connection {
 /// Nanoseconds since 1970, which all processes count alike.
 pub(crate) fn nanoseconds() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
-}
-
-/// The event of a stream before its `[DONE]`: the one with its usage, if that was asked for.
-fn last_event(stream: &str) -> Option<&str> {
-    let mut events = stream.lines().rev().filter_map(|line| line.strip_prefix("data: "));
-    events.next().filter(|last| *last == "[DONE]")?;
-    events.next()
 }

@@ -6,9 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use peers::programs::free_address;
+
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Counts, Inputs, Side, command, free_address};
+use crate::side::{Counts, Inputs, Side, command};
 use crate::splits::Splits;
 use crate::workload::{MODEL, MOST_STREAMS, Pace};
 
@@ -62,21 +64,15 @@ pub(crate) fn start(
         engines.push(Program::start(&name, &mut engine, &inputs.scratch)?);
     }
     engines.extend(etcd);
+    let name = format!("dynamo-frontend-{}", address.port());
+    let frontend = Program::start(&name, &mut frontend, &inputs.scratch)?;
     Ok(Side {
-        name: format!("Dynamo {version}"),
-        address,
-        url: origin.url(),
         counts: Counts::Text,
-        frontend: Program::start(&format!("dynamo-frontend-{}", address.port()), &mut frontend, &inputs.scratch)?,
-        children: 0,
-        has_workers: false,
-        agents: Vec::new(),
         engines,
         splits,
-        tells_engines: false,
         // Its mocker knows no log probabilities, and registers no parser of calls.
         tells_text_alone: true,
-        steps: None,
+        ..Side::new(&format!("Dynamo {version}"), address, origin.url(), frontend)
     })
 }
 

@@ -23,12 +23,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::Measurement;
+use peers::numbers::median;
+
 use crate::client::Connection;
 use crate::dynamo::{self, Discovery, Stage};
 use crate::load::Outcome;
-use crate::measure::{self, Outcomes, median};
+use crate::measure;
 use crate::ours::{self, OURS};
+use crate::print;
 use crate::side::{Inputs, Side};
 use crate::workload::{Case, Pace, Rate, Told, Workload};
 
@@ -189,30 +191,19 @@ async fn measure(
     rounds: usize,
     workload: &RefCell<Workload>,
 ) -> Result<(), Box<dyn Error>> {
-    let all: Vec<Case> = cases.iter().map(|(case, _)| *case).collect();
-    measure::calibrate(&sides[0], workload).await?;
-    for it in measure::compare(sides, &all, workload).await? {
-        print(it.case, None, &sides[it.side].name, it.metric, it.value)?;
-    }
-    let expected = measure::warm_up(sides, &all, workload).await?;
-    let mut outcomes = Outcomes::new();
-    for number in 0..rounds {
-        eprintln!("round {} of {rounds}", number + 1);
-        measure::round(number, sides, cases, workload, &expected, &mut outcomes).await?;
+    let outcomes = measure::measure(sides, 0, cases, rounds, workload, async |_, _| {
         for limits in &mut *limits {
             limits.round(tensors).await?;
         }
-    }
+        Ok(())
+    });
+    let outcomes = outcomes.await?;
     for (&(number, clients, index), of_side) in &outcomes {
-        let (case, side) = (cases[number].0, &*sides[index].name);
-        let print = |side: &str, metric, value| print(case, Some(clients), side, metric, value);
-        for (metric, value) in measure::summary(case, of_side) {
-            print(side, metric, value)?;
-        }
+        let case = cases[number].0;
         if let Some(limits) = index.checked_sub(1).and_then(|index| limits.get(index)) {
             let others = [0, sides.len() - 1].map(|other| &*outcomes[&(number, clients, other)]);
-            for (side, metric, value) in limits.hop(case, side, of_side, others) {
-                print(&side, metric, value)?;
+            for (side, metric, value) in limits.hop(case, &sides[index].name, of_side, others) {
+                print(case, Some(clients), &side, metric, value)?;
             }
         }
     }
@@ -306,14 +297,4 @@ async fn compare_forms(
     let [files, tensors] = times.map(|times| milliseconds(&times));
     print(NEW_IMAGE, Some(1), name, "latency p50 with files", files)?;
     print(NEW_IMAGE, Some(1), name, "latency p50 with tensors", tensors)
-}
-
-fn print(
-    case: Case,
-    clients: Option<usize>,
-    side: &str,
-    metric: &'static str,
-    value: f64,
-) -> Result<(), Box<dyn Error>> {
-    Measurement { case: case.name(), clients, side, metric, value }.print()
 }

@@ -6,9 +6,12 @@ use std::error::Error;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use peers::numbers::{median, quantile};
+
 use crate::client::Connection;
 use crate::load::{self, Outcome};
-use crate::ours::{BASELINE, OURS};
+use crate::ours::BASELINE;
+use crate::print;
 use crate::side::Side;
 use crate::workload::{Case, PROMPT_TOKENS, Workload};
 
@@ -27,19 +30,11 @@ pub(crate) type Outcomes = BTreeMap<(usize, usize, usize), Vec<Outcome>>;
 /// The prompt tokens to expect, by the numbers of the side and of the case.
 pub(crate) type Expected = BTreeMap<(usize, usize), RangeInclusive<u64>>;
 
-/// The sides' names, what was measured, and the number.
-#[derive(Debug)]
-pub(crate) struct Value {
-    pub(crate) case: Case,
-    /// Number of clients that asked at once; none for a value that does not depend on it.
-    pub(crate) clients: Option<usize>,
-    pub(crate) side: usize,
-    pub(crate) metric: &'static str,
-    pub(crate) value: f64,
-}
+/// The cases to ask for, each with numbers of clients that ask at once.
+pub(crate) type Cases<'a> = [(Case, &'a [usize])];
 
 /// Makes text prompts as long as they should be, by the count of the first side.
-pub(crate) async fn calibrate(side: &Side, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
+async fn calibrate(side: &Side, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
     let mut connection = Connection::open(side.address).await?;
     let mut tokens = 0;
     for _ in 0..COUNTED {
@@ -52,87 +47,76 @@ pub(crate) async fn calibrate(side: &Side, workload: &RefCell<Workload>) -> Resu
     Ok(())
 }
 
-/// Sends the same requests to all sides; what they count has to be what the first counts, where they count alike.
-pub(crate) async fn compare(
-    sides: &[Side],
-    cases: &[Case],
-    workload: &RefCell<Workload>,
-) -> Result<Vec<Value>, Box<dyn Error>> {
-    let mut values = Vec::new();
-    for &case in cases {
-        let mut different = vec![0; sides.len()];
-        let compared = case.compared();
-        for _ in 0..compared {
-            let text = workload.borrow_mut().next(case, "");
-            let mut first = None;
-            let asked =
-                sides.iter().zip(&mut different).filter(|(side, _)| side.takes(case) && side.counts_alike(case));
-            for (side, different) in asked {
-                // Images differ without a difference to how many tokens they are, texts do not.
-                let body = if case.has_image() { workload.borrow_mut().next(case, &side.url) } else { text.clone() };
-                let answer = Connection::open(side.address).await?.chat(body).await;
-                let answer = answer.map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?;
-                let count = answer.usage.prompt_tokens;
-                *different += usize::from(*first.get_or_insert(count) != count);
-            }
-        }
-        let counts_alike = |side: &Side| side.takes(case) && side.counts_alike(case);
-        let others = sides.iter().enumerate().skip(1).filter(|(_, side)| compared > 0 && counts_alike(side));
-        for (index, side) in others {
-            if different[index] > 0 {
-                eprintln!(
-                    "{}: {} of {compared} prompts of '{}' have another length",
-                    side.name,
-                    different[index],
-                    case.name()
-                );
-            }
-            let value = |metric, value| Value { case, clients: None, side: index, metric, value };
-            values.push(value("compared", compared as f64));
-            values.push(value("different", different[index] as f64));
+/// Sends the same requests to all sides; what they count has to be what the first counts, where
+/// they count alike. Prints how many were compared, and how many differ.
+async fn compare(sides: &[Side], case: Case, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
+    let counts_alike = |side: &Side| side.takes(case) && side.counts_alike(case);
+    let compared = case.compared();
+    let mut different = vec![0; sides.len()];
+    for _ in 0..compared {
+        let text = workload.borrow_mut().next(case, "");
+        let mut first = None;
+        for (side, different) in sides.iter().zip(&mut different).filter(|(side, _)| counts_alike(side)) {
+            // Images differ without a difference to how many tokens they are, texts do not.
+            let body = if case.has_image() { workload.borrow_mut().next(case, &side.url) } else { text.clone() };
+            let answer = Connection::open(side.address).await?.chat(body).await;
+            let answer = answer.map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?;
+            let count = answer.usage.prompt_tokens;
+            *different += usize::from(*first.get_or_insert(count) != count);
         }
     }
-    Ok(values)
+    for (side, different) in sides.iter().zip(different).skip(1).filter(|(side, _)| compared > 0 && counts_alike(side))
+    {
+        if different > 0 {
+            eprintln!("{}: {different} of {compared} prompts of '{}' have another length", side.name, case.name());
+        }
+        print(case, None, &side.name, "compared", compared as f64)?;
+        print(case, None, &side.name, "different", different as f64)?;
+    }
+    Ok(())
 }
 
-/// Medians over the rounds; latencies are those of all rounds together.
+/// Asks all sides in turns, round by round, and prints what comes of each; calls `after_round`
+/// after each.
+///
+/// Before, text prompts are made as long as they should be by the count of the side of the number
+/// `calibrating`, the sides' counts are compared, and caches are filled.
 pub(crate) async fn measure(
     sides: &mut [Side],
-    cases: &[Case],
-    workload: &RefCell<Workload>,
+    calibrating: usize,
+    cases: &Cases<'_>,
     rounds: usize,
-) -> Result<Vec<Value>, Box<dyn Error>> {
+    workload: &RefCell<Workload>,
+    mut after_round: impl AsyncFnMut(&mut [Side], &Expected) -> Result<(), Box<dyn Error>>,
+) -> Result<Outcomes, Box<dyn Error>> {
+    calibrate(&sides[calibrating], workload).await?;
+    for (case, _) in cases {
+        compare(sides, *case, workload).await?;
+    }
     let expected = warm_up(sides, cases, workload).await?;
-    let cases_and_clients: Vec<_> = cases.iter().map(|case| (*case, case.clients())).collect();
     let mut outcomes = Outcomes::new();
     for number in 0..rounds {
         eprintln!("round {} of {rounds}", number + 1);
-        round(number, sides, &cases_and_clients, workload, &expected, &mut outcomes).await?;
+        round(number, sides, cases, workload, &expected, &mut outcomes).await?;
+        after_round(sides, &expected).await?;
     }
-    let mut values = Vec::new();
-    for (&(number, clients, side), of_side) in &outcomes {
-        let case = cases[number];
-        let value = |metric, value| Value { case, clients: Some(clients), side, metric, value };
-        values.extend(summary(case, of_side).into_iter().map(|(metric, number)| value(metric, number)));
-        let ours =
-            sides.iter().position(|side| side.name == OURS).and_then(|ours| outcomes.get(&(number, clients, ours)));
-        if let Some(ours) = ours
-            && sides[side].name == BASELINE
-        {
-            values.push(value("our share of its CPU time", share(case, ours, of_side, rounds)));
+    for (&(number, clients, index), of_side) in &outcomes {
+        let case = cases[number].0;
+        for (metric, value) in summary(case, of_side) {
+            print(case, Some(clients), &sides[index].name, metric, value)?;
         }
     }
-    Ok(values)
+    Ok(outcomes)
 }
 
 /// Asks all sides in turn, for each case with each number of clients.
 ///
 /// The order of the sides turns round with each round. Where there is a baseline, small differences count, so each round then
 /// goes through the sides there and back: what gets slower or faster evenly meanwhile does so for all alike.
-pub(crate) async fn round(
+async fn round(
     round: usize,
     sides: &mut [Side],
-    cases: &[(Case, &[usize])],
+    cases: &Cases<'_>,
     workload: &RefCell<Workload>,
     expected: &Expected,
     outcomes: &mut Outcomes,
@@ -156,14 +140,14 @@ pub(crate) async fn round(
 }
 
 /// Fills caches; the prompt tokens to expect of each side for each case.
-pub(crate) async fn warm_up(
+async fn warm_up(
     sides: &mut [Side],
-    cases: &[Case],
+    cases: &Cases<'_>,
     workload: &RefCell<Workload>,
 ) -> Result<Expected, Box<dyn Error>> {
     let mut expected = Expected::new();
     for (index, side) in sides.iter_mut().enumerate() {
-        for (number, &case) in cases.iter().enumerate() {
+        for (number, &(case, _)) in cases.iter().enumerate() {
             if !side.takes(case) {
                 continue;
             }
@@ -201,19 +185,14 @@ pub(crate) fn cpu(case: Case, outcome: &Outcome) -> f64 {
 }
 
 /// Medians over these outcomes of a side, by metric; latencies are those of all together.
-pub(crate) fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
+fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
     let requests = |outcome: &Outcome| outcome.answered.latencies.len() as f64;
     let of = |number: &dyn Fn(&Outcome) -> f64| median(outcomes.iter().map(number).collect());
-    let mut latencies: Vec<Duration> =
-        outcomes.iter().flat_map(|outcome| outcome.answered.latencies.iter().copied()).collect();
-    latencies.sort();
-    let quantile = |part: f64| {
-        latencies.get((latencies.len() as f64 * part) as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
-    };
-    let mut delays: Vec<u64> = outcomes.iter().flat_map(|outcome| outcome.delays.iter().copied()).collect();
-    delays.sort_unstable();
-    let delay =
-        |part: f64| delays.get((delays.len() as f64 * part) as usize).map_or(f64::NAN, |&time| time as f64 / 1e3);
+    let latencies = outcomes.iter().flat_map(|outcome| &outcome.answered.latencies);
+    let mut latencies: Vec<f64> = latencies.map(|time| time.as_secs_f64() * 1e3).collect();
+    latencies.sort_by(f64::total_cmp);
+    let mut delays: Vec<f64> = outcomes.iter().flat_map(|it| &it.delays).map(|&time| time as f64 / 1e3).collect();
+    delays.sort_by(f64::total_cmp);
     let per_cpu = of(&|it| work(case, it) / it.cpu.as_secs_f64());
     let cpu = of(&|it| cpu(case, it));
     let rate = of(&|it| work(case, it) / it.answered.wall.as_secs_f64());
@@ -228,12 +207,12 @@ pub(crate) fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f6
         vec![("requests per CPU second", per_cpu), ("CPU per request", cpu * 1e3), ("requests per second", rate)]
     };
     values.extend([
-        ("latency p50", quantile(0.5)),
-        ("latency p99", quantile(0.99)),
+        ("latency p50", quantile(&latencies, 0.5)),
+        ("latency p99", quantile(&latencies, 0.99)),
         ("origin requests per request", of(&|it| it.origin as f64 / requests(it))),
         ("engines", of(&|it| it.engines.as_secs_f64() / it.answered.wall.as_secs_f64())),
-        ("engine to client p50", delay(0.5)),
-        ("engine to client p99", delay(0.99)),
+        ("engine to client p50", quantile(&delays, 0.5)),
+        ("engine to client p99", quantile(&delays, 0.99)),
         ("load generator", of(&|it| it.answered.cpu.as_secs_f64() / it.answered.wall.as_secs_f64())),
     ]);
     values.retain(|(_, value)| !value.is_nan());
@@ -249,13 +228,4 @@ pub(crate) fn share(case: Case, ours: &[Outcome], theirs: &[Outcome], rounds: us
     let rounds = [ours, theirs].map(|outcomes| outcomes.chunks(outcomes.len() / rounds));
     let [ours, theirs] = rounds;
     median(ours.zip(theirs).map(|(ours, theirs)| cpu(ours) / cpu(theirs)).collect())
-}
-
-/// Not a number, if there are none.
-pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    match numbers.len() {
-        0 => f64::NAN,
-        length => (numbers[(length - 1) / 2] + numbers[length / 2]) / 2.0,
-    }
 }

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
+use peers::programs::free_address;
+
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Counts, Inputs, RECEIVER_CACHE_GB, Side, command, engine_arguments, free_address};
-use crate::splits::Splits;
+use crate::side::{Inputs, RECEIVER_CACHE_GB, Side, command, engine_arguments};
 use crate::workload::{MODEL, Pace};
 
 /// Side of the binary that is measured.
@@ -43,20 +44,12 @@ pub(crate) fn start(
         frontend.args(["--tool-call-parser", "hermes"]);
     }
     Ok(Side {
-        name: name.to_owned(),
-        address,
-        url: origin.url(),
-        counts: Counts::All,
-        frontend: Program::start(name, &mut frontend, &inputs.scratch)?,
-        children: 0,
-        has_workers: false,
-        agents: Vec::new(),
         engines,
-        splits: Splits::Never,
         tells_engines: true,
         // It may be of a time before there were tools.
         tells_text_alone: is_old,
         steps: matches!(pace, Pace::Calls(_)).then_some(steps),
+        ..Side::new(name, address, origin.url(), Program::start(name, &mut frontend, &inputs.scratch)?)
     })
 }
 

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use peers::programs::free_address;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -16,8 +17,7 @@ use zeromq::{PullSocket, PushSocket, Socket, SocketRecv, SocketSend};
 
 use crate::client::nanoseconds;
 use crate::program::Program;
-use crate::side::{Counts, Inputs, Side, command, free_address};
-use crate::splits::Splits;
+use crate::side::{Counts, Inputs, Side, command};
 use crate::workload::{LONG_TOKENS, MODEL, Rate};
 
 /// Side of it.
@@ -34,20 +34,13 @@ pub(crate) fn start(inputs: &Inputs, rate: Rate) -> Result<Side, Box<dyn Error>>
     frontend.args(["relay", "--listen", &address.to_string(), "--engine", &engine]);
     let mut beat = command(&this);
     beat.args(["beat", "--relay", &engine, "--rate", &rate.steps().to_string(), "--step-log"]).arg(&steps);
+    let frontend = Program::start("relay", &mut frontend, &inputs.scratch)?;
     Ok(Side {
-        name: NAME.to_owned(),
-        address,
-        url: String::new(),
         counts: Counts::Nothing,
-        frontend: Program::start("relay", &mut frontend, &inputs.scratch)?,
-        children: 0,
-        has_workers: false,
-        agents: Vec::new(),
         engines: vec![Program::start("beat", &mut beat, &inputs.scratch)?],
-        splits: Splits::Never,
-        tells_engines: false,
         tells_text_alone: true,
         steps: Some(steps),
+        ..Side::new(NAME, address, String::new(), frontend)
     })
 }
 

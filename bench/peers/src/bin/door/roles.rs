@@ -15,10 +15,12 @@ use std::cell::RefCell;
 use std::error::Error;
 use std::path::PathBuf;
 
-use crate::Measurement;
+use peers::numbers::median;
+
 use crate::dynamo::{self, Discovery, Stage};
 use crate::load::Outcome;
-use crate::measure::{self, Outcomes, median};
+use crate::measure::{self, Outcomes};
+use crate::print;
 use crate::side::{Inputs, Side};
 use crate::workload::{Case, Pace, Rate, Workload};
 
@@ -52,20 +54,13 @@ pub(crate) async fn run(
             eprintln!("waiting for {}", side.name);
             side.wait(workload).await?;
         }
-        let all: Vec<Case> = cases.iter().map(|(case, _)| *case).collect();
-        measure::calibrate(&sides[0], workload).await?;
-        for it in measure::compare(&sides, &all, workload).await? {
-            print(it.case, None, &sides[it.side].name, it.metric, it.value)?;
-        }
-        let expected = measure::warm_up(&mut sides, &all, workload).await?;
-        let mut outcomes = Outcomes::new();
-        for number in 0..rounds {
-            eprintln!("round {} of {rounds}", number + 1);
-            measure::round(number, &mut sides, cases, workload, &expected, &mut outcomes).await?;
+        let outcomes = measure::measure(&mut sides, 0, cases, rounds, workload, async |sides, expected| {
             if pace == Pace::Unbounded {
                 hop.round(&mut sides[1], workload, &expected[&(1, 0)]).await?;
             }
-        }
+            Ok(())
+        });
+        let outcomes = outcomes.await?;
         costs(&sides, cases, &outcomes, rounds)?;
         if pace == Pace::Unbounded {
             let [p50, p99, null] = hop.medians();
@@ -96,14 +91,11 @@ fn start(
     Ok((sides, logs))
 }
 
-/// Prints what each side spent, what Dynamo's did in times of ours, and what a split request costs more than one that is not.
+/// Prints what Dynamo's sides spent in times of ours, and what splitting adds to a request.
 fn costs(sides: &[Side], cases: &[(Case, &[usize])], outcomes: &Outcomes, rounds: usize) -> Result<(), Box<dyn Error>> {
     for (&(number, clients, index), of_side) in outcomes {
         let case = cases[number].0;
         let print = |metric, value| print(case, Some(clients), &sides[index].name, metric, value);
-        for (metric, value) in measure::summary(case, of_side) {
-            print(metric, value)?;
-        }
         let of = |index| &*outcomes[&(number, clients, index)];
         if let Some(ours) = index.checked_sub(DYNAMO) {
             print("CPU in times of ours", measure::share(case, of_side, of(ours), rounds))?;
@@ -119,14 +111,4 @@ fn costs(sides: &[Side], cases: &[(Case, &[usize])], outcomes: &Outcomes, rounds
 fn added(case: Case, split: &[Outcome], aggregated: &[Outcome]) -> f64 {
     let pairs = split.iter().zip(aggregated);
     median(pairs.map(|(split, whole)| 1e6 * (measure::cpu(case, split) - measure::cpu(case, whole))).collect())
-}
-
-fn print(
-    case: Case,
-    clients: Option<usize>,
-    side: &str,
-    metric: &'static str,
-    value: f64,
-) -> Result<(), Box<dyn Error>> {
-    Measurement { case: case.name(), clients, side, metric, value }.print()
 }

@@ -23,11 +23,11 @@ mod server;
 use std::cell::RefCell;
 use std::error::Error;
 
-use crate::Measurement;
 use crate::dynamo::{self, Discovery, Stage};
-use crate::measure::{self, Outcomes};
+use crate::measure;
 use crate::side::{Counts, Inputs, Side};
 use crate::workload::{Case, Pace, Workload};
+use crate::{Measurement, print};
 
 pub(crate) use fleet::Programs;
 pub(crate) use server::serve;
@@ -76,7 +76,7 @@ const LOOKED_AT: [Router; 5] =
 /// No router, but one upstream with the memory of all.
 const ONE: &str = "one upstream with the memory of all";
 
-/// Measures both, or without rounds the latter alone, and prints the results.
+/// Measures both and prints the results.
 pub(crate) async fn run(
     inputs: &Inputs,
     programs: &Programs,
@@ -84,9 +84,7 @@ pub(crate) async fn run(
     conversations: usize,
     workload: &RefCell<Workload>,
 ) -> Result<(), Box<dyn Error>> {
-    if rounds > 0 {
-        costs(inputs, programs, rounds, workload).await?;
-    }
+    costs(inputs, programs, rounds, workload).await?;
     let conversations = (Conversations::new(workload), conversations);
     for shared in &SHARED {
         for router in LOOKED_AT {
@@ -206,22 +204,10 @@ async fn costs(
         }
     }
     // Only the one that makes tokens counts those of the model.
-    measure::calibrate(&sides[1], workload).await?;
-    let cases = CASES.map(|(case, _)| case);
-    for it in measure::compare(&sides, &cases, workload).await? {
-        print(it.case, None, &sides[it.side].name, it.metric, it.value)?;
-    }
-    let expected = measure::warm_up(&mut sides, &cases, workload).await?;
-    let mut outcomes = Outcomes::new();
-    for number in 0..rounds {
-        eprintln!("round {} of {rounds}", number + 1);
-        measure::round(number, &mut sides, &CASES, workload, &expected, &mut outcomes).await?;
-    }
+    let outcomes = measure::measure(&mut sides, 1, &CASES, rounds, workload, async |_, _| Ok(())).await?;
     for (&(number, clients, index), of_side) in &outcomes {
-        let (case, side) = (CASES[number].0, &sides[index].name);
-        for (metric, value) in measure::summary(case, of_side) {
-            print(case, Some(clients), side, metric, value)?;
-        }
+        let case = CASES[number].0;
+        let side = &sides[index].name;
         for (ours, (_, metric)) in OURS.iter().enumerate() {
             if index >= OURS.len() {
                 let share = measure::share(case, of_side, &outcomes[&(number, clients, ours)], rounds);
@@ -230,14 +216,4 @@ async fn costs(
         }
     }
     Ok(())
-}
-
-fn print(
-    case: Case,
-    clients: Option<usize>,
-    side: &str,
-    metric: &'static str,
-    value: f64,
-) -> Result<(), Box<dyn Error>> {
-    Measurement { case: case.name(), clients, side, metric, value }.print()
 }

@@ -2,8 +2,7 @@
 
 use std::cell::RefCell;
 use std::error::Error;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::ops::Range;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -86,6 +85,26 @@ pub(crate) struct Side {
 }
 
 impl Side {
+    /// Creates a side without engines, whose frontend starts nothing, counts all tokens and splits
+    /// no prompts.
+    pub(crate) fn new(name: &str, address: SocketAddr, url: String, frontend: Program) -> Self {
+        Self {
+            name: name.to_owned(),
+            address,
+            url,
+            counts: Counts::All,
+            frontend,
+            children: 0,
+            has_workers: false,
+            agents: Vec::new(),
+            engines: Vec::new(),
+            splits: Splits::Never,
+            tells_engines: false,
+            tells_text_alone: false,
+            steps: None,
+        }
+    }
+
     /// Whether the prompt tokens of a case mean what they mean elsewhere.
     pub(crate) fn counts_alike(&self, case: Case) -> bool {
         match self.counts {
@@ -150,10 +169,10 @@ impl Side {
         let counted = self.splits.counted().await?;
         let body = workload.borrow_mut().next(Case::Text, &self.url);
         let is_split = connection.chat(body).await?.is_split;
-        match is_split || self.splits.counted().await? > counted || self.splits == Splits::Never {
-            true => Ok(()),
-            false => Err("requests are not split".into()),
+        if is_split || self.splits.counted().await? > counted || self.splits == Splits::Never {
+            return Ok(());
         }
+        Err("requests are not split".into())
     }
 }
 
@@ -192,16 +211,6 @@ pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace, step_log: &Path) -> 
 
 /// Enough for the repeated image, and soon full of distinct ones, as it is in an engine that has run for a while: of 40 here.
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.25";
-
-/// Below the ports that systems give to whoever wants any: a program that is being started would get one that another was promised.
-const PORTS: Range<u16> = 20_000..30_000;
-
-/// One that nobody listens on now.
-pub(crate) fn free_address() -> Result<SocketAddr, Box<dyn Error>> {
-    let mut ports = std::iter::repeat_with(|| fastrand::u16(PORTS)).take(PORTS.len());
-    let free = ports.find_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()).ok_or("no port is free")?;
-    Ok(free.local_addr()?)
-}
 
 /// A program without what the environment would have it do otherwise.
 pub(crate) fn command(program: &Path) -> Command {

@@ -5,10 +5,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use peers::programs::free_address;
+
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Counts, Inputs, Peers, Side, command, engine_arguments, free_address};
-use crate::splits::Splits;
+use crate::side::{Inputs, Peers, Side, command, engine_arguments};
 use crate::workload::{MODEL, Pace};
 
 /// It fetches nothing from this machine's addresses, and no flag lets it. So it is given one that is for examples (RFC 5737),
@@ -28,20 +29,11 @@ pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin)
     if matches!(pace, Pace::Calls(_)) {
         frontend.args(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]);
     }
+    let frontend = Program::start("vllm-rs", &mut frontend, &inputs.scratch)?;
     Ok(Side {
-        name: format!("vllm-rs {version}"),
-        address,
-        url: PUBLIC_URL.to_owned(),
-        counts: Counts::All,
-        frontend: Program::start("vllm-rs", &mut frontend, &inputs.scratch)?,
         children: 1,
-        has_workers: false,
-        agents: Vec::new(),
-        engines: Vec::new(),
-        splits: Splits::Never,
-        tells_engines: false,
-        tells_text_alone: false,
         steps: matches!(pace, Pace::Calls(_)).then_some(steps),
+        ..Side::new(&format!("vllm-rs {version}"), address, PUBLIC_URL.to_owned(), frontend)
     })
 }
 

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use fastrand::Rng;
+use peers::numbers::Zipf;
 use serde::Deserialize;
 
 /// Words to draw from. English has this many in daily use.
@@ -28,8 +29,8 @@ struct Model {
 /// A model's words, from frequent to rare.
 pub(crate) struct Words {
     words: Vec<String>,
-    /// Share of the text that the words up to here make, by Zipf's law.
-    up_to: Vec<f64>,
+    /// Shares of the text that the words make.
+    law: Zipf,
 }
 
 impl Words {
@@ -47,20 +48,12 @@ impl Words {
             .collect();
         words.sort();
         words.truncate(WORDS);
-        let mut sum = 0.0;
-        let up_to = (1..=words.len())
-            .map(|rank| {
-                sum += 1.0 / rank as f64;
-                sum
-            })
-            .collect();
-        Ok(Self { words: words.into_iter().map(|(_, word)| word).collect(), up_to })
+        let law = Zipf::new(words.len());
+        Ok(Self { words: words.into_iter().map(|(_, word)| word).collect(), law })
     }
 
     fn word(&self, rng: &mut Rng) -> &str {
-        let point = rng.f64() * self.up_to.last().copied().unwrap_or_default();
-        let rank = self.up_to.partition_point(|&up_to| up_to < point);
-        self.words.get(rank).map_or("", String::as_str)
+        self.words.get(self.law.draw(rng)).map_or("", String::as_str)
     }
 
     /// A text of `words` words, in sentences.

@@ -9,10 +9,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use fastrand::Rng;
+use peers::body::Pieces;
+use peers::picture::{self, Picture};
 
-use crate::body::Pieces;
 use crate::origin::Origin;
-use crate::picture::Picture;
 use crate::words::Words;
 
 /// The name under which all sides serve the model.
@@ -246,12 +246,8 @@ pub(crate) struct Workload {
 impl Workload {
     /// A workload of the JPEG files in a folder and the words of a model. The file that sorts first is the repeated picture.
     pub(crate) fn new(pictures: &Path, model: &Path) -> Result<Self, Box<dyn Error>> {
-        let mut paths: Vec<_> =
-            std::fs::read_dir(pictures)?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
-        paths.retain(|path| path.extension().is_some_and(|extension| extension == "jpg"));
-        paths.sort();
-        let files: Vec<Vec<u8>> = paths.iter().map(std::fs::read).collect::<Result<_, _>>()?;
-        let first = files.first().ok_or("the folder has no pictures")?;
+        let files = picture::read(pictures)?;
+        let first = &files[0];
         let mut workload = Self {
             origin: Origin::start(Bytes::copy_from_slice(first))?,
             pictures: files.iter().map(|file| Picture::new(file)).collect::<Result<_, _>>()?,

@@ -99,19 +99,11 @@ impl Index for Compressed {
         black_box(self.tree.find_matches(keys, false));
     }
 
-    fn look_up_text(&self, tokens: &[u32], (): &mut ()) {
-        black_box(self.tree.find_matches(&block_hashes(tokens), false));
-    }
-
     fn overlaps(&self, keys: &[LocalBlockHash]) -> Vec<(u32, u32)> {
         overlaps(&self.tree.find_matches(keys, false))
     }
 
     fn clear(&self, worker: u32) {
         self.send(lane(worker), WorkerTask::Event(cleared(worker)));
-    }
-
-    fn bytes(&self) -> Option<usize> {
-        None
     }
 }

@@ -1,19 +1,6 @@
-//! Chiasm's prefix index and those of `dynamo-kv-router` on the same traces, in turns: the measuring half of
-//! `cargo xtask bench-peers index`, which builds this program and turns what it prints into rows.
-//!
-//! ```text
-//! index run --rounds N
-//! ```
-//!
-//! prints one JSON object per result: see [`Measurement`]. For each fleet it starts itself again:
-//!
-//! ```text
-//! index trace --workers N --blocks N --rounds N --trace FILE     makes the trace
-//! index speed --rounds N --trace FILE [--side NAME]              all sides in turns, or one for a profile
-//! index tellings --rounds N --trace FILE                         ours, whose engines tell of blocks in several ways
-//! index scaling --rounds N --trace FILE                          ours, on more and more threads
-//! index memory --side NAME --trace FILE                          one side alone
-//! ```
+//! Chiasm's prefix index and those of `dynamo-kv-router` on the same traces, in turns: the
+//! measuring half of `cargo xtask bench-peers index`. Its commands and flags are in
+//! `bench/peers/README.md`; it prints [`Measurement`]s.
 //!
 //! | file | is |
 //! |---|---|
@@ -42,11 +29,11 @@ mod subject;
 mod trace;
 mod workload;
 
-use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use peers::arguments::Flags;
+use peers::ending;
 use serde::Serialize;
 
 use crate::compressed_tree::Compressed;
@@ -69,6 +56,8 @@ struct Measurement {
     metric: &'static str,
     value: f64,
 }
+
+const USAGE: &str = "usage: see bench/peers/README.md";
 
 /// Few, some and many workers, and as many blocks as fit.
 const FLEETS: [Fleet; 3] = [
@@ -94,51 +83,43 @@ fn side(name: &str, workers: u32) -> Option<Box<dyn Subject>> {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    ending::exit(run(&arguments))
 }
 
 fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
-    let (command, flags) = arguments.split_first().ok_or("usage: see the head of bench/peers/src/bin/index/main.rs")?;
-    let flags: BTreeMap<&str, &str> = flags.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
-    let flag = |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing"));
-    let read = || -> Result<Trace, Box<dyn Error>> { Ok(Trace::read(Path::new(flag("--trace")?))?) };
+    let (command, flags) = arguments.split_first().ok_or(USAGE)?;
+    let flags = Flags::new(flags);
+    let read = || -> Result<Trace, Box<dyn Error>> { Ok(Trace::read(&flags.path("--trace")?)?) };
     match command.as_str() {
-        "run" => all(flag("--rounds")?),
+        "run" => all(flags.get("--rounds")?),
         "trace" => {
-            let fleet = Fleet { workers: flag("--workers")?.parse()?, blocks: flag("--blocks")?.parse()? };
-            let trace = workload::make(&fleet, speed::blocks(flag("--rounds")?.parse()?), SEED);
-            Ok(trace.write(Path::new(flag("--trace")?))?)
+            let fleet = Fleet { workers: flags.parse("--workers")?, blocks: flags.parse("--blocks")? };
+            let trace = workload::make(&fleet, speed::blocks(flags.parse("--rounds")?), SEED);
+            Ok(trace.write(&flags.path("--trace")?)?)
         }
         "speed" => {
             let trace = read()?;
             let mut sides = Vec::new();
-            // One alone, for a profile.
-            let alone = flag("--side").ok();
-            for name in SIDES.into_iter().filter(|name| alone.is_none_or(|alone| alone == *name)) {
+            for name in SIDES {
                 sides.push((name, side(name, trace.workers).ok_or("no such side")?));
             }
-            print(&trace, speed::measure(&trace, &mut sides, flag("--rounds")?.parse()?)?)
+            print(&trace, speed::measure(&trace, &mut sides, flags.parse("--rounds")?)?)
         }
         "tellings" => {
             let trace = read()?;
-            print(&trace, speed::measure_tellings(&trace, flag("--rounds")?.parse()?)?)
+            print(&trace, speed::measure_tellings(&trace, flags.parse("--rounds")?)?)
         }
         "scaling" => {
             let trace = read()?;
-            print(&trace, speed::measure_scaling(&trace, flag("--rounds")?.parse()?)?)
+            print(&trace, speed::measure_scaling(&trace, flags.parse("--rounds")?)?)
         }
         "memory" => {
-            let (trace, name) = (read()?, flag("--side")?);
+            let trace = read()?;
+            let name = flags.get("--side")?;
             let side = side(name, trace.workers).ok_or("no such side")?;
             print(&trace, memory::measure(&trace, name, side)?)
         }
-        _ => Err("usage: see the head of bench/peers/src/bin/index/main.rs".into()),
+        _ => Err(USAGE.into()),
     }
 }
 

@@ -6,7 +6,6 @@ use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent, KvEvent
 use chiasm_kv::{BlockKey, Overlaps, PrefixIndex, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, TokenId, WorkerId};
 
-use crate::clock::Thread;
 use crate::frame::{Telling, frame};
 use crate::subject::{From, Index};
 use crate::trace::{BLOCK_SIZE, Event, Trace};
@@ -88,12 +87,6 @@ impl Index for Ours {
         }
     }
 
-    fn settle(&self, _: usize) {}
-
-    fn threads(&self, _: usize) -> &[Thread] {
-        &[]
-    }
-
     fn text(tokens: &[u32]) -> Vec<TokenId> {
         tokens.iter().copied().map(TokenId).collect()
     }
@@ -105,10 +98,6 @@ impl Index for Ours {
     fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps) {
         self.index.lookup(keys, overlaps);
         black_box(overlaps.found());
-    }
-
-    fn look_up_text(&self, tokens: &[TokenId], overlaps: &mut Overlaps) {
-        self.look_up(&Self::keys(tokens), overlaps);
     }
 
     fn overlaps(&self, keys: &[BlockKey]) -> Vec<(u32, u32)> {

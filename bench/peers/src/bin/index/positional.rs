@@ -10,7 +10,6 @@ use dynamo_kv_router::indexer::positional::{LevelIndex, PositionalIndexer, Searc
 use dynamo_kv_router::protocols::{LocalBlockHash, RouterEvent, WorkerWithDpRank};
 use rustc_hash::FxHashMap;
 
-use crate::clock::Thread;
 use crate::dynamo::{Listeners, Work, block_hashes, cleared, overlaps};
 use crate::subject::{From, Index, LANES, lane};
 use crate::trace::Trace;
@@ -61,12 +60,6 @@ impl Index for Positional {
         work.into_iter().for_each(|work| work.each(listeners, |event| self.event(blocks, event)));
     }
 
-    fn settle(&self, _: usize) {}
-
-    fn threads(&self, _: usize) -> &[Thread] {
-        &[]
-    }
-
     fn text(tokens: &[u32]) -> Vec<u32> {
         tokens.to_vec()
     }
@@ -79,10 +72,6 @@ impl Index for Positional {
         black_box(self.index.find_matches(keys, false));
     }
 
-    fn look_up_text(&self, tokens: &[u32], (): &mut ()) {
-        black_box(self.index.find_matches(&block_hashes(tokens), false));
-    }
-
     fn overlaps(&self, keys: &[LocalBlockHash]) -> Vec<(u32, u32)> {
         overlaps(&self.index.find_matches(keys, false))
     }
@@ -90,9 +79,5 @@ impl Index for Positional {
     fn clear(&self, worker: u32) {
         let mut lane = self.lanes[lane(worker)].lock().unwrap_or_else(PoisonError::into_inner);
         self.event(&mut lane.blocks, cleared(worker));
-    }
-
-    fn bytes(&self) -> Option<usize> {
-        None
     }
 }

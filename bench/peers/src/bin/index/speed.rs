@@ -25,6 +25,8 @@ use std::error::Error;
 use std::ops::Range;
 use std::time::Duration;
 
+use peers::numbers;
+
 use crate::clock::cpu;
 use crate::frame::Telling;
 use crate::ours::Ours;
@@ -126,8 +128,8 @@ pub(crate) fn measure_tellings(trace: &Trace, rounds: usize) -> Result<Vec<Value
         });
     }
     let mut values = Vec::new();
-    for ((metric, _, _), mut rates) in TELLINGS.into_iter().zip(rates) {
-        values.extend(median(&mut rates).map(|rate| (SIDES[0], metric, rate)));
+    for ((metric, _, _), rates) in TELLINGS.into_iter().zip(rates) {
+        values.extend(median(rates).map(|rate| (SIDES[0], metric, rate)));
     }
     let prompts: Vec<_> = trace.prompts[1].iter().map(|&run| trace.prompt(run)).collect();
     let mut answers = Answers::default();
@@ -154,8 +156,8 @@ pub(crate) fn measure_scaling(trace: &Trace, rounds: usize) -> Result<Vec<Value>
         }
     }
     let mut values = Vec::new();
-    for ((_, metric), mut rates) in THREADS.into_iter().zip(rates) {
-        values.extend(median(&mut rates).map(|rate| (SIDES[0], metric, rate)));
+    for ((_, metric), rates) in THREADS.into_iter().zip(rates) {
+        values.extend(median(rates).map(|rate| (SIDES[0], metric, rate)));
     }
     let slices = trace.slices(trace.fill..trace.batches.len(), SLICE_BESIDE / 4);
     let slices = slices.get(..rounds).ok_or("the trace is too short for so many rounds")?;
@@ -168,8 +170,8 @@ pub(crate) fn measure_scaling(trace: &Trace, rounds: usize) -> Result<Vec<Value>
             rates.push(times.len() as f64 / times.iter().sum::<Duration>().as_secs_f64());
         }
     }
-    for (metric, mut rates) in ["lookups beside no events", "lookups beside few events"].into_iter().zip(rates) {
-        values.extend(median(&mut rates).map(|rate| (SIDES[0], metric, rate)));
+    for (metric, rates) in ["lookups beside no events", "lookups beside few events"].into_iter().zip(rates) {
+        values.extend(median(rates).map(|rate| (SIDES[0], metric, rate)));
     }
     Ok(values)
 }
@@ -274,15 +276,14 @@ fn look_up_beside(trace: &Trace, sides: &mut [Side], slices: &[Range<usize>], va
 
 /// The median over the rounds, for those sides that have any.
 fn report(sides: &[Side], metric: &'static str, rates: Vec<Vec<f64>>, values: &mut Vec<Value>) {
-    for ((name, _), mut rates) in sides.iter().zip(rates) {
-        values.extend(median(&mut rates).map(|rate| (*name, metric, rate)));
+    for ((name, _), rates) in sides.iter().zip(rates) {
+        values.extend(median(rates).map(|rate| (*name, metric, rate)));
     }
 }
 
-fn median(rates: &mut [f64]) -> Option<f64> {
-    rates.sort_by(f64::total_cmp);
-    let last = rates.len().checked_sub(1)?;
-    Some((rates[last / 2] + rates[rates.len() / 2]) / 2.0)
+/// Returns the median, if there is any.
+fn median(rates: Vec<f64>) -> Option<f64> {
+    Some(numbers::median(rates)).filter(|rate| !rate.is_nan())
 }
 
 /// How many answers were compared with those of the first side.

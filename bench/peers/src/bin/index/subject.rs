@@ -92,16 +92,22 @@ pub(crate) trait Index: Sync {
     /// Applies, or hands over to the thread that applies, the batches of one lane.
     fn apply(&self, lane: usize, work: Vec<Self::Work>);
     /// Waits until all that was handed over is applied.
-    fn settle(&self, lane: usize);
+    fn settle(&self, _lane: usize) {}
     /// The threads of its own that apply a lane's batches.
-    fn threads(&self, lane: usize) -> &[Thread];
+    fn threads(&self, _lane: usize) -> &[Thread] {
+        &[]
+    }
     fn text(tokens: &[u32]) -> Vec<Self::Token>;
     fn keys(text: &[Self::Token]) -> Vec<Self::Key>;
     fn look_up(&self, keys: &[Self::Key], buffers: &mut Self::Buffers);
-    fn look_up_text(&self, text: &[Self::Token], buffers: &mut Self::Buffers);
+    fn look_up_text(&self, text: &[Self::Token], buffers: &mut Self::Buffers) {
+        self.look_up(&Self::keys(text), buffers);
+    }
     fn overlaps(&self, keys: &[Self::Key]) -> Vec<(u32, u32)>;
     fn clear(&self, worker: u32);
-    fn bytes(&self) -> Option<usize>;
+    fn bytes(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// The lane that applies a worker's events.

@@ -11,6 +11,7 @@
 
 use dynamo_kv_router::protocols::{BlockHashOptions, compute_block_hash_for_seq, compute_next_seq_hash};
 use fastrand::Rng;
+use peers::numbers::Zipf;
 
 use crate::cache::Cache;
 use crate::trace::{BLOCK_SIZE, Event, NO_PARENT, Run, Trace, block_tokens};
@@ -67,8 +68,7 @@ struct Workload {
     trace: Trace,
     system_prompts: Vec<u32>,
     documents: Vec<u32>,
-    /// Sums of the documents' weights.
-    popularity: Vec<f64>,
+    popularity: Zipf,
     open: Vec<Conversation>,
     workers: Vec<Worker>,
     /// Counts requests.
@@ -99,7 +99,7 @@ impl Workload {
             trace: Trace { workers: fleet.workers, ..Trace::default() },
             system_prompts: Vec::new(),
             documents: Vec::new(),
-            popularity: Vec::new(),
+            popularity: Zipf::new((2 * fleet.workers).max(500) as usize),
             open: Vec::new(),
             workers: (0..fleet.workers).map(|_| worker()).collect(),
             now: 0,
@@ -110,14 +110,11 @@ impl Workload {
             let run = workload.run(NO_PARENT, blocks);
             workload.system_prompts.push(run);
         }
-        let mut sum = 0.0;
-        for rank in 1..=(2 * fleet.workers).max(500) {
-            let system_prompt = workload.system_prompts[rank as usize % SYSTEM_PROMPTS];
+        for rank in 1..=(2 * fleet.workers).max(500) as usize {
+            let system_prompt = workload.system_prompts[rank % SYSTEM_PROMPTS];
             let blocks = workload.rng.u32(32..=256);
             let document = workload.run(system_prompt, blocks);
             workload.documents.push(document);
-            sum += 1.0 / f64::from(rank);
-            workload.popularity.push(sum);
         }
         workload
     }
@@ -177,8 +174,7 @@ impl Workload {
             let system_prompt = self.rng.usize(..SYSTEM_PROMPTS).min(self.rng.usize(..SYSTEM_PROMPTS));
             return Conversation { run: self.system_prompts[system_prompt], turns, worker };
         }
-        let sum = self.popularity.last().copied().unwrap_or_default() * self.rng.f64();
-        let document = self.popularity.partition_point(|&before| before < sum).min(self.documents.len() - 1);
+        let document = self.popularity.draw(&mut self.rng);
         if self.rng.bool() {
             worker = document % self.workers.len();
         }

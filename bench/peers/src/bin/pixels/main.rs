@@ -1,13 +1,6 @@
 //! Chiasm and its peers make pixel tensors of the same files, in turns, in one run: the measuring half of
-//! `cargo xtask bench-peers pixels`, which builds this program, makes what it reads, and turns what it prints into rows.
-//!
-//! ```text
-//! pixels has-libturbojpeg
-//! pixels run --models DIR --pictures DIR --python FILE --script FILE --rounds N
-//! ```
-//!
-//! The first prints `true` or `false`. The second prints one JSON object per case and side: see [`Measurement`]. It lives
-//! in a workspace of its own, so that what the peers depend on does not come near Chiasm's own lock file.
+//! `cargo xtask bench-peers pixels`. Its commands and flags are in `bench/peers/README.md`; it
+//! prints [`Measurement`]s.
 //!
 //! | file | is |
 //! |---|---|
@@ -27,12 +20,12 @@ mod times;
 mod transformers_peer;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
+use peers::arguments::Flags;
+use peers::ending;
 use serde::Serialize;
 
 use crate::case::{Case, Format};
@@ -59,31 +52,21 @@ struct Measurement {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let result = match arguments.split_first() {
+    ending::exit(match arguments.split_first() {
         Some((command, [])) if command == "has-libturbojpeg" => {
             println!("{}", has_libturbojpeg());
             Ok(())
         }
-        Some((command, flags)) if command == "run" => pixels(flags),
-        _ => Err("usage: see the head of bench/peers/src/bin/pixels/main.rs".into()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+        Some((command, flags)) if command == "run" => pixels(&Flags::new(flags)),
+        _ => Err("usage: see bench/peers/README.md".into()),
+    })
 }
 
-fn pixels(flags: &[String]) -> Result<(), Box<dyn Error>> {
-    let flags: BTreeMap<&str, &str> = flags.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
-    let flag = |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing"));
-    let rounds: usize = flag("--rounds")?.parse()?;
-    let python = Python::start(Path::new(flag("--python")?), Path::new(flag("--script")?))?;
-    let python = Rc::new(RefCell::new(python));
+fn pixels(flags: &Flags<'_>) -> Result<(), Box<dyn Error>> {
+    let rounds = flags.parse("--rounds")?;
+    let python = Rc::new(RefCell::new(Python::start(&flags.path("--python")?, &flags.path("--script")?)?));
     let exchange = tempfile::tempdir()?;
-    for case in case::all(Path::new(flag("--models")?), Path::new(flag("--pictures")?)) {
+    for case in case::all(&flags.path("--models")?, &flags.path("--pictures")?) {
         eprintln!("{}", case.name());
         let transformers = Transformers::open(Rc::clone(&python), &case, &exchange.path().join("tensor"));
         for measurement in measure(&case, transformers, rounds)? {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use peers::numbers::median;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -57,12 +58,6 @@ pub(crate) fn medians(rounds: &[Times]) -> Times {
     stages.into_iter().map(|(stage, times)| (stage, median(times))).collect()
 }
 
-/// `times` holds at least one.
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +67,5 @@ mod tests {
         let round = |decode, whole| Times::from([(Stage::Decode, decode), (Stage::Whole, whole)]);
         let medians = medians(&[round(3.0, 9.0), round(1.0, 7.0), round(2.0, 100.0)]);
         assert_eq!(medians, Times::from([(Stage::Decode, 2.0), (Stage::Whole, 9.0)]));
-        assert_eq!(median(vec![4.0, 1.0]), 2.5);
     }
 }

@@ -7,19 +7,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use http_body_util::BodyExt;
-use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, StatusCode};
-use hyper_util::rt::TokioIo;
+use peers::body::Pieces;
+use peers::http;
 use serde::Deserialize;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
-
-use crate::body::Pieces;
 
 /// How long all answers may take.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Most of a refusal that goes into an error.
-const SHOWN: usize = 500;
 /// Who has answered a request, as `chiasm` tells it.
 const WORKER: &str = "x-chiasm-worker";
 
@@ -94,25 +89,17 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> Result<(StatusCode, 
 }
 
 struct Connection {
-    sender: SendRequest<Pieces>,
+    sender: hyper::client::conn::http1::SendRequest<Pieces>,
     host: String,
 }
 
 impl Connection {
     async fn open(address: SocketAddr) -> Result<Self, Box<dyn Error>> {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        // What fails in it fails the request too.
-        tokio::spawn(async { drop(connection.await) });
-        Ok(Self { sender, host: address.to_string() })
+        Ok(Self { sender: http::connect(address).await?, host: address.to_string() })
     }
 
     async fn chat(&mut self, body: Pieces) -> Result<Answer, Box<dyn Error>> {
-        let request = Request::post("/v1/chat/completions")
-            .header("host", &self.host)
-            .header("content-type", "application/json")
-            .body(body)?;
+        let request = http::chat(&self.host, body)?;
         self.sender.ready().await?;
         let start = Instant::now();
         let answer = self.sender.send_request(request).await?;
@@ -131,9 +118,7 @@ impl Connection {
             }
         }
         let text = String::from_utf8(text)?;
-        if status != StatusCode::OK {
-            return Err(format!("{status}: {}", text.chars().take(SHOWN).collect::<String>()).into());
-        }
+        http::check(status, &text)?;
         let usage = usage(&text).ok_or_else(|| format!("the stream does not end with its usage: {text}"))?;
         Ok(Answer { ttft, usage, worker })
     }
@@ -164,9 +149,7 @@ fn usage(stream: &str) -> Option<Usage> {
     struct Event {
         usage: Usage,
     }
-    let mut events = stream.lines().rev().filter_map(|line| line.strip_prefix("data: "));
-    events.next().filter(|last| *last == "[DONE]")?;
-    serde_json::from_str::<Event>(events.next()?).ok().map(|event| event.usage)
+    serde_json::from_str::<Event>(http::last_event(stream)?).ok().map(|event| event.usage)
 }
 
 #[cfg(test)]

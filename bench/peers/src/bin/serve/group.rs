@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use peers::programs::failed;
 use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -85,11 +86,7 @@ impl Group {
 
     /// An error about it, with the end of its log.
     pub(crate) fn failed(&self, what: &str) -> Box<dyn Error> {
-        let log = fs::read(&self.log).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
-        let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n");
-        format!("{} {what}; the end of its log:\n{tail}", self.name).into()
+        failed(&self.name, what, &self.log, TAIL)
     }
 
     /// Seconds of CPU time, user and system, of all processes that descend from it and still run.

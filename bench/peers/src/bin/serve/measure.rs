@@ -3,9 +3,10 @@
 use std::error::Error;
 use std::time::Duration;
 
+use peers::body::Pieces;
+use peers::numbers::{median, quantile};
 use serde::Serialize;
 
-use crate::body::Pieces;
 use crate::client::{Answers, ask};
 use crate::group::Cpu;
 use crate::replay::{self, Replay};
@@ -160,13 +161,12 @@ fn summary(case: &str, name: &str, turns: &[Turn], ours: &[Turn]) -> Vec<Measure
     let sum = |number: &dyn Fn(&Turn) -> f64| of(number).iter().sum::<f64>();
     let mut ttft: Vec<f64> = turns.iter().flat_map(|turn| turn.ttft.iter().copied()).collect();
     ttft.sort_by(f64::total_cmp);
-    let quantile = |part: f64| ttft.get((ttft.len() as f64 * part) as usize).copied().unwrap_or(f64::NAN);
     let requests = ttft.len() as f64;
     let is_ours = std::ptr::eq(turns, ours);
     let mut values = vec![
         ("requests per second", median(of(&Turn::requests_per_second))),
-        ("TTFT p50", quantile(0.5)),
-        ("TTFT p90", quantile(0.9)),
+        ("TTFT p50", quantile(&ttft, 0.5)),
+        ("TTFT p90", quantile(&ttft, 0.9)),
         ("cached prompt tokens", 100.0 * sum(&|it| it.cached_tokens as f64) / sum(&|it| it.prompt_tokens as f64)),
         ("engines' CPU per request", 1e3 * sum(&|it| it.cpu.engines) / requests),
         ("CPU of the other sides", sum(&|it| it.others) / sum(&|it| it.wall)),
@@ -186,14 +186,6 @@ fn summary(case: &str, name: &str, turns: &[Turn], ours: &[Turn]) -> Vec<Measure
     }
     let measurement = |(metric, value)| Measurement { case: case.to_owned(), side: name.to_owned(), metric, value };
     values.into_iter().map(measurement).collect()
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    match numbers.len() {
-        0 => f64::NAN,
-        length => (numbers[(length - 1) / 2] + numbers[length / 2]) / 2.0,
-    }
 }
 
 #[cfg(test)]

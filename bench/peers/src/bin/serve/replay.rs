@@ -4,13 +4,13 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use peers::body::Pieces;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
-use crate::body::Pieces;
 use crate::client::ask;
 use crate::group::Group;
 use crate::side::{ARENA_GB, ENGINES, Inputs, RECEIVER_CACHE_GB, with_plugin};

@@ -1,13 +1,13 @@
 //! The frontends: each starts two engines itself.
 
 use std::error::Error;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::ops::Range;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
+use peers::programs::free_address;
 use serde::Deserialize;
 
 use crate::client::get;
@@ -37,8 +37,6 @@ const ENGINE_FLAGS: [&str; 9] = [
 /// How long a side may take to be ready. Its processes import much.
 const START: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(200);
-/// Below the ports that systems give to whoever wants any: a program that is being started would get one that another was promised.
-const PORTS: Range<u16> = 20_000..30_000;
 
 /// What the sides are started with.
 pub(crate) struct Inputs {
@@ -152,11 +150,4 @@ impl Side {
         let ready = serde_json::from_str::<Ready>(&text);
         !self.tells_engines || ready.is_ok_and(|ready| ready.workers.to_string() == ENGINES)
     }
-}
-
-/// One that nobody listens on now.
-fn free_address() -> Result<SocketAddr, Box<dyn Error>> {
-    let mut ports = std::iter::repeat_with(|| fastrand::u16(PORTS)).take(PORTS.len());
-    let free = ports.find_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()).ok_or("no port is free")?;
-    Ok(free.local_addr()?)
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use bytes::Bytes;
 use fastrand::Rng;
-
-use crate::body::Pieces;
-use crate::picture::Picture;
+use peers::body::Pieces;
+use peers::numbers::Zipf;
+use peers::picture::{self, Picture};
 
 /// The name under which all sides serve the model.
 pub(crate) const MODEL: &str = "serve";
@@ -24,8 +24,8 @@ const SEED: u64 = 20_261_124;
 pub(crate) struct Workload {
     /// Each picture's file in base64, in two pieces.
     pictures: Vec<[Bytes; 2]>,
-    /// Share of the requests that are about the pictures up to here, times a constant, by Zipf's law.
-    up_to: Vec<f64>,
+    /// Shares of the requests that are about each.
+    law: Zipf,
     rng: Rng,
     made: u64,
 }
@@ -34,21 +34,11 @@ impl Workload {
     /// A workload of the JPEG files in a folder. Where there are fewer than are asked about, some have the same pixels; no two are the
     /// same file, by which they are known, so that engines compute each.
     pub(crate) fn new(folder: &Path) -> Result<Self, Box<dyn Error>> {
-        let mut paths: Vec<_> =
-            std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
-        paths.retain(|path| path.extension().is_some_and(|extension| extension == "jpg"));
-        paths.sort();
         let files: Vec<Picture> =
-            paths.iter().map(|path| Picture::new(&std::fs::read(path)?)).collect::<Result<_, _>>()?;
-        if files.is_empty() {
-            return Err("the folder has no pictures".into());
-        }
+            picture::read(folder)?.iter().map(|file| Picture::new(file)).collect::<Result<_, _>>()?;
         let pictures = files.iter().cycle().zip(0..PICTURES as u64).map(|(file, number)| file.numbered(number));
-        let up_to = (1..=PICTURES).scan(0.0, |sum, rank| {
-            *sum += 1.0 / rank as f64;
-            Some(*sum)
-        });
-        Ok(Self { pictures: pictures.collect(), up_to: up_to.collect(), rng: Rng::with_seed(SEED), made: 0 })
+        let law = Zipf::new(PICTURES);
+        Ok(Self { pictures: pictures.collect(), law, rng: Rng::with_seed(SEED), made: 0 })
     }
 
     /// A request for each picture.
@@ -60,8 +50,8 @@ impl Workload {
     pub(crate) fn round(&mut self) -> Vec<Pieces> {
         (0..REQUESTS)
             .map(|_| {
-                let point = self.rng.f64() * self.up_to.last().copied().unwrap_or_default();
-                self.request(self.up_to.partition_point(|&up_to| up_to < point))
+                let picture = self.law.draw(&mut self.rng);
+                self.request(picture)
             })
             .collect()
     }

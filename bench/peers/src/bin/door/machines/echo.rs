@@ -8,6 +8,7 @@ use std::path::Path;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use peers::programs::free_address;
 use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -21,7 +22,7 @@ use tonic_prost::ProstCodec;
 use crate::machines::certificates::{self, Certificates};
 use crate::machines::machine::Machine;
 use crate::program::Program;
-use crate::side::{Inputs, free_address};
+use crate::side::Inputs;
 
 const NAME: &str = "null.Null";
 const CALL: &str = "/null.Null/Call";

@@ -3,13 +3,14 @@
 use std::error::Error;
 use std::net::SocketAddr;
 
+use peers::programs::free_address;
+
 use crate::machines::certificates::Certificates;
 use crate::machines::machine::Machine;
 use crate::origin::Origin;
 use crate::ours::{self, STATE_DIR};
 use crate::program::Program;
-use crate::side::{Counts, Inputs, Side, free_address};
-use crate::splits::Splits;
+use crate::side::{Inputs, Side};
 use crate::workload::Pace;
 
 /// The forms in which images are sent.
@@ -58,19 +59,6 @@ pub(crate) fn frontend(
     let address = free_address()?;
     let mut frontend = ours::frontend(inputs, &inputs.chiasm, address);
     frontend.args(["--agents", &agent.to_string(), "--agent-media", media]).args(certificates.flags());
-    Ok(Side {
-        name: name.to_owned(),
-        address,
-        url: origin.url(),
-        counts: Counts::All,
-        frontend: Program::start(&format!("{name}: frontend"), &mut frontend, &inputs.scratch)?,
-        children: 0,
-        has_workers: false,
-        agents: Vec::new(),
-        engines: Vec::new(),
-        splits: Splits::Never,
-        tells_engines: false,
-        tells_text_alone: false,
-        steps: None,
-    })
+    let frontend = Program::start(&format!("{name}: frontend"), &mut frontend, &inputs.scratch)?;
+    Ok(Side::new(name, address, origin.url(), frontend))
 }

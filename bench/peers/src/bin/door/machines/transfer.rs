@@ -7,11 +7,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use peers::programs::free_address;
 use serde::Deserialize;
 
 use crate::machines::machine::Machine;
 use crate::program::Program;
-use crate::side::{Inputs, free_address};
+use crate::side::Inputs;
 
 /// Bytes of the tensors that our binary makes of the picture at this URL.
 pub(crate) fn tensor_bytes(inputs: &Inputs, url: &str) -> Result<usize, Box<dyn Error>> {

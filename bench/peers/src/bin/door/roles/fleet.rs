@@ -3,10 +3,12 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use peers::programs::free_address;
+
 use crate::origin::Origin;
 use crate::ours;
 use crate::program::Program;
-use crate::side::{Counts, Inputs, Side, command, free_address};
+use crate::side::{Inputs, Side, command};
 use crate::splits::Splits;
 use crate::workload::Pace;
 
@@ -67,19 +69,6 @@ fn before(
     let address = free_address()?;
     let mut frontend = ours::frontend(inputs, &inputs.chiasm, address);
     frontend.args(ours::attach(&handshakes)?).args(ALWAYS);
-    Ok(Side {
-        name: name.to_owned(),
-        address,
-        url: origin.url(),
-        counts: Counts::All,
-        frontend: Program::start(name, &mut frontend, &inputs.scratch)?,
-        children: 0,
-        has_workers: false,
-        agents: Vec::new(),
-        engines,
-        splits: Splits::Never,
-        tells_engines: true,
-        tells_text_alone: false,
-        steps: None,
-    })
+    let frontend = Program::start(name, &mut frontend, &inputs.scratch)?;
+    Ok(Side { engines, tells_engines: true, ..Side::new(name, address, origin.url(), frontend) })
 }

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::error::Error;
 use std::ops::RangeInclusive;
 
+use peers::numbers::median;
+
 use crate::load;
-use crate::measure::median;
 use crate::roles::fleet::HopLogs;
 use crate::roles::pass::Pass;
 use crate::side::{Inputs, Side, moments};

@@ -7,10 +7,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use peers::programs::free_address;
 use zeromq::{PullSocket, PushSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 use crate::program::Program;
-use crate::side::{Inputs, free_address};
+use crate::side::Inputs;
 
 /// Bytes of what an engine says that has a prompt computed: where it left each of some 60 blocks, and how busy it is.
 const OUTPUT: usize = 1_000;

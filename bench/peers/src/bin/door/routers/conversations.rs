@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fastrand::Rng;
 use futures_util::future::try_join_all;
+use peers::body::Pieces;
+use peers::numbers::Zipf;
 use tokio::time::timeout;
 
-use crate::body::Pieces;
 use crate::client::Connection;
 use crate::routers::prompt::{BLOCK, PICTURE_TOKENS};
 use crate::workload::{MODEL, Workload};
@@ -40,8 +41,8 @@ pub(crate) fn blocks() -> usize {
 pub(crate) struct Conversations<'a> {
     workload: &'a RefCell<Workload>,
     pictures: Vec<[Bytes; 2]>,
-    /// Share of the conversations that are about the pictures up to each, by Zipf's law.
-    up_to: Vec<f64>,
+    /// Shares of the conversations that are about each.
+    law: Zipf,
     system: String,
 }
 
@@ -52,13 +53,7 @@ impl<'a> Conversations<'a> {
             let pictures = (0..PICTURES).map(|number| workload.picture(number as u64)).collect();
             (pictures, workload.words().text(SYSTEM_WORDS, &mut Rng::with_seed(SEED)))
         };
-        let ranks = (1..=PICTURES).map(|rank| 1.0 / rank as f64);
-        let up_to = ranks.scan(0.0, |sum, part| {
-            *sum += part;
-            Some(*sum)
-        });
-        let up_to = up_to.collect();
-        Self { workload, pictures, up_to, system }
+        Self { workload, pictures, law: Zipf::new(PICTURES), system }
     }
 
     /// Has so many conversations of so many questions, with so many clients at once, each of which begins another when one is over.
@@ -91,9 +86,7 @@ impl<'a> Conversations<'a> {
     /// The requests of a conversation.
     fn turns(&self, number: usize) -> [Pieces; TURNS] {
         let mut rng = Rng::with_seed(SEED + 1 + number as u64);
-        let point = rng.f64() * self.up_to.last().copied().unwrap_or_default();
-        let rank = self.up_to.partition_point(|&up_to| up_to < point).min(PICTURES - 1);
-        let [first, second] = &self.pictures[rank];
+        let [first, second] = &self.pictures[self.law.draw(&mut rng)];
         let system = &self.system;
         let head = Bytes::from(format!(
             r#"{{"model":"{MODEL}","max_tokens":4,"messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/jpeg;base64,"#

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use peers::programs::free_address;
+
 use crate::client::Connection;
 use crate::ours;
 use crate::program::Program;
 use crate::routers::proxies;
 use crate::routers::server::Stats;
-use crate::side::{Counts, Inputs, Side, command, free_address};
-use crate::splits::Splits;
+use crate::side::{Counts, Inputs, Side, command};
 use crate::workload::Workload;
 
 /// How long a router may take to know all its upstreams, once it has answered a request.
@@ -125,21 +126,14 @@ impl Router {
     ) -> Result<Side, Box<dyn Error>> {
         let (name, address) = (self.name(programs), free_address()?);
         let mut frontend = self.command(inputs, programs, address, &upstreams.addresses)?;
+        let frontend = Program::start(&format!("{name}, router"), &mut frontend, &inputs.scratch)?;
         Ok(Side {
-            address,
-            url: String::new(),
             // It passes on what the upstream has counted, but where it makes tokens itself.
             counts: if self == Self::Tokens { Counts::Nothing } else { Counts::All },
-            frontend: Program::start(&format!("{name}, router"), &mut frontend, &inputs.scratch)?,
-            name,
-            children: 0,
             has_workers: self == Self::Nginx,
-            agents: Vec::new(),
             engines: upstreams.programs,
-            splits: Splits::Never,
             tells_engines: matches!(self, Self::Passing | Self::Tokens),
-            tells_text_alone: false,
-            steps: None,
+            ..Side::new(&name, address, String::new(), frontend)
         })
     }
 

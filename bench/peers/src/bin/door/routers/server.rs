@@ -44,8 +44,8 @@ pub(crate) struct Stats {
 struct Upstream {
     /// Tokens that it computes per second; none if it waits for nothing.
     rate: Option<f64>,
-    /// Where its KV events are, if it publishes any.
-    events: Option<[SocketAddr; 2]>,
+    /// Where its KV events and their replay are.
+    events: [SocketAddr; 2],
     state: Mutex<State>,
 }
 
@@ -57,30 +57,25 @@ struct State {
     /// Requests that are being answered, and the blocks of their prompts.
     running: usize,
     in_use: usize,
-    batches: Option<mpsc::UnboundedSender<KvEventBatch>>,
+    batches: mpsc::UnboundedSender<KvEventBatch>,
 }
 
 /// Serves at `listen` until it is killed, with a cache of so many blocks. Computes `rate` tokens per second that it does not hold, or
-/// all at once. Publishes KV events if it is given two addresses for them: of events, and of their replay.
+/// all at once. Publishes KV events and their replay at two addresses.
 pub(crate) async fn serve(
     listen: SocketAddr,
     blocks: usize,
     rate: Option<f64>,
-    events: Option<[SocketAddr; 2]>,
+    events: [SocketAddr; 2],
 ) -> Result<(), Box<dyn Error>> {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let batches = events.is_some().then_some(sender);
+    let (batches, receiver) = mpsc::unbounded_channel();
     let (cache, stats, computed) = (Cache::new(blocks), Stats::default(), Instant::now());
     let state = Mutex::new(State { cache, stats, computed, running: 0, in_use: 0, batches });
     let upstream = Arc::new(Upstream { rate, events, state });
     let listener = TcpListener::bind(listen).await?;
-    let serving = accept(listener, upstream);
-    match events {
-        None => serving.await,
-        Some(addresses) => tokio::select! {
-            ended = serving => ended,
-            ended = kv_events::publish(addresses, receiver) => ended,
-        },
+    tokio::select! {
+        ended = accept(listener, upstream) => ended,
+        ended = kv_events::publish(events, receiver) => ended,
     }
 }
 
@@ -139,10 +134,10 @@ impl Upstream {
         if let Some(ready) = ready {
             sleep_until(ready).await;
         }
-        Ok(match wants_tokens {
-            true => Answer::tokens(&prompt, cached, asked.return_token_ids),
-            false => Answer::chat(&prompt, cached, asked.stream),
-        })
+        if wants_tokens {
+            return Ok(Answer::tokens(&prompt, cached, asked.return_token_ids));
+        }
+        Ok(Answer::chat(&prompt, cached, asked.stream))
     }
 
     /// The tokens of a prompt that were cached, and when the rest is computed if that takes time.
@@ -153,11 +148,9 @@ impl Upstream {
         state.stats.requests += 1;
         state.stats.prompt_tokens += length as u64;
         state.stats.cached_tokens += taken.cached as u64;
-        if let Some(batches) = &state.batches
-            && let Some(batch) = kv_events::batch(prompt, &blocks, &taken)
-        {
-            // Who would take it ends with this process.
-            drop(batches.send(batch));
+        if let Some(batch) = kv_events::batch(prompt, &blocks, &taken) {
+            // The receiver ends with this process.
+            drop(state.batches.send(batch));
         }
         let ready = self.rate.map(|rate| {
             let time = Duration::from_secs_f64((length - taken.cached) as f64 / rate);
@@ -182,11 +175,11 @@ impl Upstream {
                 json!({"object": "list", "data": [model]})
             }
             "/version" => json!({"version": "0.33.0"}),
-            "/kv_event_sources" => self.events.map_or(json!({}), |[events, replay]| {
-                let [events, replay] = [events, replay].map(|address| format!("tcp://{address}"));
+            "/kv_event_sources" => {
+                let [events, replay] = self.events.map(|address| format!("tcp://{address}"));
                 json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": events,
                     "replay_endpoint": replay, "topic": ""}})
-            }),
+            }
             "/get_server_info" | "/server_info" => json!({"model_path": MODEL, "served_model_name": MODEL,
                 "model_id": MODEL, "tp_size": 1, "dp_size": 1, "version": "0.5", "max_total_num_tokens": state.cache.capacity() * BLOCK,
                 "context_length": CONTEXT}),

@@ -10,7 +10,7 @@ use hyper::body::{Body, Frame, SizeHint};
 
 /// Sent one after the other; their length is known, so that it goes ahead of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pieces(VecDeque<Bytes>);
+pub struct Pieces(VecDeque<Bytes>);
 
 impl<const N: usize> From<[Bytes; N]> for Pieces {
     fn from(pieces: [Bytes; N]) -> Self {

@@ -1,6 +1,8 @@
 //! JPEG files that differ in a comment.
 
 use std::error::Error;
+use std::fs;
+use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -14,7 +16,7 @@ const COMMENT: [u8; 2] = [0xff, 0xfe];
 ///
 /// A comment segment after the first, its bytes the new file's number: another file, of which a decoder has to read all. It is
 /// as long as it must be for what follows to begin at a multiple of three bytes, so the base64 of the rest is always the same.
-pub(crate) struct Picture {
+pub struct Picture {
     /// The new file's bytes before the comment's number.
     head: Vec<u8>,
     /// Number of bytes, 0 to 2, that fill the comment up after the number.
@@ -24,7 +26,11 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    pub(crate) fn new(file: &[u8]) -> Result<Self, Box<dyn Error>> {
+    /// Creates it of a JFIF file.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn new(file: &[u8]) -> Result<Self, Box<dyn Error>> {
         if !file.starts_with(&[START, APP0].concat()) {
             return Err("a picture is no JFIF file".into());
         }
@@ -37,12 +43,28 @@ impl Picture {
     }
 
     /// The file with this number in it, in base64, in two pieces.
-    pub(crate) fn numbered(&self, number: u64) -> [Bytes; 2] {
+    pub fn numbered(&self, number: u64) -> [Bytes; 2] {
         let mut head = self.head.clone();
         head.extend(number.to_be_bytes());
         head.resize(head.len() + self.padding, b' ');
         [STANDARD.encode(head).into(), self.rest.clone()]
     }
+}
+
+/// Reads the JPEG files of a folder, in the order of their names.
+///
+/// # Errors
+/// There are none, or one can't be read.
+pub fn read(folder: &Path) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    let entries: Result<Vec<_>, _> =
+        fs::read_dir(folder)?.map(|entry| Ok::<_, Box<dyn Error>>(entry?.path())).collect();
+    let mut paths = entries?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "jpg"));
+    paths.sort();
+    if paths.is_empty() {
+        return Err("the folder has no pictures".into());
+    }
+    Ok(paths.iter().map(fs::read).collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]
