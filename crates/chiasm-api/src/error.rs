@@ -1,6 +1,10 @@
 //! Errors that an API tells its clients, without a word about HTTP.
 
+mod anthropic;
+mod openai;
+
 use chiasm_media::{Fault, MediaError};
+use serde_json::Value;
 
 /// The kind of an error, after which each API names its type. A server that speaks HTTP has one status
 /// for each.
@@ -91,6 +95,19 @@ impl ApiError {
     pub fn at(mut self, param: &str) -> Self {
         self.param.get_or_insert_with(|| param.to_owned());
         self
+    }
+}
+
+impl ApiError {
+    /// Returns OpenAI's error body: `{"error": {"message", "type", "param", "code"}}`.
+    pub fn openai_body(&self) -> Value {
+        openai::error_body(self)
+    }
+
+    /// Returns Anthropic's error body: `{"type": "error", "error": {"type", "message"}}`. It has no place
+    /// for the field at fault, so the message names it.
+    pub fn anthropic_body(&self) -> Value {
+        anthropic::error_body(self)
     }
 }
 

@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use crate::error::ApiError;
-use crate::openai;
 
 /// The last event of OpenAI's streams.
 pub const DONE: &[u8] = b"data: [DONE]\n\n";
@@ -26,5 +25,5 @@ pub fn write_failed(events: &mut Vec<u8>, begin: usize, failed: &serde_json::Err
 
 /// Appends an error in the middle of a stream: OpenAI's error body as its last chunk.
 pub fn write_error(events: &mut Vec<u8>, error: &ApiError) {
-    events.extend_from_slice(format!("data: {}\n\n", openai::error_body(error)).as_bytes());
+    events.extend_from_slice(format!("data: {}\n\n", error.openai_body()).as_bytes());
 }

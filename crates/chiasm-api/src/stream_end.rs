@@ -13,7 +13,6 @@
 use memchr::memmem;
 use serde_json::json;
 
-use crate::anthropic;
 use crate::error::ApiError;
 use crate::server_failure::server_failure;
 use crate::sse;
@@ -54,7 +53,7 @@ impl StreamApi {
                 });
                 sse::write_named(events, "error", &body);
             }
-            Self::Messages => sse::write_named(events, "error", &anthropic::error_body(error)),
+            Self::Messages => sse::write_named(events, "error", &error.anthropic_body()),
         }
     }
 

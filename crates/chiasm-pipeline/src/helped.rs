@@ -4,7 +4,6 @@ mod conversation;
 mod expansion;
 mod helpers;
 mod identity;
-mod plan;
 mod source;
 mod start;
 
@@ -30,7 +29,8 @@ use super::item::ItemPlan;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::metrics::{PipelineMetrics, Stage};
 
-use expansion::Written;
+pub(crate) use conversation::conversation;
+pub(crate) use expansion::Written;
 pub use helpers::Helpers;
 use identity::{digest, sorted};
 use source::HelpedSource;
@@ -104,7 +104,7 @@ struct Held {
 }
 
 /// A request's settings for its items, and who they are for.
-struct HelpedSettings {
+pub(crate) struct HelpedSettings {
     processor: Processor,
     processor_kwargs: Map<String, Value>,
     /// Settings of how files are read, by modality.
@@ -112,7 +112,7 @@ struct HelpedSettings {
 }
 
 /// An item of a request whose meaning is known.
-struct HelpedItem {
+pub(crate) struct HelpedItem {
     settings: Arc<HelpedSettings>,
     encoded: EncodedMedia,
     field: String,
@@ -169,7 +169,7 @@ impl Helped {
     }
 
     /// Reads a request's settings.
-    async fn settings(&self, kwargs: &MediaKwargs) -> Result<Arc<HelpedSettings>, RequestError> {
+    pub(crate) async fn settings(&self, kwargs: &MediaKwargs) -> Result<Arc<HelpedSettings>, RequestError> {
         let MediaKwargs { processor: processor_kwargs, io: io_kwargs } = kwargs;
         for (name, kwargs) in [("mm_processor_kwargs", processor_kwargs), ("media_io_kwargs", io_kwargs)] {
             if !kwargs.is_empty() && !self.options.trust_request_kwargs {
@@ -189,7 +189,7 @@ impl Helped {
     }
 
     /// What an item means. The processor makes it if that is not known; once for all who want to know it at the same time.
-    async fn open(
+    pub(crate) async fn open(
         &self,
         encoded: &EncodedMedia,
         settings: &Arc<HelpedSettings>,
@@ -284,12 +284,12 @@ impl Helped {
 }
 
 impl HelpedSettings {
-    fn greeting(&self) -> &Greeting {
+    pub(crate) fn greeting(&self) -> &Greeting {
         self.processor.greeting()
     }
 
     /// The most items of a modality in a prompt; any number of one that is not taken at all, which is found out later.
-    fn limit(&self, modality: &Modality) -> usize {
+    pub(crate) fn limit(&self, modality: &Modality) -> usize {
         let limit = self.greeting().limits.get(modality.name()).copied().flatten();
         let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         match self.marker_texts(modality).len() {
@@ -299,12 +299,12 @@ impl HelpedSettings {
     }
 
     /// Whether a video's sound is an item, too, which stands where the video does (`use_audio_in_video` of Qwen2.5-Omni and others).
-    fn hears_videos(&self) -> bool {
+    pub(crate) fn hears_videos(&self) -> bool {
         self.processor_kwargs.get("use_audio_in_video").is_some_and(|value| *value == Value::Bool(true))
     }
 
     /// What stands for items in a conversation whose content is one string: one text for all, one for each, or nothing.
-    fn marker_texts(&self, modality: &Modality) -> &[String] {
+    pub(crate) fn marker_texts(&self, modality: &Modality) -> &[String] {
         self.greeting().placeholders.get(modality.name()).map_or(&[], Vec::as_slice)
     }
 
@@ -341,7 +341,7 @@ impl Meaning {
 
 impl HelpedItem {
     /// What the item becomes for workers of a class, when it is written with so many embeddings.
-    fn plan(
+    pub(crate) fn plan(
         &self,
         helped: &Arc<Helped>,
         embeds: usize,
@@ -388,7 +388,7 @@ impl HelpedItem {
         expansion::replacement(&self.meaning.updates)
     }
 
-    fn modality(&self) -> &Modality {
+    pub(crate) fn modality(&self) -> &Modality {
         &self.encoded.modality
     }
 

@@ -1,5 +1,7 @@
 //! Preparing a request: expanded prompts, the identity of its media items and its block keys, without a pixel.
 
+mod helped;
+
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;

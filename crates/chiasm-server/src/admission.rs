@@ -10,8 +10,8 @@ use tracing::Instrument;
 
 use crate::arrival;
 use crate::body::{self, JsonBody};
-use crate::connections::Connection;
-use crate::endpoints::EndpointState;
+use crate::connection::Connection;
+use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 use crate::identity::Identity;
 use crate::metrics::InFlight;

@@ -10,7 +10,8 @@ use chiasm_media::ByteBudget;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use crate::connections::{Connection, LARGE};
+use crate::connection::Connection;
+use crate::connections::LARGE;
 use crate::error::HttpError;
 use crate::http_rules;
 use crate::settings::HttpLimits;

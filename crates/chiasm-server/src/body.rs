@@ -6,7 +6,7 @@ use chiasm_pipeline::RequestError;
 use chiasm_pipeline::cpu::{CpuBudget, price};
 
 use crate::arrival::Arrived;
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 
 /// Bodies up to this size are parsed at once, in less than 200 µs. Bigger ones are parsed off the async threads.

@@ -4,9 +4,7 @@
 mod answer_body;
 mod bulk;
 mod channel;
-mod connection;
 mod lobby;
-mod metrics;
 mod socket;
 mod table;
 
@@ -32,11 +30,11 @@ use tokio::sync::watch;
 use self::answer_body::AnswerBody;
 pub(crate) use self::bulk::{BulkThreads, LARGE};
 use self::channel::{Channel, Handshake};
-pub(crate) use self::connection::Connection;
 use self::lobby::Lobby;
-pub(crate) use self::metrics::ConnectionMetrics;
 use self::socket::Socket;
 use self::table::Table;
+use crate::connection::Connection;
+use crate::connection_metrics::ConnectionMetrics;
 use crate::layers::{self, RequestLayers};
 use crate::poll_epoch::with_epochs;
 use crate::settings::HttpLimits;

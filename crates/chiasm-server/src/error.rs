@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use chiasm_api::{ApiError, ErrorKind, anthropic, openai};
+use chiasm_api::{ApiError, ErrorKind};
 use chiasm_media::MediaError;
 use chiasm_pipeline::cpu::CpuError;
 use chiasm_pipeline::{Attempts, Cause, RequestError};
@@ -210,7 +210,7 @@ pub(crate) struct Refusal(pub(crate) ApiError);
 
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(openai::error_body(&self.error))).into_response();
+        let mut response = (self.status, Json(self.error.openai_body())).into_response();
         if matches!(self.status.as_u16(), 429 | 503 | OVERLOADED) {
             let seconds = self.retry_after.map_or(1, |after| after.as_secs_f64().ceil().max(1.0) as u64);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -226,7 +226,7 @@ pub(crate) fn in_words_of(path: &str, mut response: Response) -> Response {
         return response;
     }
     let Some(Refusal(error)) = response.extensions().get() else { return response };
-    let body = anthropic::error_body(error).to_string();
+    let body = error.anthropic_body().to_string();
     response.headers_mut().remove(header::CONTENT_LENGTH);
     *response.body_mut() = Body::from(body);
     response

@@ -6,7 +6,7 @@ use axum::http::HeaderMap;
 use chiasm_backend::{RequestId, TraceContext};
 use tokio::time::Instant;
 
-use crate::connections::Connection;
+use crate::connection::Connection;
 
 /// The identity of a request, an extension of it.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use tower_service::Service;
 use tracing::{Instrument, Span, field};
 
 use crate::access::CurrentKeys;
-use crate::connections::Connection;
+use crate::connection::Connection;
 use crate::cors::Cors;
 use crate::error::{HttpError, Refusal};
 use crate::identity::Identity;

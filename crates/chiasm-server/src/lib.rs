@@ -3,10 +3,10 @@
 //! | module | is |
 //! |---|---|
 //! | `server`, `settings` | the server, put together of its parts |
-//! | `connections` | connections of clients, and which of them make room for others |
+//! | `connections`, `connection`, `connection_metrics` | connections of clients, and which of them make room for others |
 //! | `layers` | everything that surrounds an answer: identity, keys, record, count |
 //! | `routes`, `paths` | paths and their methods |
-//! | `endpoints` | the endpoints of all APIs |
+//! | `endpoints`, `endpoint_state` | the endpoints of all APIs, and the state that they share |
 //! | `forward` | requests that are passed on as they came |
 //! | `status` | health, readiness, metrics, models and workers |
 //! | `page` | the live page |
@@ -27,9 +27,12 @@ mod access;
 mod admission;
 mod arrival;
 mod body;
+mod connection;
+mod connection_metrics;
 mod connections;
 mod cors;
 mod draining;
+mod endpoint_state;
 mod endpoints;
 mod error;
 mod forward;

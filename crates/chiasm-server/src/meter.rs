@@ -15,7 +15,7 @@ use futures_util::stream::{Stream, StreamExt};
 use tracing::Span;
 
 use crate::admission::Admission;
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 use crate::poll_epoch::PollEpoch;
 

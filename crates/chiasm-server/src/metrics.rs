@@ -18,7 +18,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 pub(crate) use self::stream_end::StreamEnd;
-use crate::connections::ConnectionMetrics;
+use crate::connection_metrics::ConnectionMetrics;
 use crate::log_counts::LogCounts;
 use crate::process_metrics::ProcessMetrics;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::{get, post};
 
-use crate::endpoints::{EndpointState, completions, lora, messages, responses, tokenize};
+use crate::endpoint_state::EndpointState;
+use crate::endpoints::{completions, lora, messages, responses, tokenize};
 use crate::error::HttpError;
 use crate::forward;
 use crate::paths::{

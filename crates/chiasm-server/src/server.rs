@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use crate::access::CurrentKeys;
 use crate::connections::{self, BulkThreads, ConnectionSettings};
 use crate::draining::Draining;
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::layers::RequestLayers;
 use crate::metrics::Metrics;
 use crate::page::{self, PageState};

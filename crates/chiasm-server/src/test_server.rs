@@ -6,7 +6,7 @@ use chiasm_backend::fake::FakeBackend;
 use chiasm_pipeline::PipelineLimits;
 use chiasm_pipeline::test_support::TestPipeline;
 
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::page::{Page, PageOptions};
 use crate::record::Recorder;
 use crate::{HttpLimits, Server, ServerSettings};

@@ -7,7 +7,6 @@ use chiasm_request::{AnswerEvent, ChoiceDelta};
 use serde::Serialize;
 use serde_json::Map;
 
-use super::error;
 use super::response::{Block, Ending, Head, Message, UsageBody, signature};
 use crate::error::ApiError;
 use crate::openai::Usage;
@@ -170,7 +169,7 @@ fn write(out: &mut Vec<u8>, event: &Event<'_>) {
     if let Err(error) = serde_json::to_writer(&mut *out, event) {
         out.truncate(begun);
         let error = ApiError::internal(format!("an event could not be written: {error}"));
-        out.extend_from_slice(error::error_body(&error).to_string().as_bytes());
+        out.extend_from_slice(error.anthropic_body().to_string().as_bytes());
     }
     out.extend_from_slice(b"\n\n");
 }

@@ -7,12 +7,10 @@
 //! | `messages`, `blocks`, `sources` | its conversation, read without copies of what is large |
 //! | `response` | whole answers, and what answers and events share |
 //! | `events` | streamed answers |
-//! | `error` | errors, whoever found them |
 //!
 //! Bodies are read by OpenAI's `Intake`, `Seed`, `Fields` and `elements`, which know of no protocol.
 
 mod blocks;
-mod error;
 pub mod events;
 #[cfg(test)]
 pub(crate) mod in_tests;
@@ -23,7 +21,6 @@ mod result_content;
 mod sources;
 mod tools;
 
-pub use error::error_body;
 pub use messages::{append_user_to_results, put_system_first};
 pub use request::{CountRequest, MessagesRequest};
 pub use response::Head;

@@ -4,7 +4,6 @@ mod body;
 mod body_limits;
 pub mod chat;
 pub mod completions;
-mod error;
 pub mod fields;
 mod finish;
 mod harmless;
@@ -28,7 +27,6 @@ mod value;
 
 pub use body::{AnswerHead, unix_seconds};
 pub use body_limits::BodyLimits;
-pub use error::error_body;
 pub use intake::Intake;
 pub use logprobs::{Lists, Told, token_json};
 pub use nvext::Nvext;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::super::error::RequestError;
 
 /// The messages, and the other fields of the request that change what is written.
-pub(super) fn conversation(
+pub(crate) fn conversation(
     mut chat: Chat,
     defaults: &ChatDefaults,
 ) -> Result<(Box<RawValue>, Map<String, Value>), RequestError> {

@@ -10,7 +10,7 @@ use super::super::error::RequestError;
 use super::{HelpedItem, HelpedSettings};
 
 /// An item of a prompt, as whoever plans it knows it.
-pub(super) enum Written<'a> {
+pub(crate) enum Written<'a> {
     /// Chiasm has planned it itself: these tokens take the place of that marker.
     Here { modality: &'a Modality, marker: &'a [TokenId], runs: &'a [TokenRun] },
     /// It was made by vLLM's processor.
@@ -18,7 +18,7 @@ pub(super) enum Written<'a> {
 }
 
 impl<'a> Written<'a> {
-    pub(super) fn modality(&self) -> &'a Modality {
+    pub(crate) fn modality(&self) -> &'a Modality {
         match self {
             Self::Here { modality, .. } => modality,
             Self::Helped(item) => item.modality(),
@@ -26,7 +26,7 @@ impl<'a> Written<'a> {
     }
 
     /// How many tokens it takes; the fewest, if there are several ways to write it.
-    pub(super) fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         match self {
             Self::Here { runs, .. } => runs.iter().map(|run| run.count).sum(),
             Self::Helped(item) => {
@@ -41,7 +41,7 @@ impl HelpedSettings {
     ///
     /// # Errors
     /// What is wrong with the prompt, and those of the processor.
-    pub(super) async fn expand(&self, tokens: &[TokenId], items: &[Written<'_>]) -> Result<Expanded, RequestError> {
+    pub(crate) async fn expand(&self, tokens: &[TokenId], items: &[Written<'_>]) -> Result<Expanded, RequestError> {
         if self.greeting().own_prompts.is_empty()
             && let Some(expanded) = expand_here(tokens, items)
         {
@@ -56,7 +56,7 @@ impl HelpedSettings {
     ///
     /// # Errors
     /// What is wrong with the conversation, and those of the processor.
-    pub(super) async fn write(
+    pub(crate) async fn write(
         &self,
         messages: &RawValue,
         settings: &Map<String, Value>,
@@ -115,7 +115,7 @@ fn expand_here(tokens: &[TokenId], items: &[Written<'_>]) -> Option<Expanded> {
 }
 
 /// Tokens that an item takes the place of, and those that take it, if there is no other way to write it.
-pub(super) fn replacement(updates: &[PromptUpdate]) -> Option<(Vec<TokenId>, Vec<TokenRun>)> {
+pub(crate) fn replacement(updates: &[PromptUpdate]) -> Option<(Vec<TokenId>, Vec<TokenRun>)> {
     let [PromptUpdate { mode: UpdateMode::Replace, target: Target::Tokens(target), full, is_embed }] = updates else {
         return None;
     };

@@ -67,7 +67,7 @@ impl Helpers {
     ///
     /// # Errors
     /// No worker is there, or none of a release whose processor is.
-    pub(super) async fn of_classes(
+    pub(crate) async fn of_classes(
         &self,
         classes: &PresentClasses,
     ) -> Result<Vec<(&Arc<Helped>, PresentClasses)>, RequestError> {

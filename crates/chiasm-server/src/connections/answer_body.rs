@@ -8,7 +8,7 @@ use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 
-use super::connection::Connection;
+use crate::connection::Connection;
 
 /// An answer's body. When it is dropped, all of it has been handed to the connection, which waits for its client again.
 pub(super) struct AnswerBody {

@@ -12,7 +12,7 @@ use chiasm_pipeline::cpu::give_way;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
-use super::Connection;
+use crate::connection::Connection;
 
 /// The smallest large body, in bytes: less is copied in some 0.7 ms. Most photographs are smaller, and need no memory on more threads.
 pub(crate) const LARGE: usize = 1536 << 10;

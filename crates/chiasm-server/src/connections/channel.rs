@@ -14,9 +14,9 @@ use tokio::sync::watch;
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::connection::Connection;
-use super::metrics::ConnectionMetrics;
 use super::socket::Socket;
+use crate::connection::Connection;
+use crate::connection_metrics::ConnectionMetrics;
 
 /// The longest that a client may take for the handshake of TLS, which is two steps of a fraction of a second each.
 const HANDSHAKE: Duration = Duration::from_secs(10);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use chiasm_limit::Owner;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::connection::Connection;
 use super::table::{Place, Table};
+use crate::connection::Connection;
 
 /// Most connections that wait; for a further one another is closed, or it is itself.
 const MOST: usize = 1024;
@@ -105,8 +105,8 @@ mod tests {
 
     use tokio::time::Instant;
 
-    use super::super::metrics::ConnectionMetrics;
     use super::*;
+    use crate::connection_metrics::ConnectionMetrics;
 
     const A: u8 = 1;
     const B: u8 = 2;

@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-use super::connection::Connection;
-use super::metrics::ConnectionMetrics;
+use crate::connection::Connection;
+use crate::connection_metrics::ConnectionMetrics;
 use crate::poll_epoch::PollEpoch;
 
 /// The bytes that are read of a client before other tasks run. Some bytes take longer to parse than to

@@ -8,8 +8,8 @@ use chiasm_limit::Owner;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::connection::Connection;
-use super::metrics::{ConnectionMetrics, Open};
+use crate::connection::Connection;
+use crate::connection_metrics::{ConnectionMetrics, Open};
 
 /// A connection whose client has been waited for so long may be closed for any other one.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -24,7 +24,8 @@ use futures_util::stream::{StreamExt, select_all};
 
 use crate::admission::{Admission, Admitted};
 use crate::body::JsonBody;
-use crate::endpoints::{EndpointState, find_model};
+use crate::endpoint_state::EndpointState;
+use crate::endpoints::find_model;
 use crate::error::HttpError;
 use crate::meter::{self, Meter};
 use crate::routing_headers::routing_headers;

@@ -8,7 +8,7 @@ use chiasm_backend::AdapterError;
 use chiasm_fleet::adapters::{AdapterSource, LoadError};
 
 use crate::admission::Admitted;
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 
 /// `POST /v1/load_lora_adapter`: answers when all engines have the adapter.

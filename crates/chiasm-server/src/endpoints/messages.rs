@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 
 use crate::admission::Admitted;
 use crate::body::JsonBody;
+use crate::endpoint_state::EndpointState;
 use crate::endpoints::completions::{model_name, planned, usage};
-use crate::endpoints::{EndpointState, find_model};
+use crate::endpoints::find_model;
 use crate::error::HttpError;
 use crate::meter::{self, Meter};
 use crate::routing_headers::routing_headers;

@@ -6,7 +6,6 @@
 //! | `responses` | OpenAI's Responses API |
 //! | `messages` | Anthropic's Messages API |
 //! | `tokenize` | prompts as tokens, and back |
-//! | `state` | the state that they share |
 //! | `lora` | LoRA adapters that are loaded and unloaded |
 
 pub(crate) mod completions;
@@ -14,8 +13,6 @@ pub(crate) mod lora;
 pub(crate) mod messages;
 mod model;
 pub(crate) mod responses;
-mod state;
 pub(crate) mod tokenize;
 
 pub(crate) use model::find_model;
-pub(crate) use state::EndpointState;

@@ -12,8 +12,9 @@ use chiasm_request::ChoiceDelta;
 
 use crate::admission::Admitted;
 use crate::body::JsonBody;
+use crate::endpoint_state::EndpointState;
 use crate::endpoints::completions::{model_name, planned, usage, written};
-use crate::endpoints::{EndpointState, find_model};
+use crate::endpoints::find_model;
 use crate::error::HttpError;
 use crate::meter::{self, Meter};
 use crate::routing_headers::routing_headers;

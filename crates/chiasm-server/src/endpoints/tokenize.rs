@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 
 use crate::admission::Admitted;
 use crate::body::JsonBody;
+use crate::endpoint_state::EndpointState;
 use crate::endpoints::completions::{TOKENS_OF_CANDIDATE, written};
-use crate::endpoints::{EndpointState, find_model};
+use crate::endpoints::find_model;
 use crate::error::HttpError;
 
 /// Tokens of which the vocabulary's names take as long to write as a log probability.

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use super::SMALL;
 use super::body::{ForwardBody, model_in};
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 
 type Fields = Map<String, Value>;
 

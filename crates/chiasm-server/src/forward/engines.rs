@@ -10,7 +10,7 @@ use chiasm_pipeline::Caller;
 use crate::admission::{Admission, Admitted};
 use crate::arrival::Arrived;
 use crate::body::parse;
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::endpoints::{completions, messages, responses};
 use crate::error::HttpError;
 use crate::paths::{CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES};

@@ -16,7 +16,7 @@ use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
 use crate::arrival::Arrived;
 use crate::body::parse;
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::endpoints::messages::in_order;
 use crate::paths::{CHAT, COMPLETIONS, MESSAGES, RESPONSES};
 

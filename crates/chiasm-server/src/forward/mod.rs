@@ -56,7 +56,7 @@ use self::pieces::pieces;
 use crate::admission::{Admission, Admitted};
 use crate::arrival::Arrived;
 use crate::body::{JsonBody, parse};
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::endpoints::find_model;
 use crate::error::HttpError;
 use crate::paths::COUNT_TOKENS;

@@ -23,7 +23,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::Passed;
 use super::relay::{Ending, EventRelay};
 use crate::admission::Admission;
-use crate::endpoints::EndpointState;
+use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 use crate::paths::stream_api;
 use crate::poll_epoch::PollEpoch;

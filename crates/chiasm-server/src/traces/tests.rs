@@ -18,7 +18,7 @@ use prost::Message;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::*;
-use crate::connections::Connection;
+use crate::connection::Connection;
 use crate::test_server::TestServer;
 use crate::{Server, ServerSettings, layers};
 

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, ErrorKind};
+use super::{ApiError, ErrorKind};
 
-/// Returns OpenAI's error body: `{"error": {"message", "type", "param", "code"}}`.
-pub fn error_body(error: &ApiError) -> Value {
+/// Returns OpenAI's error body.
+pub(super) fn error_body(error: &ApiError) -> Value {
     let kind = match error.kind {
         ErrorKind::NotFound => "not_found_error",
         ErrorKind::RateLimited => "rate_limit_error",

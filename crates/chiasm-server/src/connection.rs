@@ -48,7 +48,7 @@ impl Connection {
     }
 
     /// The owner in whose share the connection is.
-    pub(super) fn owner(&self) -> Owner {
+    pub(crate) fn owner(&self) -> Owner {
         self.owner
     }
 
@@ -58,13 +58,13 @@ impl Connection {
     }
 
     /// The client is waited for from now on.
-    pub(super) fn wait(&self) {
+    pub(crate) fn wait(&self) {
         // Nobody waits for 2^64 milliseconds.
         self.waits_since.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
     /// How long the client has been waited for; `None` while the connection is engaged.
-    pub(super) fn waits(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn waits(&self, now: Instant) -> Option<Duration> {
         let since = self.waits_since.load(Ordering::Relaxed);
         (since != ENGAGED)
             .then(|| now.saturating_duration_since(self.opened).saturating_sub(Duration::from_millis(since)))
@@ -82,12 +82,12 @@ impl Connection {
     }
 
     /// Tells whether the bulk threads serve the connection.
-    pub(super) fn set_bulk(&self, is_bulk: bool) {
+    pub(crate) fn set_bulk(&self, is_bulk: bool) {
         self.is_bulk.store(is_bulk, Ordering::Relaxed);
     }
 
     /// Whether the bulk threads serve the connection.
-    pub(super) fn is_bulk(&self) -> bool {
+    pub(crate) fn is_bulk(&self) -> bool {
         self.is_bulk.load(Ordering::Relaxed)
     }
 
@@ -97,24 +97,24 @@ impl Connection {
     }
 
     /// Whether the request under way ends with its client, because an engine works for it.
-    pub(super) fn is_ended_by_client(&self) -> bool {
+    pub(crate) fn is_ended_by_client(&self) -> bool {
         self.ends_with_client.load(Ordering::Relaxed)
     }
 
     /// The request under way has its answer.
-    pub(super) fn answered(&self) {
+    pub(crate) fn answered(&self) {
         self.ends_with_client.store(false, Ordering::Relaxed);
         self.wait();
     }
 
     /// Tells by which task the connection is served.
-    pub(super) fn served_by(&self, task: AbortHandle) {
+    pub(crate) fn served_by(&self, task: AbortHandle) {
         // Told once.
         let _ = self.task.set(task);
     }
 
     /// Closes the connection, whatever is under way.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         if let Some(task) = self.task.get() {
             task.abort();
         }

@@ -2,11 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, ErrorKind};
+use super::{ApiError, ErrorKind};
 
-/// Returns Anthropic's error body: `{"type": "error", "error": {"type", "message"}}`. It has no place for
-/// the field at fault, so the message names it.
-pub fn error_body(error: &ApiError) -> Value {
+/// Returns Anthropic's error body.
+pub(super) fn error_body(error: &ApiError) -> Value {
     let kind = match error.kind {
         ErrorKind::Unauthenticated => "authentication_error",
         ErrorKind::Forbidden => "permission_error",

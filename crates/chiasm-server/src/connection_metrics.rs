@@ -34,23 +34,23 @@ impl ConnectionMetrics {
     }
 
     /// Counts a connection as open until the guard is dropped.
-    pub(super) fn opened(&self) -> Open {
+    pub(crate) fn opened(&self) -> Open {
         self.open.inc();
         Open(self.open.clone())
     }
 
     /// A connection was closed because its place was needed.
-    pub(super) fn closed_for_others(&self) {
+    pub(crate) fn closed_for_others(&self) {
         self.closed.get_or_create(&ROOM).inc();
     }
 
     /// A connection was closed because its client did not read.
-    pub(super) fn closed_unread(&self) {
+    pub(crate) fn closed_unread(&self) {
         self.closed.get_or_create(&UNREAD).inc();
     }
 
     /// A connection was closed because its client did not agree on TLS.
-    pub(super) fn closed_unencrypted(&self) {
+    pub(crate) fn closed_unencrypted(&self) {
         self.closed.get_or_create(&HANDSHAKE).inc();
     }
 }
@@ -60,7 +60,7 @@ const UNREAD: CauseLabel = CauseLabel { cause: "unread" };
 const HANDSHAKE: CauseLabel = CauseLabel { cause: "handshake" };
 
 /// One open connection.
-pub(super) struct Open(Gauge);
+pub(crate) struct Open(Gauge);
 
 impl Drop for Open {
     fn drop(&mut self) {

@@ -11,14 +11,14 @@ use chiasm_types::{Modality, TokenId};
 use futures_util::future::{join_all, try_join_all};
 use serde_json::{Map, Value};
 
-use super::super::error::{Cause, RequestError};
-use super::super::item::ItemPlan;
-use super::super::opening::check_counts;
-use super::super::prepare::{Planned, Preparation, check_tokens, in_prompt_order, planned, render, that_fit};
-use super::super::prompt_price::{SMALL_TOKENS, is_small_chat, price_of_chat};
-use super::conversation::conversation;
-use super::{Helped, HelpedItem, HelpedSettings, Helpers, Written};
+use super::{Planned, Preparation, check_tokens, in_prompt_order, planned, render, that_fit};
 use crate::cpu::price;
+use crate::error::{Cause, RequestError};
+use crate::helped::conversation;
+use crate::helped::{Helped, HelpedItem, HelpedSettings, Helpers, Written};
+use crate::item::ItemPlan;
+use crate::opening::check_counts;
+use crate::prompt_price::{SMALL_TOKENS, is_small_chat, price_of_chat};
 
 /// A conversation's items, as it has them.
 struct Items {
