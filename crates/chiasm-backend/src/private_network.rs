@@ -54,7 +54,7 @@ pub enum NetworkError {
     #[error("expected this machine's address and how many of its bits are the network's, such as 10.0.0.7/24")]
     PrivateNetwork,
     /// The address of a [`PrivateNetwork`] is one of several machines, or of none.
-    #[error("{0} is no address of one machine; {}", NetworkError::PrivateNetwork)]
+    #[error("{0} is no address of one machine; {expected}", expected = NetworkError::PrivateNetwork)]
     NotOneMachine(IpAddr),
 }
 
