@@ -106,7 +106,8 @@ pub enum JobError {
     Unfinished,
 }
 
-/// An index can't read what a backend says of its KV cache. The seam does not look at the index's own error.
+/// An index can't read what a backend says of its KV cache. The seam does not look at the index's
+/// own error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvSinkError {

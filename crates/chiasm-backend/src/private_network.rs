@@ -51,10 +51,13 @@ pub enum NetworkError {
     #[error("expected an address and a number of bits, such as 10.0.0.0/24")]
     Network,
     /// It is no [`PrivateNetwork`].
-    #[error("expected this machine's address and how many of its bits are the network's, such as 10.0.0.7/24")]
+    #[error(
+        "expected this machine's address and how many of its bits are the network's, \
+         such as 10.0.0.7/24"
+    )]
     PrivateNetwork,
     /// The address of a [`PrivateNetwork`] is one of several machines, or of none.
-    #[error("{0} is no address of one machine; {expected}", expected = NetworkError::PrivateNetwork)]
+    #[error("{0} is no address of one machine; {how}", how = NetworkError::PrivateNetwork)]
     NotOneMachine(IpAddr),
 }
 

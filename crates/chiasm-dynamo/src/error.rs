@@ -1,6 +1,7 @@
 //! Why a worker of Dynamo can't be served.
 
-/// A reason that a worker is not served, for the log. Texts of the worker are cut short before they get here.
+/// A reason that a worker is not served, for the log. Texts of the worker are cut short before they
+/// get here.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotServed {
     /// A value in etcd has another form.
@@ -17,8 +18,8 @@ pub(crate) enum NotServed {
     Codec(String),
     /// It does not name the encoding of its requests.
     #[error(
-        "it does not say that it reads msgpack, as workers of Dynamo 1.6 do: it is of another version, \
-         which is not tested here"
+        "it does not say that it reads msgpack, as workers of Dynamo 1.6 do: it is of another \
+         version, which is not tested here"
     )]
     NoCodec,
     /// Its endpoint has no path.
@@ -35,8 +36,8 @@ pub(crate) enum NotServed {
     Kind(String),
     /// It computes one stage of requests.
     #[error(
-        "it is one half of a prompt's way (prefill, decode or encode): only workers that do all of it are \
-         served here"
+        "it is one half of a prompt's way (prefill, decode or encode): only workers that do all of it \
+         are served here"
     )]
     OneStage,
     /// Its card has no block size.
@@ -50,17 +51,20 @@ pub(crate) enum NotServed {
     OtherModel { found: String, wanted: String },
     /// A file of its model differs from that of the served model.
     #[error(
-        "the {file} of its model '{model}' is another one than here (model=NAME behind the address takes workers by \
-         the name alone)"
+        "the {file} of its model '{model}' is another one than here (model=NAME behind the address \
+         takes workers by the name alone)"
     )]
     OtherFile { file: &'static str, model: String },
     /// A file that would tell its model from others is not known of both sides.
     #[error(
-        "whether its model '{model}' is the one that is served here can't be told, for want of a {file} on both \
-         sides (model=NAME behind the address takes workers by the name alone)"
+        "whether its model '{model}' is the one that is served here can't be told, for want of a \
+         {file} on both sides (model=NAME behind the address takes workers by the name alone)"
     )]
     UnknownFile { file: &'static str, model: String },
     /// The first worker has another model.
-    #[error("it serves '{found}', and '{served}' is served already: say which one by model=NAME behind the address")]
+    #[error(
+        "it serves '{found}', and '{served}' is served already: say which one by model=NAME behind \
+         the address"
+    )]
     SecondModel { found: String, served: String },
 }

@@ -107,8 +107,8 @@ impl Intake {
     /// Takes one message.
     ///
     /// # Errors
-    /// It can't be decoded. vLLM's input thread ends then, which closes its sockets; the rest of the engine
-    /// lives on and hears nothing more.
+    /// It can't be decoded. vLLM's input thread ends then, which closes its sockets; the rest of
+    /// the engine lives on and hears nothing more.
     pub(crate) fn take(&self, frames: &[Bytes]) -> Result<(), Undecodable> {
         let came = self.request_log.as_ref().map(|_| SystemTime::now());
         let message = request::decode(frames)?;

@@ -26,7 +26,8 @@ pub(crate) struct CallError {
     problem: CallProblem,
 }
 
-/// The exception of a method that failed. Why an arena can't be attached is said in other words than the plugin's.
+/// The exception of a method that failed. Why an arena can't be attached is said in other words
+/// than the plugin's.
 #[derive(Debug, thiserror::Error)]
 enum CallProblem {
     #[error("'EngineCoreProc' object has no attribute '{0}'")]

@@ -20,8 +20,8 @@ pub(crate) enum Unusable {
     WantsKey,
     /// A vLLM without the path for tokens.
     #[error(
-        "it takes no tokens at /inference/v1/generate: start it with --enable-scale-out, or give it requests as \
-         they come (mode=chat behind its address)"
+        "it takes no tokens at /inference/v1/generate: start it with --enable-scale-out, or give it requests \
+         as they come (mode=chat behind its address)"
     )]
     NoTokens,
     /// It has not the path of SGLang for tokens.

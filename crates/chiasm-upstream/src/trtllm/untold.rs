@@ -16,8 +16,8 @@ pub(super) enum Untold {
     SeveralEngines,
     /// Blocks are larger than the operator has said.
     #[error(
-        "it has blocks of {found} tokens, of which {expected} were expected: its tokens_per_block goes behind its address \
-         (block-size=N)"
+        "it has blocks of {found} tokens, of which {expected} were expected: its tokens_per_block \
+         goes behind its address (block-size=N)"
     )]
     BlockSize { found: usize, expected: usize },
     /// The index does not take the events.
