@@ -90,7 +90,7 @@ impl Server {
         let url = upstream.base.as_str();
         Ok(Self {
             client: client(tls),
-            base: url.parse().map_err(|source| SetupError::Url { url: url.to_owned(), source })?,
+            base: url.parse::<Uri>().map_err(|source| SetupError::Url { url: url.to_owned(), source })?,
             authorization: authorization.map(Arc::new),
             begun: Begun::default(),
         })

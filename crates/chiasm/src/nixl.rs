@@ -72,7 +72,7 @@ async fn started<T: Send + 'static>(
     let started = tokio::task::spawn_blocking(move || {
         let settings = Settings { library: found?, pool_bytes, within, devices };
         let library = settings.library.clone();
-        Ok((start(settings)?, library))
+        Ok::<_, NoNixl>((start(settings)?, library))
     });
     let started = started.await.unwrap_or_else(|error| Err(error.into()));
     match &started {

@@ -67,7 +67,7 @@ pub(super) fn check(request: &EngineCoreRequest, engine: &EngineReady, options: 
             return refuse("lora_request", "LoRA is not enabled in the engine");
         }
         if let Some(problem) = lora.problem() {
-            return refuse("lora_request", problem);
+            return refuse("lora_request", problem.to_string());
         }
     }
     prompt(request, engine, options)?;

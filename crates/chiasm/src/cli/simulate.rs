@@ -184,7 +184,7 @@ fn list<T: Clone + FromStr>(text: &str, all: &[T]) -> Result<List<T>, T::Err> {
     if text == "all" {
         return Ok(List(all.to_vec()));
     }
-    text.split(',').map(str::parse).collect::<Result<_, _>>().map(List)
+    text.split(',').map(str::parse::<T>).collect::<Result<_, _>>().map(List)
 }
 
 fn workloads(text: &str) -> Result<List<Workload>, SimulateError> {
