@@ -88,7 +88,7 @@ impl Handed {
 }
 
 /// A request does not say from where its prompt is to be got.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadParams {
     #[error("kv_transfer_params have no {0}")]
     Missing(&'static str),
