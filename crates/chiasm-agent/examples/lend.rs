@@ -102,7 +102,7 @@ async fn frontend(library: &str, items: usize, is_lent: bool) {
     let mut address = String::new();
     BufReader::new(agent.0.stdout.take().unwrap()).read_line(&mut address).unwrap();
     let lending = match is_lent {
-        true => Lending::new(Ok(Arc::new(Lender::start(&settings(library)).unwrap()))),
+        true => Lending::new(Arc::new(Lender::start(&settings(library)).unwrap())),
         false => Lending::default(),
     };
     let link = AgentLink::new(address.trim(), None).unwrap().with_lending(&lending);

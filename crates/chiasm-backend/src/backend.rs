@@ -7,8 +7,8 @@ use chiasm_types::MmHash;
 use futures_util::future::BoxFuture;
 
 use crate::{
-    Adapter, AdapterError, Capabilities, Death, Delivered, Embeddings, Forward, Forwarded, Job, JobError, Left,
-    MediaLoad, Output,
+    Adapter, AdapterError, Capabilities, Death, Delivered, Embeddings, Forward, Forwarded, Job, JobError, KvSinkError,
+    Left, MediaLoad, Output,
 };
 
 /// Whatever executes prepared requests: one connection to one start of one engine, or of something like it.
@@ -131,14 +131,14 @@ pub trait KvSink: Send {
     /// All that the cache holds, as `chiasm-kv` writes snapshots; `history_known` says whether events told of all of that.
     ///
     /// # Errors
-    /// The snapshot can't be read, in words. Nothing is known of the cache then.
-    fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), String>;
+    /// [`KvSinkError::Snapshot`].
+    fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), KvSinkError>;
 
     /// The engine's next batch of events, as it published it.
     ///
     /// # Errors
-    /// The batch can't be read, in words. What it said is lost.
-    fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), String>;
+    /// [`KvSinkError::Batch`].
+    fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), KvSinkError>;
 
     /// What was told is void: the cache is taken to be empty.
     fn reset(&mut self);

@@ -106,6 +106,19 @@ pub enum JobError {
     Unfinished,
 }
 
+/// An index can't read what a backend says of its KV cache. The seam does not look at the index's
+/// own error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KvSinkError {
+    /// A malformed snapshot: nothing is known of the cache.
+    #[error(transparent)]
+    Snapshot(Box<dyn Error + Send + Sync>),
+    /// A malformed batch of events: what it says is lost.
+    #[error(transparent)]
+    Batch(Box<dyn Error + Send + Sync>),
+}
+
 /// What a media source's owner made of its failure: the seam passes it through without a look.
 #[derive(Debug)]
 pub struct SourceError(Box<dyn Error + Send + Sync>);

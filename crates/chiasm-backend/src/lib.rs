@@ -51,7 +51,7 @@ pub use capabilities::{
     Capabilities, HandOff, InputForm, KvEventStream, KvSource, Lacks, Locality, MediaForm, TensorFormat,
 };
 pub use connector::{Activity, ConnectError, Connected, Connector, Elsewhere, Life};
-pub use error::{Death, JobError, SourceError};
+pub use error::{Death, JobError, KvSinkError, SourceError};
 pub use forward::{ForeseenPrompt, Forward, Forwarded};
 pub use job::{
     Constraint, Embeddings, Input, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage,
@@ -64,4 +64,4 @@ pub use media::{
 };
 pub use output::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
 pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, VllmItems};
-pub use private_network::{Network, PrivateNetwork};
+pub use private_network::{Network, NetworkError, PrivateNetwork};

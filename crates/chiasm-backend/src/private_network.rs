@@ -43,14 +43,30 @@ impl fmt::Display for Network {
     }
 }
 
-impl FromStr for Network {
-    type Err = String;
+/// The fault of a text that names no network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetworkError {
+    /// It is no [`Network`].
+    #[error("expected an address and a number of bits, such as 10.0.0.0/24")]
+    Network,
+    /// It is no [`PrivateNetwork`].
+    #[error(
+        "expected this machine's address and how many of its bits are the network's, \
+         such as 10.0.0.7/24"
+    )]
+    PrivateNetwork,
+    /// The address of a [`PrivateNetwork`] is one of several machines, or of none.
+    #[error("{0} is no address of one machine; {how}", how = NetworkError::PrivateNetwork)]
+    NotOneMachine(IpAddr),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
         let around = |(address, bits)| Self::around(address, bits);
-        read(text)
-            .and_then(around)
-            .ok_or_else(|| "expected an address and a number of bits, such as 10.0.0.0/24".to_owned())
+        read(text).and_then(around).ok_or(NetworkError::Network)
     }
 }
 
@@ -67,15 +83,14 @@ pub struct PrivateNetwork {
 }
 
 impl FromStr for PrivateNetwork {
-    type Err = String;
+    type Err = NetworkError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let how = "expected this machine's address and how many of its bits are the network's, such as 10.0.0.7/24";
-        let (address, bits) = read(text).ok_or(how)?;
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        let (address, bits) = read(text).ok_or(NetworkError::PrivateNetwork)?;
         if address.is_unspecified() || address.is_multicast() {
-            return Err(format!("{address} is no address of one machine; {how}"));
+            return Err(NetworkError::NotOneMachine(address));
         }
-        let network = Network::around(address, bits).ok_or(how)?;
+        let network = Network::around(address, bits).ok_or(NetworkError::PrivateNetwork)?;
         Ok(Self { address, network })
     }
 }
@@ -122,7 +137,7 @@ mod tests {
         for wrong in
             ["10.0.0.7", "", "/24", "10.0.0.7/0", "10.0.0.7/33", "10.0.0.7/x", "gpu1/24", "0.0.0.0/8", "224.0.0.1/24"]
         {
-            let error = wrong.parse::<PrivateNetwork>().unwrap_err();
+            let error = wrong.parse::<PrivateNetwork>().unwrap_err().to_string();
             assert!(error.contains("10.0.0.7/24"), "{wrong}: {error}");
         }
         let here: PrivateNetwork = "10.0.0.7/24".parse().unwrap();

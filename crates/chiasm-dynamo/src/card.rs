@@ -6,6 +6,8 @@ use std::path::Path;
 use chiasm_types::BlockSize;
 use serde::Deserialize;
 
+use crate::error::NotServed;
+
 /// The kinds of files that tell one model from another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFiles {
@@ -44,37 +46,32 @@ impl Instance {
     /// `HOST:PORT` and the path behind it.
     ///
     /// # Errors
-    /// Words that say why it can't be spoken to.
-    pub(crate) fn place(&self) -> Result<(&str, &str), String> {
+    /// It can't be spoken to.
+    pub(crate) fn place(&self) -> Result<(&str, &str), NotServed> {
         let tcp = match &self.transport {
             Transport::Tcp(tcp) => tcp,
             Transport::NatsTcp(_) => {
-                return Err("it takes requests over NATS, and only TCP is known here (--request-plane tcp)".to_owned());
+                return Err(NotServed::OverNats);
             }
             Transport::Other(other) => {
-                let kinds: Vec<&str> = other.keys().map(String::as_str).take(4).collect();
-                return Err(format!("it takes requests over '{}', and only TCP is known here", kinds.join(", ")));
+                return Err(NotServed::Transport(other.keys().take(4).cloned().collect()));
             }
         };
         match self.request_plane_codec.as_deref() {
             Some("msgpack") => {}
             Some(codec) => {
-                return Err(format!("it reads requests as {}, and only msgpack is known here", short(codec)));
+                return Err(NotServed::Codec(short(codec)));
             }
             None => {
-                return Err(
-                    "it does not say that it reads msgpack, as workers of Dynamo 1.6 do: it is of another version, \
-                            which is not tested here"
-                        .to_owned(),
-                );
+                return Err(NotServed::NoCodec);
             }
         }
-        let (address, path) = tcp.split_once('/').ok_or("it does not say where it takes requests")?;
+        let (address, path) = tcp.split_once('/').ok_or(NotServed::NoPlace)?;
         let port =
             address.rsplit_once(':').and_then(|(host, port)| port.parse::<u16>().ok().filter(|_| !host.is_empty()));
         match port {
             Some(1..) if !path.is_empty() && path.len() <= usize::from(u16::MAX) => Ok((address, path)),
-            _ => Err(format!("'{}' is no place where requests are taken", short(tcp))),
+            _ => Err(NotServed::Place(short(tcp))),
         }
     }
 }
@@ -160,56 +157,44 @@ impl Card {
     /// was said; otherwise the model's files have to be those of the model that is served.
     ///
     /// # Errors
-    /// Words that say why not.
-    pub(crate) fn check(&self, name: Option<&str>, files: &ModelFiles) -> Result<(), String> {
+    /// It can't be.
+    pub(crate) fn check(&self, name: Option<&str>, files: &ModelFiles) -> Result<(), NotServed> {
         if self.model_input != "Tokens" {
-            return Err(format!("it takes {}, and is given tokens here", short(&self.model_input)));
+            return Err(NotServed::Input(short(&self.model_input)));
         }
         if !self.model_type.split('|').any(|kind| matches!(kind.trim(), "Chat" | "Completions")) {
-            return Err(format!("it is for {}, and not for chat or completions", short(&self.model_type)));
+            return Err(NotServed::Kind(short(&self.model_type)));
         }
         if self.worker_type.as_deref().is_some_and(|kind| kind != "aggregated") || !self.needs.is_empty() {
-            return Err(
-                "it is one half of a prompt's way (prefill, decode or encode): only workers that do all of it are \
-                        served here"
-                    .to_owned(),
-            );
+            return Err(NotServed::OneStage);
         }
         if self.block_size().is_none() {
-            return Err("it does not tell its blocks' size (kv_cache_block_size)".to_owned());
+            return Err(NotServed::NoBlockSize);
         }
         if self.context().is_none() {
-            return Err("it does not tell its model's context (context_length)".to_owned());
+            return Err(NotServed::NoContext);
         }
         match name {
             Some(name) if name == self.display_name => Ok(()),
-            Some(name) => Err(format!("it serves '{}', and not '{name}'", short(&self.display_name))),
+            Some(name) => Err(NotServed::OtherModel { found: short(&self.display_name), wanted: name.to_owned() }),
             None => self.check_files(files),
         }
     }
 
-    fn check_files(&self, files: &ModelFiles) -> Result<(), String> {
+    fn check_files(&self, files: &ModelFiles) -> Result<(), NotServed> {
         let config = self.model_info.as_ref().and_then(|info| info.hf_config_json.as_ref());
         let tokenizer = self.tokenizer.as_ref().and_then(|info| info.hf_tokenizer_json.as_ref());
-        for (what, theirs, ours) in
+        for (file, theirs, ours) in
             [("tokenizer.json", tokenizer, &files.tokenizer), ("config.json", config, &files.config)]
         {
             let theirs = theirs.and_then(|file| file.checksum.strip_prefix("blake3:"));
             match (theirs, ours) {
                 (Some(theirs), Some(ours)) if theirs == ours => {}
                 (Some(_), Some(_)) => {
-                    return Err(format!(
-                        "the {what} of its model '{}' is another one than here (model=NAME behind the address takes workers by \
-                         the name alone)",
-                        short(&self.display_name)
-                    ));
+                    return Err(NotServed::OtherFile { file, model: short(&self.display_name) });
                 }
                 _ => {
-                    return Err(format!(
-                        "whether its model '{}' is the one that is served here can't be told, for want of a {what} on both \
-                         sides (model=NAME behind the address takes workers by the name alone)",
-                        short(&self.display_name)
-                    ));
+                    return Err(NotServed::UnknownFile { file, model: short(&self.display_name) });
                 }
             }
         }
@@ -240,7 +225,8 @@ mod tests {
     fn check(from: &str, to: &str, name: Option<&str>) -> String {
         assert!(CARD.contains(from), "{from}");
         let entry: ModelEntry = serde_json::from_str(&CARD.replacen(from, to, 1)).unwrap();
-        entry.card_json.check(name, &files()).err().unwrap_or_default()
+        let checked = entry.card_json.check(name, &files());
+        checked.err().map(|error| error.to_string()).unwrap_or_default()
     }
 
     #[test]
@@ -278,7 +264,10 @@ mod tests {
         let place = |from: &str, to: &str| {
             assert!(INSTANCE.contains(from), "{from}");
             let instance: Instance = serde_json::from_str(&INSTANCE.replacen(from, to, 1)).unwrap();
-            instance.place().map(|(address, path)| format!("{address} {path}")).unwrap_or_else(|why| why)
+            instance
+                .place()
+                .map(|(address, path)| format!("{address} {path}"))
+                .unwrap_or_else(|error| error.to_string())
         };
         assert_eq!(place("tcp", "tcp"), "127.0.0.1:44323 13b0a212d3d50c06/dynamo/backend/generate");
         for (from, to, reason) in [

@@ -139,10 +139,11 @@ impl Follower {
                 }
                 true
             }
-            Err(why) => {
+            Err(error) => {
                 self.set_caught_up(false);
                 if !std::mem::replace(&mut self.is_told, true) {
                     let worker = &self.shared.name;
+                    let why = error.to_string();
                     tracing::warn!(worker, why, "it does not tell what its KV cache holds; it is asked again");
                 }
                 false
@@ -209,7 +210,8 @@ impl Follower {
         let is_small = events.len() <= FEW;
         let tell = move || {
             let payload = KvEventBatch { timestamp, events, data_parallel_rank: None }.encode();
-            if let Err(why) = kv.batch(&payload, history_known) {
+            if let Err(error) = kv.batch(&payload, history_known) {
+                let why = error.to_string();
                 tracing::error!(why, "events of a worker's KV cache are lost");
             }
             kv
@@ -229,8 +231,23 @@ impl Follower {
     }
 }
 
+/// A worker does not tell what its KV cache holds.
+#[derive(Debug, thiserror::Error)]
+enum NotTold {
+    #[error(transparent)]
+    Query(#[from] rmp_serde::encode::Error),
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+    #[error("it says nothing")]
+    Empty,
+    #[error("it takes more than {} s", TOLD_WITHIN.as_secs())]
+    TimedOut,
+}
+
 /// What the worker answers. As long as it does not, it is silent.
-async fn asked(shared: &Shared, wire: &Wire, source: &EventSource, next: Option<u64>) -> Result<Told, String> {
+async fn asked(shared: &Shared, wire: &Wire, source: &EventSource, next: Option<u64>) -> Result<Told, NotTold> {
     let (before, begun) = (shared.silent_ms.load(Relaxed), Instant::now());
     let query = Query {
         worker_id: source.worker_id,
@@ -244,7 +261,7 @@ async fn asked(shared: &Shared, wire: &Wire, source: &EventSource, next: Option<
     loop {
         tokio::select! {
             told = &mut asking => {
-                return told.unwrap_or_else(|_| Err(format!("it takes more than {} s", TOLD_WITHIN.as_secs())));
+                return told.unwrap_or(Err(NotTold::TimedOut));
             }
             () = sleep(ASK_EVERY) => {
                 let silent = before.saturating_add(begun.elapsed().as_millis() as u64);
@@ -255,14 +272,13 @@ async fn asked(shared: &Shared, wire: &Wire, source: &EventSource, next: Option<
 }
 
 /// Asks a worker, and waits for all of its answer.
-async fn told(wire: &Wire, source: &EventSource, query: &Query) -> Result<Told, String> {
-    let body = rmp_serde::to_vec_named(query).map_err(|error| error.to_string())?;
+async fn told(wire: &Wire, source: &EventSource, query: &Query) -> Result<Told, NotTold> {
+    let body = rmp_serde::to_vec_named(query)?;
     let id = format!("chiasm-kv-{:016x}", rand::random::<u64>());
-    let mut answer = wire.ask(&source.query.path, &id, &body).await.map_err(|error: AskError| error.to_string())?;
-    let words = |error: AnswerError| error.to_string();
-    let told = answer.next_bare::<Told>().await.map_err(words)?.ok_or("it says nothing")?;
+    let mut answer = wire.ask(&source.query.path, &id, &body).await?;
+    let told = answer.next_bare::<Told>().await?.ok_or(NotTold::Empty)?;
     // Its end, so that nothing is left on the way.
-    while answer.next_bare::<serde::de::IgnoredAny>().await.map_err(words)?.is_some() {}
+    while answer.next_bare::<serde::de::IgnoredAny>().await?.is_some() {}
     Ok(told)
 }
 

@@ -41,6 +41,7 @@ mod call_home;
 mod card;
 mod connector;
 mod directory;
+mod error;
 mod files;
 mod following;
 mod frame;

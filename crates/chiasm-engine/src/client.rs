@@ -29,7 +29,7 @@ use self::connection::{Connection, Outgoing};
 use self::delivery::Delivery;
 use crate::endpoints::EngineEndpoints;
 use crate::error::{DeathCause, EngineError};
-use crate::wire::{EngineCoreRequest, EngineReady, SchedulerStats, Utility, Value, request};
+use crate::wire::{EngineCoreRequest, EngineReady, FailureMessage, SchedulerStats, Utility, Value, request};
 
 /// What a client has to know about its engine beyond what that reports.
 #[derive(Clone, Debug, Default)]
@@ -186,7 +186,7 @@ impl EngineClient {
         connection.send(Outgoing::Frames(request::encode_utility(&call)))?;
         match tokio::time::timeout(timeout, answer).await {
             Ok(Ok(Ok(result))) => Ok(result),
-            Ok(Ok(Err(message))) => Err(EngineError::Utility { method: method.to_owned(), message }),
+            Ok(Ok(Err(FailureMessage(message)))) => Err(EngineError::Utility { method: method.to_owned(), message }),
             Ok(Err(_)) => Err(EngineError::Dead { cause: connection.cause() }),
             Err(_) => {
                 connection.registry().hang_up(call_id);

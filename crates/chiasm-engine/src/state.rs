@@ -153,9 +153,10 @@ impl RecordFile {
             }
         };
         Record::decode(&text)
-            .inspect_err(
-                |why| tracing::warn!(path = %self.path.display(), why, "what is known of an engine is ignored"),
-            )
+            .inspect_err(|error| {
+                let why = error.to_string();
+                tracing::warn!(path = %self.path.display(), why, "what is known of an engine is ignored");
+            })
             .ok()
     }
 

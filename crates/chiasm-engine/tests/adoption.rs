@@ -2,7 +2,9 @@
 
 use crate::mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 use bytes::Bytes;
-use chiasm_engine::wire::{ClientMessage, EngineCoreOutputs, EngineReady, FinishReason, Utility, UtilityOutput, Value};
+use chiasm_engine::wire::{
+    ClientMessage, EngineCoreOutputs, EngineReady, FailureMessage, FinishReason, Utility, UtilityOutput, Value,
+};
 use chiasm_engine::{ClientOptions, EngineClient, EngineEndpoints, PendingEngine};
 use chiasm_types::TokenId;
 
@@ -36,7 +38,7 @@ async fn question(engine: &mut MockEngine) -> Utility {
     }
 }
 
-async fn answer(engine: &mut MockEngine, call_id: i64, result: Result<Value, String>) {
+async fn answer(engine: &mut MockEngine, call_id: i64, result: Result<Value, FailureMessage>) {
     let utility_output = Some(UtilityOutput { call_id, result });
     engine.send(EngineCoreOutputs { utility_output, ..EngineCoreOutputs::default() }).await;
 }
@@ -141,7 +143,7 @@ async fn an_engine_that_is_going_down_is_not_used() {
     let ready = tokio::spawn(pending.ready());
     let mut leaving = soon(MockEngine::come_back(&endpoints)).await;
     let call = question(&mut leaving).await;
-    answer(&mut leaving, call.call_id, Err("Server shutting down".into())).await;
+    answer(&mut leaving, call.call_id, Err(FailureMessage("Server shutting down".to_owned()))).await;
     let _engine = soon(MockEngine::start(&endpoints, report(), Order::ReportFirst)).await;
     assert!(!soon(ready).await.unwrap().unwrap().is_adopted());
 }

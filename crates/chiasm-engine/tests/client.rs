@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::mock_engine::{MockEngine, Order, connect, hello, report, soon, text_request};
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason, Logprobs, PrefillStats,
-    SchedulerStats, UtilityOutput, Value, output,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FailureMessage, FinishReason, Logprobs,
+    PrefillStats, SchedulerStats, UtilityOutput, Value, output,
 };
 use chiasm_engine::{ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir};
 use chiasm_types::TokenId;
@@ -333,7 +333,7 @@ async fn method_calls_get_their_own_answers() {
         let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a call") };
         let result = match call.method.as_str() {
             "reset_prefix_cache" => Ok(Value::from(call.args == [Value::from(false)])),
-            _ => Err("no such method".to_owned()),
+            _ => Err(FailureMessage("no such method".to_owned())),
         };
         answers.push(UtilityOutput { call_id: call.call_id, result });
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 use bytes::Bytes;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, TensorData,
-    UtilityOutput, Value, WireTensor,
+    ClientMessage, EngineCoreOutputs, EngineCoreRequest, FailureMessage, FinishReason, MmFeature, MmField, MmItem,
+    TensorData, UtilityOutput, Value, WireTensor,
 };
 use chiasm_engine::{
     AttachError, ClientOptions, Delivered, EngineClient, EngineEndpoints, OutputStream, Plugin, SocketDir,
@@ -31,7 +31,7 @@ async fn connected(dir: &SocketDir, receiver_cache_bytes: Option<u64>) -> (Engin
 async fn attach(
     client: &EngineClient,
     engine: &mut MockEngine,
-    answer: impl FnOnce(&str) -> Result<Value, String>,
+    answer: impl FnOnce(&str) -> Result<Value, FailureMessage>,
 ) -> Result<Plugin, AttachError> {
     let (attached, ()) = tokio::join!(client.attach_arena(ARENA, Duration::from_secs(20)), async {
         let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a call") };
@@ -154,8 +154,8 @@ async fn an_engine_that_can_not_open_an_arena_has_none() {
     let mut names = Vec::new();
     let no_method = "Call to chiasm_attach method failed: 'EngineCoreProc' object has no attribute 'chiasm_attach'";
     for answer in [
-        Err(no_method.to_owned()),
-        Err("Call to chiasm_attach method failed: permission denied".to_owned()),
+        Err(FailureMessage(no_method.to_owned())),
+        Err(FailureMessage("Call to chiasm_attach method failed: permission denied".to_owned())),
         Ok(Value::Map(vec![("layout".into(), (LAYOUT_VERSION + 1).into())])),
         Ok(Value::Nil),
     ] {
@@ -164,7 +164,7 @@ async fn an_engine_that_can_not_open_an_arena_has_none() {
             answer.clone()
         });
         match (answered.await.unwrap_err(), answer) {
-            (AttachError::NoPlugin, Err(text)) => assert_eq!(text, no_method),
+            (AttachError::NoPlugin, Err(text)) => assert_eq!(text.0, no_method),
             (AttachError::Engine(error), Err(_)) => assert!(error.to_string().contains("permission denied")),
             (AttachError::Layout { .. }, Ok(_)) => {}
             (error, answer) => panic!("{answer:?}: {error}"),

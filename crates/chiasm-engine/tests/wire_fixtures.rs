@@ -230,7 +230,7 @@ fn method_answers_are_results_or_failures() {
     assert_eq!(answer("get_supported_tasks").result, Ok(Value::Array(vec!["generate".into()])));
     assert_eq!(answer("is_scheduler_paused").result, Ok(false.into()));
     let failure = answer("unknown_method").result.unwrap_err();
-    assert!(failure.contains("Call to nope method failed"), "{failure}");
+    assert!(failure.0.contains("Call to nope method failed"), "{failure}");
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use chiasm_engine::wire::stats::PrefixCacheStats;
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FinishReason, Hello,
-    InitMessage, Logprobs, LoraRequest, MmFeature, MmField, MmItem, PrefillStats, Problem, RepetitionDetection,
+    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FailureMessage, FinishReason,
+    Hello, InitMessage, Logprobs, LoraRequest, MmFeature, MmField, MmItem, PrefillStats, Problem, RepetitionDetection,
     SamplingParams, SchedulerStats, StopReason, UtilityOutput, Value, WireTensor, output, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
@@ -311,7 +311,10 @@ prop_compose! {
                 prefix_cache_stats: PrefixCacheStats { hits: num_running_reqs, ..PrefixCacheStats::default() },
                 ..SchedulerStats::default()
             }),
-            utility_output: utility.map(|(call_id, result)| UtilityOutput { call_id, result: result.map(Value::from) }),
+            utility_output: utility.map(|(call_id, result)| UtilityOutput {
+                call_id,
+                result: result.map(Value::from).map_err(FailureMessage),
+            }),
             wave_complete: waves[0],
             start_wave: waves[1],
         }

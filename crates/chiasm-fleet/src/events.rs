@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::{KvEventStream, KvSink, KvSource, OthersEvent, OthersItem, OthersJob};
+use chiasm_backend::{KvEventStream, KvSink, KvSinkError, KvSource, OthersEvent, OthersItem, OthersJob};
 use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_kv::{BlockKey, KvError, KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig};
 use chiasm_router::{Reservation, RouteItem, RouteRequest, Router};
@@ -192,25 +192,26 @@ impl Others {
 }
 
 impl ToldFeed {
-    fn while_open(&self, tell: impl FnOnce(&Self) -> Result<(), String>) -> Result<(), String> {
+    fn while_open(&self, tell: impl FnOnce(&Self) -> Result<(), KvSinkError>) -> Result<(), KvSinkError> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if *open { tell(self) } else { Ok(()) }
     }
 }
 
 impl KvSink for ToldFeed {
-    fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), String> {
+    fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), KvSinkError> {
         self.while_open(|feed| {
             feed.router.set_history_known(feed.id, history_known);
-            feed.router.restore(feed.id, snapshot).map_err(|error| error.to_string())
+            feed.router.restore(feed.id, snapshot).map_err(|error| KvSinkError::Snapshot(error.into()))
         })
     }
 
-    fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), String> {
+    fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), KvSinkError> {
         self.while_open(|feed| {
             let (mut events, mut timestamp) = (0, 0.0);
             let look = |batch: &KvEventBatch| (events, timestamp) = (batch.events.len(), batch.timestamp);
-            feed.router.apply_payload(feed.id, payload, look).map_err(|error| error.to_string())?;
+            let applied = feed.router.apply_payload(feed.id, payload, look);
+            applied.map_err(|error| KvSinkError::Batch(error.into()))?;
             feed.router.set_history_known(feed.id, history_known);
             feed.followed.applied(events, timestamp);
             Ok(())

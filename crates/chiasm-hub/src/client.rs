@@ -89,8 +89,8 @@ impl HubClient {
         let mut url = self.url(path);
         url.set_query(Some("blobs=true"));
         let body = self.again(async || self.small_body(url.clone()).await).await?;
-        let listing =
-            Listing::of_answer(&body).map_err(|problem| self.refused(&url, "the files of the model", problem))?;
+        let listing = Listing::of_answer(&body)
+            .map_err(|error| self.refused(&url, "the files of the model", error.to_string()))?;
         match self.revision.commit() {
             Some(commit) if commit != listing.0 => {
                 let problem = format!("it is of commit {}", listing.0.as_str());

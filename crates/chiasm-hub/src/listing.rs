@@ -44,6 +44,26 @@ pub(crate) struct Entry {
     pub(crate) sha256: Option<String>,
 }
 
+/// The fault of a hub's description of a model.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListingError {
+    /// It is not the JSON of a description.
+    #[error("it is no model's description: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Its commit has no hash.
+    #[error("{0:?} is no commit")]
+    Commit(String),
+    /// A file would be written elsewhere.
+    #[error("a file is called {:?}, which may lead out of the cache", shortened(.0))]
+    Path(String),
+    /// The hash of the file with this path is malformed.
+    #[error("{0} has a hash that is none")]
+    Hash(String),
+    /// More than [`MAX_FILES`].
+    #[error("it has more than {MAX_FILES} files")]
+    TooManyFiles,
+}
+
 /// The files of a commit, by their paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing(BTreeMap<String, Entry>);
@@ -93,10 +113,9 @@ impl Listing {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn of_answer(body: &[u8]) -> Result<(Commit, Self), String> {
-        let info: Info =
-            serde_json::from_slice(body).map_err(|error| format!("it is no model's description: {error}"))?;
-        let commit = Commit::read(&info.sha).ok_or_else(|| format!("{:?} is no commit", info.sha))?;
+    pub(crate) fn of_answer(body: &[u8]) -> Result<(Commit, Self), ListingError> {
+        let info: Info = serde_json::from_slice(body)?;
+        let commit = Commit::read(&info.sha).ok_or(ListingError::Commit(info.sha))?;
         let files = info.siblings.into_iter().map(|sibling| {
             let (sha256, lfs_size) = sibling.lfs.map_or((None, None), |lfs| (lfs.sha256, lfs.size));
             (sibling.rfilename, Entry { size: lfs_size.or(sibling.size), blob_id: sibling.blob_id, sha256 })
@@ -125,19 +144,19 @@ impl Listing {
         serde_json::to_vec_pretty(&Tree { format_version: FORMAT, files }).ok()
     }
 
-    fn checked(files: impl Iterator<Item = (String, Entry)>) -> Result<Self, String> {
+    fn checked(files: impl Iterator<Item = (String, Entry)>) -> Result<Self, ListingError> {
         let mut checked = BTreeMap::new();
         for (path, entry) in files {
             if !is_safe_path(&path) {
-                return Err(format!("a file is called {:?}, which may lead out of the cache", shortened(&path)));
+                return Err(ListingError::Path(path));
             }
             let is_hash = |hash: &Option<String>, digits| hash.as_ref().is_none_or(|hash| is_hex(hash, digits));
             if !is_hash(&entry.blob_id, 40) || !is_hash(&entry.sha256, 64) {
-                return Err(format!("{path} has a hash that is none"));
+                return Err(ListingError::Hash(path));
             }
             checked.insert(path, entry);
             if checked.len() > MAX_FILES {
-                return Err(format!("it has more than {MAX_FILES} files"));
+                return Err(ListingError::TooManyFiles);
             }
         }
         Ok(Self(checked))
@@ -286,7 +305,7 @@ mod tests {
             ["../config.json", "a/../../b.json", "/etc/passwd", "a//b", "", ".", "a\\..\\b", "a\nb", "a\0b", &long]
         {
             let body = serde_json::json!({"sha": SHA, "siblings": [{"rfilename": path}]}).to_string();
-            let problem = Listing::of_answer(body.as_bytes()).unwrap_err();
+            let problem = Listing::of_answer(body.as_bytes()).unwrap_err().to_string();
             assert!(problem.contains("out of the cache") && problem.len() < 300, "{path}: {problem}");
         }
         for body in [
@@ -299,7 +318,7 @@ mod tests {
         }
         let many: Vec<_> = (0..=MAX_FILES).map(|n| serde_json::json!({"rfilename": n.to_string()})).collect();
         let body = serde_json::json!({"sha": SHA, "siblings": many}).to_string();
-        assert!(Listing::of_answer(body.as_bytes()).unwrap_err().contains("more than"));
+        assert!(Listing::of_answer(body.as_bytes()).unwrap_err().to_string().contains("more than"));
     }
 
     #[test]

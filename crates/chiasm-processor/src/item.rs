@@ -99,7 +99,7 @@ impl ItemParts {
         let mut checked = Vec::with_capacity(fields.len());
         for field in fields {
             let value = value(field.data, memory.length(), &mut used)
-                .map_err(|what| nonsense(format!("the field '{}' {what}", field.name)))?;
+                .map_err(|error| nonsense(format!("the field '{}' {error}", field.name)))?;
             let rows = match &value {
                 ItemValue::Tensor(tensor) => {
                     let dim = if field.dim < 0 { field.dim + tensor.shape.len() as i64 } else { field.dim };
@@ -146,17 +146,28 @@ impl MadeItem {
     }
 }
 
+/// The fault of a field's value. The texts complete "the field 'x' …".
+#[derive(Debug, thiserror::Error)]
+enum BadValue {
+    #[error("is of a kind that engines do not take")]
+    Kind,
+    #[error("has elements of type '{0}'")]
+    ElementType(String),
+    #[error("does not fit its shape, or the memory")]
+    Extent,
+}
+
 /// A value whose tensors lie within `memory` bytes. `used` rises to the end of each.
-fn value(said: SaidValue, memory: u64, used: &mut u64) -> Result<ItemValue, String> {
+fn value(said: SaidValue, memory: u64, used: &mut u64) -> Result<ItemValue, BadValue> {
     match said {
         SaidValue::Int(value) => Ok(ItemValue::Int(value)),
         SaidValue::Float(value) if value.is_finite() => Ok(ItemValue::Float(value)),
-        SaidValue::Float(_) | SaidValue::Other(_) => Err("is of a kind that engines do not take".to_owned()),
+        SaidValue::Float(_) | SaidValue::Other(_) => Err(BadValue::Kind),
         SaidValue::List(list) => {
             list.into_iter().map(|said| value(said, memory, used)).collect::<Result<_, _>>().map(ItemValue::List)
         }
         SaidValue::Tensor { dtype, shape, offset, length } => {
-            let dtype = Dtype::from_torch_name(&dtype).ok_or_else(|| format!("has elements of type '{dtype}'"))?;
+            let dtype = Dtype::from_torch_name(&dtype).ok_or(BadValue::ElementType(dtype))?;
             let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, &extent| bytes.checked_mul(extent as u64));
             let end = offset.checked_add(length).filter(|&end| end <= memory);
             match end {
@@ -164,7 +175,7 @@ fn value(said: SaidValue, memory: u64, used: &mut u64) -> Result<ItemValue, Stri
                     *used = end.max(*used);
                     Ok(ItemValue::Tensor(ItemTensor { dtype, shape, place: offset..end }))
                 }
-                _ => Err("does not fit its shape, or the memory".to_owned()),
+                _ => Err(BadValue::Extent),
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chiasm_engine::wire::{EngineCoreOutput, EngineCoreOutputs, FinishReason, Utility, UtilityOutput};
+use chiasm_engine::wire::{EngineCoreOutput, EngineCoreOutputs, FailureMessage, FinishReason, Utility, UtilityOutput};
 use chiasm_kv::event::KvEventBatch;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -141,7 +141,7 @@ impl Core {
             Work::Add(sequence) => {
                 // Within the step that begins with it, in vLLM; it dies of what it can't read, too.
                 if let (Some(loras), Some(lora)) = (&mut self.loras, &sequence.lora) {
-                    loras.touch(lora).map_err(Fatal)?;
+                    loras.touch(lora).map_err(|error| Fatal(error.to_string()))?;
                 }
                 self.scheduler.add(*sequence, self.time.now())?;
             }
@@ -164,12 +164,13 @@ impl Core {
     fn call(&mut self, call: &Utility, stopping: bool) {
         let now = self.time.now();
         let result = match stopping {
-            true => Err("Server shutting down".to_owned()),
+            true => Err(FailureMessage("Server shutting down".to_owned())),
             false => {
                 let (receiver_cache, plugin) = (self.receiver_cache.as_ref(), self.plugin.as_ref());
                 let loras = self.loras.as_mut();
                 Callee { scheduler: &mut self.scheduler, loras, receiver_cache, plugin, now }
                     .call(&call.method, &call.args)
+                    .map_err(|error| FailureMessage(error.to_string()))
             }
         };
         let utility_output = Some(UtilityOutput { call_id: call.call_id, result });

@@ -20,6 +20,11 @@ pub struct EmbeddingFolder {
     pub leaves: bool,
 }
 
+/// The file of this item has embeddings of another one.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("embeddings of item {0} are those of another one")]
+pub(crate) struct OfAnother(String);
+
 /// The engine's view of it.
 pub(crate) struct Embeddings {
     folder: PathBuf,
@@ -46,10 +51,10 @@ impl Embeddings {
     ///
     /// # Errors
     /// They are those of something else, which would make wrong answers.
-    pub(crate) fn find(&self, item: &str, embeds: usize) -> Result<bool, String> {
+    pub(crate) fn find(&self, item: &str, embeds: usize) -> Result<bool, OfAnother> {
         match fs::read_to_string(self.path(item)) {
             Ok(found) if found == content(item, embeds) => Ok(true),
-            Ok(_) => Err(format!("embeddings of item {item} are those of another one")),
+            Ok(_) => Err(OfAnother(item.to_owned())),
             Err(_) => Ok(false),
         }
     }

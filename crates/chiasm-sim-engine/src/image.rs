@@ -26,6 +26,29 @@ pub(crate) enum Size {
     Other(Vec<usize>),
 }
 
+/// An item that a worker fails at.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ItemError {
+    #[error("the item has no tensor")]
+    NoTensor,
+    #[error("pixel_values are {0}")]
+    Dtype(String),
+    #[error("pixel_values have shape {0:?}")]
+    Shape(Vec<usize>),
+    #[error("the item has no integer tensor image_grid_thw")]
+    NoGrid,
+    #[error("image_grid_thw is {0:?}")]
+    Grid(Vec<i64>),
+    #[error("pixel_values have {rows} rows, the grid {grid} has {patches} patches")]
+    Rows { rows: usize, grid: String, patches: u64 },
+    #[error("pixel_values have {row} values per row, not 3 · {temporal} · patch²")]
+    Row { row: usize, temporal: u32 },
+    #[error("the grid {grid} can not be merged {merge} by {merge}")]
+    Merge { grid: String, merge: u64 },
+    #[error("the placeholder has {tokens} tokens for {embeddings} embeddings")]
+    Placeholder { tokens: usize, embeddings: usize },
+}
+
 /// Tokens of a placeholder that the model replaces by embeddings.
 pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
     match &placeholder.is_embed {
@@ -87,15 +110,15 @@ fn tensor_of<'a>(item: &'a MmItem, name: &str) -> Option<&'a WireTensor> {
 /// they become is the model's own matter, as is all of an item without pixels of an image.
 ///
 /// # Errors
-/// What a worker would fail at, in words.
-pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRules) -> Result<SeenItem, String> {
-    let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or("the item has no tensor")?;
+/// A worker would fail at it.
+pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRules) -> Result<SeenItem, ItemError> {
+    let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or(ItemError::NoTensor)?;
     let digest = *digest;
     if item.is_other {
         return Ok(SeenItem { size: Size::Other(shape.clone()), embeddings: embedding_tokens(placeholder), digest });
     }
     if !Dtype::from_torch_name(dtype).is_some_and(|dtype| rules.dtypes.contains(&dtype)) {
-        return Err(format!("pixel_values are {dtype}"));
+        return Err(ItemError::Dtype(dtype.clone()));
     }
     let (rows, row) = match shape[..] {
         [rows, row] => (rows, row),
@@ -104,28 +127,28 @@ pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRu
             let size = Size::Image { width: wide as u64, height: high as u64 };
             return Ok(SeenItem { size, embeddings, digest });
         }
-        _ => return Err(format!("pixel_values have shape {shape:?}")),
+        _ => return Err(ItemError::Shape(shape.clone())),
     };
-    let grid = item.grid.as_deref().ok_or("the item has no integer tensor image_grid_thw")?;
+    let grid = item.grid.as_deref().ok_or(ItemError::NoGrid)?;
     let sides: Vec<u64> = grid.iter().filter_map(|&side| u64::try_from(side).ok()).collect();
     let &[frames, high, wide] = &sides[..] else {
-        return Err(format!("image_grid_thw is {grid:?}"));
+        return Err(ItemError::Grid(grid.to_vec()));
     };
     let patches = frames.checked_mul(high).and_then(|patches| patches.checked_mul(wide)).unwrap_or(u64::MAX);
     if rows as u64 != patches {
-        return Err(format!("pixel_values have {rows} rows, the grid {frames}x{high}x{wide} has {patches} patches"));
+        return Err(ItemError::Rows { rows, grid: format!("{frames}x{high}x{wide}"), patches });
     }
     let patch = side_of(row / (3 * rules.temporal as usize))
         .filter(|side| side * side * 3 * rules.temporal as usize == row && *side > 0)
-        .ok_or(format!("pixel_values have {row} values per row, not 3 · {} · patch²", rules.temporal))?;
+        .ok_or(ItemError::Row { row, temporal: rules.temporal })?;
     let merged = u64::from(rules.merge);
     if high % merged != 0 || wide % merged != 0 {
-        return Err(format!("the grid {frames}x{high}x{wide} can not be merged {merged} by {merged}"));
+        return Err(ItemError::Merge { grid: format!("{frames}x{high}x{wide}"), merge: merged });
     }
     let embeddings = (patches / (merged * merged)) as usize;
     let expected = embedding_tokens(placeholder);
     if rules.strict_placeholders && expected != embeddings {
-        return Err(format!("the placeholder has {expected} tokens for {embeddings} embeddings"));
+        return Err(ItemError::Placeholder { tokens: expected, embeddings });
     }
     let (width, height) = (wide.saturating_mul(patch as u64), high.saturating_mul(patch as u64));
     Ok(SeenItem { size: Size::Image { width, height }, embeddings, digest })
@@ -181,7 +204,7 @@ pub(crate) mod tests {
         Outline::of(item, pixels_of(item).and_then(WireTensor::bytes).map(Digest::of))
     }
 
-    fn seen(item: &MmItem, length: usize) -> Result<SeenItem, String> {
+    fn seen(item: &MmItem, length: usize) -> Result<SeenItem, ItemError> {
         inspect(&outline(item), &placeholder(0, length), &ImageRules::default())
     }
 
@@ -206,7 +229,7 @@ pub(crate) mod tests {
             (item(16, 20), 79, "79 tokens for 80 embeddings"),
             (MmItem::default(), 80, "no tensor"),
         ] {
-            let error = seen(&item, length).unwrap_err();
+            let error = seen(&item, length).unwrap_err().to_string();
             assert!(error.contains(complaint), "{error}");
         }
     }
@@ -229,7 +252,7 @@ pub(crate) mod tests {
                     let size = Size::Image { width: 42, height: 28 };
                     assert_eq!(image, SeenItem { size, embeddings: 7, digest });
                 }
-                (Err(error), Some(complaint)) => assert!(error.contains(complaint), "{error}"),
+                (Err(error), Some(complaint)) => assert!(error.to_string().contains(complaint), "{error}"),
                 (result, _) => panic!("{name} {shape:?}: {result:?}"),
             }
         }

@@ -6,14 +6,14 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmItem, RequestError,
-    TensorData, Utility, WireTensor, request,
+    TensorData, Utility, WireError, WireTensor, request,
 };
 use tokio::sync::mpsc;
 
 use crate::handle::Refused;
 use crate::image::cached_bytes;
 use crate::item::Item;
-use crate::left_prompts::{self, Computed, Handed, LeftPrompts, Origin};
+use crate::left_prompts::{self, BadParams, Computed, Handed, LeftPrompts, Origin};
 use crate::lent_slot::{Alarm, LentSlot};
 use crate::moment_log::MomentLog;
 use crate::monotonic_time::MonotonicTime;
@@ -81,6 +81,18 @@ struct Getting {
     origin: Origin,
 }
 
+/// A message that ends the input thread.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Undecodable {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error("sampling parameter {0} is out of range")]
+    Sampling(&'static str),
+    /// An assertion of vLLM's decoder.
+    #[error("received an out-of-band tensor without a plugin that provides it")]
+    NoPlugin,
+}
+
 /// Why a request is not passed on.
 enum Turned {
     /// A tensor can't be had. Only this request fails.
@@ -88,18 +100,18 @@ enum Turned {
     /// These items have no data and are not in the receiver cache. Only this request fails.
     Missing(Vec<String>),
     /// It ends the input thread.
-    Undecodable(String),
+    Undecodable(Undecodable),
 }
 
 impl Intake {
     /// Takes one message.
     ///
     /// # Errors
-    /// What could not be decoded. vLLM's input thread ends then, which closes its sockets; the rest of the engine
-    /// lives on and hears nothing more.
-    pub(crate) fn take(&self, frames: &[Bytes]) -> Result<(), String> {
+    /// It can't be decoded. vLLM's input thread ends then, which closes its sockets; the rest of
+    /// the engine lives on and hears nothing more.
+    pub(crate) fn take(&self, frames: &[Bytes]) -> Result<(), Undecodable> {
         let came = self.request_log.as_ref().map(|_| SystemTime::now());
-        let message = request::decode(frames).map_err(|error| error.to_string())?;
+        let message = request::decode(frames)?;
         // vLLM has one thread for all input sockets.
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let mut getting = None;
@@ -110,8 +122,8 @@ impl Intake {
                 }
                 let handed = match self.handed(&request) {
                     Ok(handed) => handed,
-                    Err(reason) => {
-                        let _ = self.work.send(Work::Die(reason));
+                    Err(error) => {
+                        let _ = self.work.send(Work::Die(error.to_string()));
                         return Ok(());
                     }
                 };
@@ -134,7 +146,7 @@ impl Intake {
     }
 
     /// What a request asks for of its prompt beyond an answer.
-    fn handed(&self, request: &EngineCoreRequest) -> Result<Option<Handed>, String> {
+    fn handed(&self, request: &EngineCoreRequest) -> Result<Option<Handed>, BadParams> {
         let extra = request.sampling_params.extra_args.as_ref();
         match (extra.and_then(|extra| extra.kv_transfer_params.as_ref()), &self.left_prompts) {
             (Some(params), Some(_)) => Handed::read(params),
@@ -171,9 +183,9 @@ impl Intake {
         });
     }
 
-    fn admit(&self, mut request: EngineCoreRequest, held: &mut Held) -> Result<Option<Sequence>, String> {
+    fn admit(&self, mut request: EngineCoreRequest, held: &mut Held) -> Result<Option<Sequence>, Undecodable> {
         if let Some(field) = sampling_rules::broken(&request.sampling_params) {
-            return Err(format!("sampling parameter {field} is out of range"));
+            return Err(Undecodable::Sampling(field));
         }
         if !sampling_rules::compiles(&request.sampling_params) {
             let error = RequestError {
@@ -230,10 +242,7 @@ impl Intake {
         let TensorData::OutOfBand(map) = &tensor.data else {
             return Ok(None);
         };
-        // An assertion of vLLM's decoder.
-        let plugin = self.plugin.as_ref().ok_or_else(|| {
-            Turned::Undecodable("received an out-of-band tensor without a plugin that provides it".to_owned())
-        })?;
+        let plugin = self.plugin.as_ref().ok_or(Turned::Undecodable(Undecodable::NoPlugin))?;
         plugin.resolve(tensor, map, self.alarm.clone()).map(Some).map_err(Turned::Refused)
     }
 

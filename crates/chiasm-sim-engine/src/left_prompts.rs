@@ -61,7 +61,7 @@ impl Handed {
     ///
     /// # Errors
     /// What vLLM's engine dies of: it is to get a prompt and is not told from where.
-    pub(crate) fn read(params: &Value) -> Result<Option<Self>, String> {
+    pub(crate) fn read(params: &Value) -> Result<Option<Self>, BadParams> {
         let is = |name: &str| params[name].as_bool() == Some(true);
         if is("do_remote_decode") {
             return Ok(Some(Self::Leave));
@@ -69,22 +69,31 @@ impl Handed {
         if !is("do_remote_prefill") {
             return Ok(None);
         }
-        let needed = |name: &str| match &params[name] {
-            Value::Nil => Err(format!("kv_transfer_params have no {name}")),
+        let needed = |name: &'static str| match &params[name] {
+            Value::Nil => Err(BadParams::Missing(name)),
             value => Ok(value),
         };
         needed("remote_engine_id")?;
         needed("remote_block_ids")?;
-        let text = |name: &str| Ok::<_, String>(needed(name)?.as_str().unwrap_or_default().to_owned());
+        let text = |name: &'static str| Ok::<_, BadParams>(needed(name)?.as_str().unwrap_or_default().to_owned());
         let port = needed("remote_port")?.as_u64().and_then(|port| u16::try_from(port).ok());
         let host = text("remote_host")?.parse().map(|host: IpAddr| host);
         match (host, port) {
             (Ok(host), Some(port)) => {
                 Ok(Some(Self::Get(Origin { address: (host, port).into(), request: text("remote_request_id")? })))
             }
-            _ => Err("kv_transfer_params name no address".to_owned()),
+            _ => Err(BadParams::NoAddress),
         }
     }
+}
+
+/// A request does not say from where its prompt is to be got.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadParams {
+    #[error("kv_transfer_params have no {0}")]
+    Missing(&'static str),
+    #[error("kv_transfer_params name no address")]
+    NoAddress,
 }
 
 /// The prompts that an engine has left.

@@ -7,6 +7,19 @@ use chiasm_engine::wire::LoraRequest;
 
 use crate::config::LoraLimits;
 
+/// An adapter can't be read. The texts are vLLM's.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoraReadError {
+    #[error("Loading lora {name} failed: No adapter found for {path}")]
+    NotFound { name: String, path: String },
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("Missing required configuration fields: {{'r'}}")]
+    NoRank,
+    #[error("LoRA rank {rank} is greater than max_lora_rank {max_rank}.")]
+    Rank { rank: u64, max_rank: u64 },
+}
+
 /// The adapters that are loaded.
 #[derive(Debug)]
 pub(crate) struct Loras {
@@ -24,7 +37,7 @@ impl Loras {
     ///
     /// # Errors
     /// What vLLM says of an adapter that can't be read.
-    pub(crate) fn touch(&mut self, lora: &LoraRequest) -> Result<(), String> {
+    pub(crate) fn touch(&mut self, lora: &LoraRequest) -> Result<(), LoraReadError> {
         if let Some(index) = self.loaded.iter().position(|loaded| loaded.id == lora.id) {
             let loaded = self.loaded.remove(index);
             self.loaded.push(loaded);
@@ -49,14 +62,14 @@ impl Loras {
         self.loaded.iter().map(|loaded| loaded.id)
     }
 
-    fn check(&self, LoraRequest { name, path, .. }: &LoraRequest) -> Result<(), String> {
+    fn check(&self, LoraRequest { name, path, .. }: &LoraRequest) -> Result<(), LoraReadError> {
         let config = fs::read(Path::new(path).join("adapter_config.json"))
-            .map_err(|_| format!("Loading lora {name} failed: No adapter found for {path}"))?;
-        let config: serde_json::Value = serde_json::from_slice(&config).map_err(|error| error.to_string())?;
-        let rank = config["r"].as_u64().ok_or("Missing required configuration fields: {'r'}")?;
+            .map_err(|_| LoraReadError::NotFound { name: name.clone(), path: path.clone() })?;
+        let config: serde_json::Value = serde_json::from_slice(&config)?;
+        let rank = config["r"].as_u64().ok_or(LoraReadError::NoRank)?;
         let max_rank = self.limits.max_rank;
         if rank > max_rank {
-            return Err(format!("LoRA rank {rank} is greater than max_lora_rank {max_rank}."));
+            return Err(LoraReadError::Rank { rank, max_rank });
         }
         Ok(())
     }
@@ -81,9 +94,9 @@ mod tests {
         assert!(loras.remove(1) && !loras.remove(1));
         fs::write(dir.join("adapter_config.json"), r#"{"r": 32}"#).unwrap();
         loras.touch(&lora(3)).unwrap();
-        assert_eq!(loras.touch(&lora(4)).unwrap_err(), "LoRA rank 32 is greater than max_lora_rank 16.");
+        assert_eq!(loras.touch(&lora(4)).unwrap_err().to_string(), "LoRA rank 32 is greater than max_lora_rank 16.");
         fs::remove_dir_all(&dir).unwrap();
-        let missing = loras.touch(&lora(5)).unwrap_err();
+        let missing = loras.touch(&lora(5)).unwrap_err().to_string();
         assert!(missing.starts_with("Loading lora a5 failed: No adapter found for "), "{missing}");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use chiasm_engine::wire::{Value, WireTensor};
-use chiasm_transfer::{ArenaReader, LAYOUT_VERSION};
+use chiasm_transfer::{ArenaReader, LAYOUT_VERSION, OpenError};
 
 use crate::handle::{self, Refused};
 use crate::lent_slot::{Alarm, LentSlot};
@@ -11,6 +11,15 @@ use crate::lent_slot::{Alarm, LentSlot};
 /// Element types that a handle's tensor may have, by torch's names.
 const DTYPES: [&str; 10] =
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"];
+
+/// An arena can't be attached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttachError {
+    #[error("the arena's name must be a text")]
+    Name,
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
 
 /// Clones are the same plugin: the engine's loop attaches, its input thread resolves.
 #[derive(Clone, Debug)]
@@ -29,9 +38,9 @@ impl Plugin {
     ///
     /// # Errors
     /// Why it can't be opened; then the one before stays.
-    pub(crate) fn attach(&self, name: &Value) -> Result<Value, String> {
-        let name = name.as_str().ok_or("the arena's name must be a text")?;
-        let arena = ArenaReader::open(name).map_err(|error| error.to_string())?;
+    pub(crate) fn attach(&self, name: &Value) -> Result<Value, AttachError> {
+        let name = name.as_str().ok_or(AttachError::Name)?;
+        let arena = ArenaReader::open(name)?;
         *self.attached() = Some(arena);
         tracing::info!(name, "attached an arena");
         Ok(Value::Map(vec![
@@ -137,7 +146,7 @@ mod tests {
             (Value::from(gone.name()), "No such file"),
             (Value::Nil, "must be a text"),
         ] {
-            let error = plugin.attach(&name).unwrap_err();
+            let error = plugin.attach(&name).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
         assert!(resolve(&plugin, &lend(&arena)).is_ok());

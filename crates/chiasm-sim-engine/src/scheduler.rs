@@ -308,7 +308,10 @@ fn sample(running: &mut Scheduled<Sequence>, config: &SimConfig) -> EngineCoreOu
 impl Executor {
     /// Whether another engine has left the embeddings of an item, or this one, before it had to make room for others.
     fn finds(&self, item: &str, embeds: usize) -> Result<bool, Fatal> {
-        self.embeddings.as_ref().map_or(Ok(false), |embeddings| embeddings.find(item, embeds)).map_err(Fatal)
+        self.embeddings
+            .as_ref()
+            .map_or(Ok(false), |embeddings| embeddings.find(item, embeds))
+            .map_err(|error| Fatal(error.to_string()))
     }
 
     /// Leaves the embeddings of an item for other engines, if that is what this one is there for.
@@ -347,7 +350,7 @@ impl BatchEngine for Executor {
     }
 
     fn look(&mut self, sequence: &mut Sequence) -> Result<(), Fatal> {
-        sequence.look(&self.config).map_err(Fatal)
+        sequence.look(&self.config).map_err(|error| Fatal(error.to_string()))
     }
 
     /// Encodes the images among the tokens that are not encoded yet. False if an image contradicts the one that its identifier

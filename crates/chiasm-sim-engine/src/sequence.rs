@@ -8,7 +8,7 @@ use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
 use crate::config::SimConfig;
-use crate::image::{self, SeenItem};
+use crate::image::{self, ItemError, SeenItem};
 use crate::item::Item;
 use crate::left_prompts::Computed;
 use crate::reply::{self, Answer};
@@ -54,6 +54,19 @@ pub(crate) enum Moment {
     Queued = 1,
     Scheduled = 2,
     Preempted = 3,
+}
+
+/// A request that a worker dies of.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LookError {
+    #[error("request {0} has an empty prompt")]
+    EmptyPrompt(String),
+    #[error("request {id} has {tokens} prompt tokens, max_model_len is {most}")]
+    TooLong { id: String, tokens: usize, most: usize },
+    #[error("request {id}: {item} has no data")]
+    NoData { id: String, item: String },
+    #[error("request {id}: {problem}")]
+    Item { id: String, problem: ItemError },
 }
 
 /// What one sampled token means.
@@ -132,25 +145,24 @@ impl Sequence {
     /// Looks at the request as a worker does when it gets it.
     ///
     /// # Errors
-    /// What the worker would die of.
-    pub(crate) fn look(&mut self, config: &SimConfig) -> Result<(), String> {
+    /// The worker would die of it.
+    pub(crate) fn look(&mut self, config: &SimConfig) -> Result<(), LookError> {
+        let id = || self.id.clone();
         if self.seen.is_some() {
             return Ok(());
         }
         if self.prompt == 0 {
-            return Err(format!("request {} has an empty prompt", self.id));
+            return Err(LookError::EmptyPrompt(id()));
         }
         if self.prompt > config.max_model_len {
-            return Err(format!(
-                "request {} has {} prompt tokens, max_model_len is {}",
-                self.id, self.prompt, config.max_model_len
-            ));
+            return Err(LookError::TooLong { id: id(), tokens: self.prompt, most: config.max_model_len });
         }
         let mut seen = Vec::with_capacity(self.media.len());
         for media in &self.media {
-            let item = media.item.as_ref().ok_or(format!("{} has no data", media.identifier));
-            let image = item.and_then(|item| image::inspect(item.outline(), &media.placeholder, &config.images));
-            seen.push(image.map_err(|problem| format!("request {}: {problem}", self.id))?);
+            let no_data = || LookError::NoData { id: id(), item: media.identifier.clone() };
+            let item = media.item.as_ref().ok_or_else(no_data)?;
+            let image = image::inspect(item.outline(), &media.placeholder, &config.images);
+            seen.push(image.map_err(|problem| LookError::Item { id: id(), problem })?);
         }
         self.seen = Some(seen);
         Ok(())

@@ -38,7 +38,8 @@ pub(crate) async fn receive(
                 () = lost => None,
             };
             let Some(message) = message else { break };
-            if let Err(problem) = intake.take(&message.into_vec()) {
+            if let Err(error) = intake.take(&message.into_vec()) {
+                let problem = error.to_string();
                 tracing::warn!(problem, "a message can't be decoded: like vLLM, the engine stops listening");
                 return;
             }

@@ -1,10 +1,10 @@
 //! Methods that a frontend can call, as `_invoke_utility_method` in `vllm/v1/engine/core.py`.
 
-use chiasm_engine::wire::{LoraRequest, Value};
+use chiasm_engine::wire::{LoraError, LoraRequest, Value};
 
 use crate::intake::SharedReceiverCache;
-use crate::loras::Loras;
-use crate::plugin::Plugin;
+use crate::loras::{LoraReadError, Loras};
+use crate::plugin::{AttachError, Plugin};
 use crate::scheduler::Scheduler;
 
 /// What the methods work on.
@@ -18,39 +18,63 @@ pub(crate) struct Callee<'a> {
     pub(crate) now: f64,
 }
 
+/// A failed call, in the words of vLLM's `_invoke_utility_method`.
+#[derive(Debug, thiserror::Error)]
+#[error("Call to {method} method failed: {problem}")]
+pub(crate) struct CallError {
+    method: String,
+    problem: CallProblem,
+}
+
+/// The exception of a method that failed. Why an arena can't be attached is said in other words
+/// than the plugin's.
+#[derive(Debug, thiserror::Error)]
+enum CallProblem {
+    #[error("'EngineCoreProc' object has no attribute '{0}'")]
+    NoMethod(String),
+    /// An assertion without a text.
+    #[error("")]
+    TooManyArguments,
+    #[error("chiasm_attach() missing 1 required positional argument: 'name'")]
+    NoArenaName,
+    #[error("missing 1 required positional argument")]
+    MissingArgument,
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    #[error("LoRA is not enabled. Use --enable-lora to enable LoRA.")]
+    LoraDisabled,
+    #[error(transparent)]
+    LoraRequest(#[from] LoraError),
+    #[error(transparent)]
+    LoraRead(#[from] LoraReadError),
+}
+
 impl Callee<'_> {
     /// Calls `method`.
     ///
     /// # Errors
-    /// The text that vLLM answers, also for methods that it has and the simulator has not. Why an arena can't be attached is
-    /// said in other words than the plugin's.
-    pub(crate) fn call(&mut self, method: &str, args: &[Value]) -> Result<Value, String> {
+    /// The method fails, or is one that the simulator has not, though vLLM may have it.
+    pub(crate) fn call(&mut self, method: &str, args: &[Value]) -> Result<Value, CallError> {
+        self.invoke(method, args).map_err(|problem| CallError { method: method.to_owned(), problem })
+    }
+
+    fn invoke(&mut self, method: &str, args: &[Value]) -> Result<Value, CallProblem> {
         let parameters = match method {
             "reset_prefix_cache" => 2,
             "add_lora" | "remove_lora" => 1,
             "list_loras" => 0,
             "chiasm_attach" if self.plugin.is_some() => 1,
             "reset_mm_cache" | "reset_encoder_cache" | "get_supported_tasks" | "is_scheduler_paused" => 0,
-            _ => {
-                return Err(format!(
-                    "Call to {method} method failed: 'EngineCoreProc' object has no attribute '{method}'"
-                ));
-            }
+            _ => return Err(CallProblem::NoMethod(method.to_owned())),
         };
         if args.len() > parameters {
-            // An assertion without a text.
-            return Err(format!("Call to {method} method failed: "));
+            return Err(CallProblem::TooManyArguments);
         }
         if let ("chiasm_attach", Some(plugin)) = (method, self.plugin) {
-            let attached = match args.first() {
-                Some(name) => plugin.attach(name),
-                None => Err("chiasm_attach() missing 1 required positional argument: 'name'".to_owned()),
-            };
-            return attached.map_err(|reason| format!("Call to {method} method failed: {reason}"));
+            return Ok(plugin.attach(args.first().ok_or(CallProblem::NoArenaName)?)?);
         }
         if let "add_lora" | "remove_lora" | "list_loras" = method {
-            let called = self.call_for_lora(method, args.first());
-            return called.map_err(|reason| format!("Call to {method} method failed: {reason}"));
+            return self.call_for_lora(method, args.first());
         }
         Ok(match method {
             "reset_mm_cache" => {
@@ -72,8 +96,8 @@ impl Callee<'_> {
         })
     }
 
-    fn call_for_lora(&mut self, method: &str, arg: Option<&Value>) -> Result<Value, String> {
-        let loras = self.loras.as_deref_mut().ok_or("LoRA is not enabled. Use --enable-lora to enable LoRA.")?;
+    fn call_for_lora(&mut self, method: &str, arg: Option<&Value>) -> Result<Value, CallProblem> {
+        let loras = self.loras.as_deref_mut().ok_or(CallProblem::LoraDisabled)?;
         Ok(match (method, arg) {
             ("add_lora", Some(lora)) => {
                 loras.touch(&LoraRequest::from_value(lora)?)?;
@@ -81,7 +105,7 @@ impl Callee<'_> {
             }
             ("remove_lora", Some(id)) => Value::from(loras.remove(id.as_u64().unwrap_or(0))),
             ("list_loras", _) => Value::Array(loras.ids().map(Value::from).collect()),
-            _ => return Err("missing 1 required positional argument".to_owned()),
+            _ => return Err(CallProblem::MissingArgument),
         })
     }
 }

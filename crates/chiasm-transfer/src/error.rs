@@ -59,8 +59,33 @@ pub enum OpenError {
         /// The arena's name.
         name: String,
         /// The fault in it.
-        problem: &'static str,
+        #[source]
+        problem: ArenaProblem,
     },
+}
+
+/// A fault of a file that is to be an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArenaProblem {
+    /// A directory, a device or the like.
+    #[error("it is not a regular file")]
+    NotAFile,
+    /// Another user owns it or may use it.
+    #[error("it is not this user's alone")]
+    NotPrivate,
+    /// It does not begin as arenas do.
+    #[error("it is not an arena")]
+    NotAnArena,
+    /// A layout that this crate does not know.
+    #[error("its layout has another version")]
+    Version,
+    /// Its header tells of another size.
+    #[error("its header does not fit its size")]
+    Size,
+    /// Its header tells of another number.
+    #[error("its number is not that of its name")]
+    Number,
 }
 
 /// Why a handle can't be resolved.

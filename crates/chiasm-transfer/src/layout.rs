@@ -1,5 +1,7 @@
 //! The bytes of an arena, version 1; the table is in `docs/shared-memory.md`.
 
+use crate::ArenaProblem;
+
 /// Version of the layout below.
 pub const LAYOUT_VERSION: u32 = 1;
 
@@ -88,14 +90,14 @@ impl Header {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES], file_length: u64) -> Result<Self, &'static str> {
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES], file_length: u64) -> Result<Self, ArenaProblem> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         if bytes[0..8] != MAGIC {
-            return Err("it is not an arena");
+            return Err(ArenaProblem::NotAnArena);
         }
         if u32_at(8) != LAYOUT_VERSION {
-            return Err("its layout has another version");
+            return Err(ArenaProblem::Version);
         }
         let header = Self {
             leases: u32_at(12),
@@ -108,7 +110,7 @@ impl Header {
         let table_end = TABLE + u64::from(header.leases) * LEASE_BYTES;
         let fits = header.length == file_length && table_end <= header.slots && header.slots <= header.length;
         if !fits || !header.slots.is_multiple_of(PAGE) {
-            return Err("its header does not fit its size");
+            return Err(ArenaProblem::Size);
         }
         Ok(header)
     }
@@ -143,8 +145,8 @@ mod tests {
         }
         let mut bytes = header.encode();
         bytes[8] = 2;
-        assert_eq!(Header::decode(&bytes, header.length), Err("its layout has another version"));
+        assert_eq!(Header::decode(&bytes, header.length), Err(ArenaProblem::Version));
         bytes[0] = b'X';
-        assert_eq!(Header::decode(&bytes, header.length), Err("it is not an arena"));
+        assert_eq!(Header::decode(&bytes, header.length), Err(ArenaProblem::NotAnArena));
     }
 }

@@ -49,7 +49,7 @@ mod slot;
 mod sweep;
 
 pub use arena::{Arena, ArenaUsage};
-pub use error::{BadHandle, NoSlot, OpenError};
+pub use error::{ArenaProblem, BadHandle, NoSlot, OpenError};
 pub use layout::{Handle, LAYOUT_VERSION};
 pub use leases::LeaseId;
 pub use parcel::{NoParcel, Parcel, ParcelRoom};

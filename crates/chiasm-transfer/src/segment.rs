@@ -8,6 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
+use crate::ArenaProblem;
 use crate::layout::{HEADER_BYTES, Header};
 use crate::mapping::Mapping;
 use crate::owner::Owner;
@@ -108,20 +109,20 @@ pub(crate) fn open(dir: &Path, name: &str, number: u64) -> Result<(FileId, Heade
     let file = File::from(rustix::fs::openat(CWD, dir.join(name), flags, Mode::empty()).map_err(io::Error::from)?);
     let stat = rustix::fs::fstat(&file).map_err(io::Error::from)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Unsuitable::Problem("it is not a regular file"));
+        return Err(Unsuitable::Problem(ArenaProblem::NotAFile));
     }
     if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o7777 != MODE {
-        return Err(Unsuitable::Problem("it is not this user's alone"));
+        return Err(Unsuitable::Problem(ArenaProblem::NotPrivate));
     }
     let length = stat.st_size.unsigned_abs();
     if length < HEADER_BYTES as u64 {
-        return Err(Unsuitable::Problem("it is not an arena"));
+        return Err(Unsuitable::Problem(ArenaProblem::NotAnArena));
     }
     let mut bytes = [0; HEADER_BYTES];
     file.read_exact_at(&mut bytes, 0)?;
     let header = Header::decode(&bytes, length).map_err(Unsuitable::Problem)?;
     if header.number != number {
-        return Err(Unsuitable::Problem("its number is not that of its name"));
+        return Err(Unsuitable::Problem(ArenaProblem::Number));
     }
     let mapping = Mapping::new(&file, &header)?;
     Ok(((stat.st_dev, stat.st_ino), header, mapping))
@@ -130,7 +131,7 @@ pub(crate) fn open(dir: &Path, name: &str, number: u64) -> Result<(FileId, Heade
 /// Why a file is not taken for an arena.
 pub(crate) enum Unsuitable {
     Io(io::Error),
-    Problem(&'static str),
+    Problem(ArenaProblem),
 }
 
 impl From<io::Error> for Unsuitable {

@@ -16,8 +16,10 @@ use crate::models::{self, Names, shown};
 use crate::plain::FoundPlain;
 use crate::server::Server;
 use crate::server_key::UpstreamKey;
+use crate::setup_error::SetupError;
 use crate::sglang;
 use crate::trtllm::{Asked, FoundTrtllm};
+use crate::unusable::Unusable;
 
 /// Tokens that a step of a server is taken to compute, which it does not tell: as many as vLLM's by default on large GPUs. Only how
 /// many embeddings are kept follows from it.
@@ -40,8 +42,8 @@ impl UpstreamConnector {
     /// A connector for the server of this address. Its files are read now. `processor` is that of the model that is served here.
     ///
     /// # Errors
-    /// Words that say which file can't be used.
-    pub fn new(upstream: Upstream, processor: Arc<[u8]>) -> Result<Self, String> {
+    /// [`SetupError`] if a file can't be used.
+    pub fn new(upstream: Upstream, processor: Arc<[u8]>) -> Result<Self, SetupError> {
         let server = Server::new(&upstream)?;
         let names = Names { told: upstream.model.clone(), here: Vec::new() };
         let (warned_of, largest_item) = (Mutex::default(), LargestItem::unknown());
@@ -88,7 +90,7 @@ impl Connector for UpstreamConnector {
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let Self { upstream, server, names, processor, largest_item, .. } = self;
-            let failed = |reason: String| ConnectError::new(format!("{upstream}: {reason}"));
+            let failed = |reason: Unusable| ConnectError::new(format!("{upstream}: {reason}"));
             let locality = locality(upstream).await;
             let (mut capabilities, mode, model) = match upstream.kind {
                 Kind::VllmTokens => {

@@ -15,6 +15,7 @@ use crate::connector::encoder_cache;
 use crate::gauges;
 use crate::models::{self, Models, Names};
 use crate::server::{AskError, Server};
+use crate::unusable::Unusable;
 
 /// The path at which a server generates from tokens.
 pub(crate) const GENERATE: &str = "inference/v1/generate";
@@ -54,22 +55,21 @@ impl Found {
     /// Asks a server that is at this address.
     ///
     /// # Errors
-    /// Words that say why it can't be used.
-    pub(crate) async fn ask(server: &Server, names: &Names, locality: &Locality) -> Result<Self, String> {
-        let words = |error: AskError| error.to_string();
-        let Version { version } = read(&server.get(VERSION).await.map_err(words)?, VERSION)?;
-        let models: Models = read(&server.get(MODELS).await.map_err(words)?, MODELS)?;
+    /// It can't be used.
+    pub(crate) async fn ask(server: &Server, names: &Names, locality: &Locality) -> Result<Self, Unusable> {
+        let Version { version } = read(&server.get(VERSION).await?, VERSION)?;
+        let models: Models = read(&server.get(MODELS).await?, MODELS)?;
         let (model, max_model_len) = models.find_with_context(names)?;
-        let metrics = server.get(METRICS).await.map_err(words)?;
+        let metrics = server.get(METRICS).await?;
         let metrics = String::from_utf8_lossy(&metrics);
         let setting = |label| gauges::label(&metrics, "vllm:cache_config_info", label);
         let block_size = setting("block_size").and_then(|size| BlockSize::new(size.try_into().ok()?));
-        let block_size = block_size.ok_or("it does not tell its blocks' size (vllm:cache_config_info of /metrics)")?;
+        let block_size = block_size.ok_or(Unusable::NoBlockSize)?;
         let kv = match server.get(EVENT_SOURCES).await {
             Ok(body) => kv_source(&read(&body, EVENT_SOURCES)?, locality),
             // It has no such path before 0.31.
             Err(AskError::Refused { .. }) => unknown("it does not tell where its KV events are (/kv_event_sources)"),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         };
         Ok(Self { version, model, max_model_len, block_size, total_blocks: setting("num_gpu_blocks").unwrap_or(0), kv })
     }
@@ -130,24 +130,20 @@ impl Found {
 /// the path is unknown.
 ///
 /// # Errors
-/// Words that say why it does not.
-pub(crate) async fn can_generate(server: &Server) -> Result<(), String> {
+/// It does not.
+pub(crate) async fn can_generate(server: &Server) -> Result<(), Unusable> {
     let answer = server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
-    let status = answer.map_err(|error| error.to_string())?.status().as_u16();
+    let status = answer?.status().as_u16();
     match status {
         400 | 422 => Ok(()),
-        401 | 403 => Err("it wants a key (api-key-file=FILE behind its address)".to_owned()),
-        404 | 405 => Err(
-            "it takes no tokens at /inference/v1/generate: start it with --enable-scale-out, or give it requests as \
-             they come (mode=chat behind its address)"
-                .to_owned(),
-        ),
-        status => Err(format!("it answers {status} to an empty request at /inference/v1/generate")),
+        401 | 403 => Err(Unusable::WantsKey),
+        404 | 405 => Err(Unusable::NoTokens),
+        status => Err(Unusable::EmptyRequest { status, path: GENERATE }),
     }
 }
 
-pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8], path: &str) -> Result<T, String> {
-    serde_json::from_slice(body).map_err(|error| format!("its answer to /{path} can't be read: {error}"))
+pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8], path: &'static str) -> Result<T, Unusable> {
+    serde_json::from_slice(body).map_err(|source| Unusable::Answer { path, source })
 }
 
 pub(crate) fn unknown(why: &str) -> KvSource {

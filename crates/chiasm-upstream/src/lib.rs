@@ -22,6 +22,8 @@
 //! | `client` | the HTTP client, whose connections let others have their turn |
 //! | `server` | requests to one server, bounded in size and time |
 //! | `server_key` | the key that a server is shown |
+//! | `setup_error` | why an upstream's files can't be used |
+//! | `unusable` | why a server can't be used |
 //! | `gauges` | numbers out of Prometheus' text format |
 //! | `found` | what a server says of itself, as capabilities |
 //! | `models` | which of the models that a server lists is meant |
@@ -52,9 +54,12 @@ mod request;
 mod running;
 mod server;
 mod server_key;
+mod setup_error;
 mod sglang;
 mod trtllm;
+mod unusable;
 
 pub use address::{Upstream, UpstreamError};
 pub use connector::UpstreamConnector;
 pub use server_key::{KeyFileError, UpstreamKey};
+pub use setup_error::{AuthoritiesError, SetupError};

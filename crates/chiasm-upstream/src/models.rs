@@ -42,16 +42,34 @@ pub(crate) struct Found {
     pub(crate) is_expected: bool,
 }
 
+/// The model that is meant can't be told from a server's list.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ModelError {
+    /// The operator has named a model that is not listed.
+    #[error("it has no model {name} (model= behind its address), but {listed}")]
+    Missing { name: String, listed: String },
+    /// Any of several could be meant.
+    #[error(
+        "it has several models and none that is called {}, but {listed}: say which one is meant \
+         (model=NAME behind its address)",
+        here.join(" or ")
+    )]
+    Ambiguous { here: Vec<String>, listed: String },
+    /// The tokens of prompt and answer together are not told.
+    #[error("it does not tell its model's context (max_model_len of /v1/models)")]
+    NoContext,
+}
+
 impl Models {
     /// The model that is meant; `None` if none is listed. A server's only model is meant whatever it is called: many servers have a name
     /// of their own for what others know by another one.
     ///
     /// # Errors
-    /// Words that say that the model is certainly not there, or that any of several could be meant.
-    pub(crate) fn find(&self, names: &Names) -> Result<Option<Found>, String> {
+    /// The model is certainly not there, or any of several could be meant.
+    pub(crate) fn find(&self, names: &Names) -> Result<Option<Found>, ModelError> {
         if let Some(told) = &names.told {
             let found = self.data.iter().find(|model| model.id == *told);
-            let missing = || format!("it has no model {told} (model= behind its address), but {}", self.listed());
+            let missing = || ModelError::Missing { name: told.clone(), listed: self.listed() };
             return found.map(|model| Some(model.found(true))).ok_or_else(missing);
         }
         let bases = || self.data.iter().filter(|model| model.parent.is_none());
@@ -67,21 +85,17 @@ impl Models {
         match (bases.next(), bases.next()) {
             (None, _) => Ok(None),
             (Some(only), None) => Ok(Some(only.found(names.here.is_empty()))),
-            _ => Err(format!(
-                "it has several models and none that is called {}, but {}: say which one is meant (model=NAME behind its address)",
-                names.here.join(" or "),
-                self.listed()
-            )),
+            _ => Err(ModelError::Ambiguous { here: names.here.clone(), listed: self.listed() }),
         }
     }
 
     /// The same of a server that has to tell the tokens of prompt and answer together, which come beside the model.
     ///
     /// # Errors
-    /// Words that say that there is no such model, or that its context is not told.
-    pub(crate) fn find_with_context(&self, names: &Names) -> Result<(Found, usize), String> {
+    /// There is no such model, or its context is not told.
+    pub(crate) fn find_with_context(&self, names: &Names) -> Result<(Found, usize), ModelError> {
         let found = self.find(names)?.and_then(|found| found.max_model_len.map(|max_model_len| (found, max_model_len)));
-        found.ok_or_else(|| "it does not tell its model's context (max_model_len of /v1/models)".to_owned())
+        found.ok_or(ModelError::NoContext)
     }
 
     fn listed(&self) -> String {
@@ -114,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    fn found(ids: &[&str], told: Option<&str>) -> Result<Option<(String, bool)>, String> {
+    fn found(ids: &[&str], told: Option<&str>) -> Result<Option<(String, bool)>, ModelError> {
         let data: Vec<_> = ids.iter().map(|id| json!({"id": id})).collect();
         let models: Models = serde_json::from_value(json!({ "data": data })).unwrap();
         let here = ["m", "Qwen/Qwen2.5-VL-7B-Instruct"].map(str::to_owned).to_vec();
@@ -138,11 +152,11 @@ mod tests {
 
     #[test]
     fn a_server_without_the_model_is_refused() {
-        let error = found(&["a", "b", "c", "d", "e", "f"], None).unwrap_err();
+        let error = found(&["a", "b", "c", "d", "e", "f"], None).unwrap_err().to_string();
         assert!(error.contains("called m or Qwen/") && error.contains("a, b, c, d, e and others"), "{error}");
-        let error = found(&["m", &"long".repeat(100)], Some("n")).unwrap_err();
+        let error = found(&["m", &"long".repeat(100)], Some("n")).unwrap_err().to_string();
         assert!(error.contains("no model n ") && error.contains("but m, long") && error.len() < 200, "{error}");
-        assert!(found(&[], Some("n")).unwrap_err().contains("none at all"));
+        assert!(found(&[], Some("n")).unwrap_err().to_string().contains("none at all"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::models::{self, Models, Names};
 use crate::pieces::Pieces;
 use crate::request;
 use crate::server::{AskError, Server};
+use crate::unusable::Unusable;
 
 /// Pieces of four bytes in a block: text of 256 bytes. What a server holds is guessed, and to remember it costs by the block.
 const BLOCK_SIZE: BlockSize = match BlockSize::new(64) {
@@ -38,16 +39,16 @@ impl FoundPlain {
     /// Asks a server.
     ///
     /// # Errors
-    /// Words that say why it can't be used.
-    pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, String> {
+    /// It can't be used.
+    pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, Unusable> {
         let told = match server.get(MODELS).await {
             Ok(body) => serde_json::from_slice::<Models>(&body).ok(),
             Err(AskError::Refused { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => {
-                return Err("it wants a key (api-key-file=FILE behind its address)".to_owned());
+                return Err(Unusable::WantsKey);
             }
             // It serves one model without a list.
             Err(AskError::Refused { .. } | AskError::Unreadable { .. }) => None,
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         };
         let model = told.map(|models| models.find(names)).transpose()?.flatten();
         Ok(Self { model })

@@ -1,6 +1,5 @@
 //! Requests to one server, bounded in size and time.
 
-use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,6 +20,7 @@ use crate::address::Upstream;
 use crate::client::{Client, SendError, client, words};
 use crate::events::Events;
 use crate::server_key::UpstreamKey;
+use crate::setup_error::{AuthoritiesError, SetupError};
 
 /// The maximum number of bytes of an answer that is read as a whole.
 const MOST: usize = 16 << 20;
@@ -78,20 +78,20 @@ impl Server {
     /// The server of this address. Its files are read now.
     ///
     /// # Errors
-    /// Words that say which file can't be used.
-    pub(crate) fn new(upstream: &Upstream) -> Result<Self, String> {
+    /// A file can't be used.
+    pub(crate) fn new(upstream: &Upstream) -> Result<Self, SetupError> {
         let tls = match &upstream.ca_file {
-            Some(path) => checked_against(path).map_err(|error| format!("{}: {error}", path.display()))?,
-            None => ClientConfig::with_platform_verifier().map_err(|error| error.to_string())?,
+            Some(path) => {
+                checked_against(path).map_err(|source| SetupError::Authorities { path: path.clone(), source })?
+            }
+            None => ClientConfig::with_platform_verifier()?,
         };
-        let authorization = upstream
-            .api_key_file
-            .clone()
-            .map(|path| UpstreamKey::load(path).map(Arc::new).map_err(|error| error.to_string()));
+        let authorization = upstream.api_key_file.clone().map(UpstreamKey::load).transpose()?;
+        let url = upstream.base.as_str();
         Ok(Self {
             client: client(tls),
-            base: upstream.base.as_str().parse().map_err(|error| format!("{}: {error}", upstream.base))?,
-            authorization: authorization.transpose()?,
+            base: url.parse::<Uri>().map_err(|source| SetupError::Url { url: url.to_owned(), source })?,
+            authorization: authorization.map(Arc::new),
             begun: Begun::default(),
         })
     }
@@ -251,13 +251,13 @@ fn replace_name(words: &str, name: &str) -> String {
 }
 
 /// TLS with certificates of these authorities alone.
-fn checked_against(path: &Path) -> Result<ClientConfig, Box<dyn Error>> {
+fn checked_against(path: &Path) -> Result<ClientConfig, AuthoritiesError> {
     let mut authorities = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(path)? {
         authorities.add(certificate?)?;
     }
     if authorities.is_empty() {
-        return Err("it has no certificate".into());
+        return Err(AuthoritiesError::Empty);
     }
     Ok(ClientConfig::builder().with_root_certificates(authorities).with_no_client_auth())
 }

@@ -82,7 +82,8 @@ impl Server {
 
     /// For a model whose largest item is this one.
     async fn connect_of(&self, upstream: Upstream, largest_item: LargestItem) -> Result<Arc<dyn Backend>, String> {
-        let connector = UpstreamConnector::new(upstream, Arc::from(&b"processor"[..]))?;
+        let connector = UpstreamConnector::new(upstream, Arc::from(&b"processor"[..]));
+        let connector = connector.map_err(|error| error.to_string())?;
         let connector = connector.with_largest_item(largest_item);
         let connected = connector.connect(WorkerId(0), Arc::new(Unobserved)).await;
         connected.map(|Connected { backend, .. }| backend).map_err(|error| error.to_string())

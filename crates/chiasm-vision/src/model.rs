@@ -56,8 +56,8 @@ impl VisionModel {
             return Ok(None);
         };
         let entry = family::find(&dir)?;
-        let kernels = Implementation::chosen().map_err(|name| VisionError::UnknownKernels {
-            name: name.into(),
+        let kernels = Implementation::chosen().map_err(|unknown| VisionError::UnknownKernels {
+            name: unknown.0.clone(),
             available: Implementation::available().map(Implementation::name).collect(),
         })?;
         let own = (entry.build)(&dir, vocabulary)?;

@@ -23,6 +23,7 @@ mod sides;
 mod simulate;
 mod traces;
 mod upstream;
+mod value_error;
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -54,6 +55,7 @@ use sides::{is_not_of_agents, is_not_of_frontends};
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use traces::TraceArgs;
 pub(crate) use upstream::UpstreamArg;
+use value_error::{NotAnObject, ValueError};
 
 /// One fast front door before many multimodal LLM engines.
 #[derive(Debug, Parser)]
@@ -373,51 +375,49 @@ pub(crate) struct SimEngineArgs {
     pub(crate) sim: SimArgs,
 }
 
-fn ip_address(text: &str) -> Result<IpAddr, String> {
-    text.parse().map_err(|_| "expected an IP address such as 127.0.0.1, or 0.0.0.0 for all of this machine".to_owned())
+fn ip_address(text: &str) -> Result<IpAddr, ValueError> {
+    text.parse().map_err(|_| ValueError::IpAddress)
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+fn seconds(text: &str) -> Result<Duration, ValueError> {
+    let seconds: f64 = text.parse().map_err(|_| ValueError::Seconds)?;
+    Ok(Duration::try_from_secs_f64(seconds)?)
 }
 
-fn some_seconds(text: &str) -> Result<Duration, String> {
+fn some_seconds(text: &str) -> Result<Duration, ValueError> {
     match seconds(text)? {
-        Duration::ZERO => Err("expected more than 0 seconds".to_owned()),
+        Duration::ZERO => Err(ValueError::NoSeconds),
         some => Ok(some),
     }
 }
 
-fn json_object(text: &str) -> Result<Map<String, Value>, String> {
-    serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))
+fn json_object(text: &str) -> Result<Map<String, Value>, NotAnObject> {
+    Ok(serde_json::from_str(text)?)
 }
 
-fn weight(text: &str) -> Result<f64, String> {
+fn weight(text: &str) -> Result<f64, ValueError> {
     match text.parse::<f64>() {
         Ok(weight) if weight.is_finite() && weight >= 0.0 => Ok(weight),
-        _ => Err("expected a number, 0 or more".to_owned()),
+        _ => Err(ValueError::Negative),
     }
 }
 
 /// Parses a fraction from 0 to 1.
-fn fraction(text: &str) -> Result<f64, String> {
+fn fraction(text: &str) -> Result<f64, ValueError> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(part) if (0.0..=1.0).contains(&part) && !text.ends_with('%') => Ok(part),
-        Ok(percent) if (0.0..=100.0).contains(&percent) => {
-            Err(format!("expected a number from 0 to 1: {percent} per cent is {}", percent / 100.0))
-        }
-        _ => Err("expected a number from 0 to 1".to_owned()),
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Err(ValueError::PerCent(percent)),
+        _ => Err(ValueError::NotAFraction),
     }
 }
 
-fn range(text: &str) -> Result<Range<u64>, String> {
+fn range(text: &str) -> Result<Range<u64>, ValueError> {
     let ends = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
-    ends.ok_or_else(|| "expected two numbers, such as 10..12".to_owned())
+    ends.ok_or(ValueError::Range)
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    weight(text).ok().filter(|&number| number > 0.0).ok_or_else(|| "expected a number, more than 0".to_owned())
+fn positive(text: &str) -> Result<f64, ValueError> {
+    weight(text).ok().filter(|&number| number > 0.0).ok_or(ValueError::NotPositive)
 }
 
 #[cfg(test)]
@@ -475,12 +475,12 @@ mod tests {
         assert_eq!(fraction("0.9"), Ok(0.9));
         assert_eq!((fraction("0"), fraction("1")), (Ok(0.0), Ok(1.0)));
         for text in ["90", "90%", "1.5", "1%"] {
-            let error = fraction(text).unwrap_err();
+            let error = fraction(text).unwrap_err().to_string();
             let number = text.trim_end_matches('%').parse::<f64>().unwrap();
             assert!(error.ends_with(&format!("{number} per cent is {}", number / 100.0)), "{error}");
         }
         for text in ["-0.1", "101", "nan", "inf", "x", ""] {
-            assert_eq!(fraction(text), Err("expected a number from 0 to 1".to_owned()), "{text}");
+            assert_eq!(fraction(text), Err(ValueError::NotAFraction), "{text}");
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use chiasm_agent::Lending;
 use chiasm_backend::PrivateNetwork;
 use chiasm_nixl::{Lender, NixlError, Reader, Settings};
+use tokio::task::JoinError;
 
 use crate::cli::{NixlArgs, ServeArgs, is_of_this_machine};
 use crate::error::CliError;
@@ -17,9 +18,26 @@ const LIBRARY: &str = "libnixl_capi.so";
 /// What an operator may say to UCX.
 const NET_DEVICES: &str = "UCX_NET_DEVICES";
 
+/// NIXL can't be used.
+#[derive(Debug, thiserror::Error)]
+enum NoNixl {
+    /// The environment of this `vllm` has no library.
+    #[error("there is no {LIBRARY} in the environment of {} (pip install nixl)", .0.display())]
+    NoLibrary(PathBuf),
+    #[error(transparent)]
+    Nixl(#[from] NixlError),
+    /// The thread that opened the library has panicked.
+    #[error(transparent)]
+    Task(#[from] JoinError),
+}
+
 /// What a frontend lends tensors with, if it is to. Where NIXL can't be used that is told and counted, and tensors are sent.
 pub(crate) async fn lending(args: &ServeArgs) -> Result<Option<Lending>, CliError> {
-    Ok(started(args, |settings| Lender::start(&settings)).await?.map(|lender| Lending::new(lender.map(Arc::new))))
+    let lender = started(args, |settings| Lender::start(&settings)).await?;
+    Ok(lender.map(|lender| match lender {
+        Ok(lender) => Lending::new(Arc::new(lender)),
+        Err(error) => Lending::unavailable(error),
+    }))
 }
 
 /// What an agent reads lent tensors with, if it is to and NIXL can be used.
@@ -35,7 +53,7 @@ pub(crate) async fn reader(args: &ServeArgs) -> Result<Option<Reader>, CliError>
 async fn started<T: Send + 'static>(
     args: &ServeArgs,
     start: impl FnOnce(Settings) -> Result<T, NixlError> + Send + 'static,
-) -> Result<Option<Result<T, String>>, CliError> {
+) -> Result<Option<Result<T, NoNixl>>, CliError> {
     let NixlArgs { nixl_library, nixl_pool_bytes, nixl_deadline, nixl_private_network } = &args.agents.nixl;
     let Some(library) = nixl_library else {
         return match nixl_private_network {
@@ -54,9 +72,9 @@ async fn started<T: Send + 'static>(
     let started = tokio::task::spawn_blocking(move || {
         let settings = Settings { library: found?, pool_bytes, within, devices };
         let library = settings.library.clone();
-        start(settings).map(|started| (started, library)).map_err(|error| error.to_string())
+        Ok::<_, NoNixl>((start(settings)?, library))
     });
-    let started = started.await.unwrap_or_else(|error| Err(error.to_string()));
+    let started = started.await.unwrap_or_else(|error| Err(error.into()));
     match &started {
         Ok((_, library)) => {
             let (library, devices) = (library.display(), told.as_deref().unwrap_or("those of UCX_NET_DEVICES"));
@@ -111,8 +129,8 @@ fn interface(address: IpAddr, routes: &str, addresses: &str) -> Option<String> {
 }
 
 /// The library of NIXL's wheel in the environment of this `vllm`.
-fn beside_vllm(vllm: &Path) -> Result<PathBuf, String> {
-    let none = || format!("there is no {LIBRARY} in the environment of {} (pip install nixl)", vllm.display());
+fn beside_vllm(vllm: &Path) -> Result<PathBuf, NoNixl> {
+    let none = || NoNixl::NoLibrary(vllm.to_owned());
     let program = match vllm.components().count() {
         1 => env::split_paths(&env::var_os("PATH").unwrap_or_default())
             .map(|dir| dir.join(vllm))
@@ -171,7 +189,7 @@ fd000000000000000000000000000002 04 40 00 82     eth0
     fn the_library_of_vllms_environment_is_found() {
         let root = tempfile::tempdir().unwrap();
         let vllm = root.path().join("bin/vllm");
-        let error = beside_vllm(&vllm).unwrap_err();
+        let error = beside_vllm(&vllm).unwrap_err().to_string();
         assert!(error.contains("pip install nixl"), "{error}");
         let packages = root.path().join("lib/python3.12/site-packages");
         for name in [".nixl_cu12.mesonpy.libs", ".nixl_cu13.mesonpy.libs", "nixl_cu13.libs"] {

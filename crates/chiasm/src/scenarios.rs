@@ -205,23 +205,64 @@ pub struct Observed {
     pub total: usize,
 }
 
+/// A request that is not as expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unexpected {
+    /// No request was made.
+    #[error("nothing was observed")]
+    Nothing,
+    /// It went to a worker without its blocks.
+    #[error("it went to {worker}, the blocks are on {holder}")]
+    OtherWorker {
+        /// Its worker.
+        worker: String,
+        /// The worker that has the blocks.
+        holder: String,
+    },
+    /// Its worker held too few of its blocks.
+    #[error("overlap {overlap}/{total}, at least {least} expected")]
+    TooLittle {
+        /// Blocks that the worker held.
+        overlap: usize,
+        /// Blocks of the prompt.
+        total: usize,
+        /// Blocks that it should have held.
+        least: usize,
+    },
+    /// Its worker held too many of its blocks.
+    #[error("overlap {overlap}/{total}, at most {most} expected")]
+    TooMuch {
+        /// Blocks that the worker held.
+        overlap: usize,
+        /// Blocks of the prompt.
+        total: usize,
+        /// Blocks that it may have held.
+        most: usize,
+    },
+}
+
 impl Expect {
-    /// Checks the last of `observed`; `Err` says what is wrong.
-    pub fn check(self, observed: &[Observed]) -> Result<(), String> {
+    /// Checks the last of `observed`.
+    ///
+    /// # Errors
+    /// It is not as expected.
+    pub fn check(self, observed: &[Observed]) -> Result<(), Unexpected> {
         let Some((now, before)) = observed.split_last() else {
-            return Err("nothing was observed".to_owned());
+            return Err(Unexpected::Nothing);
         };
-        let same_worker = |of: &Observed| match now.worker == of.worker {
-            true => Ok(()),
-            false => Err(format!("it went to {}, the blocks are on {}", now.worker, of.worker)),
+        let Observed { overlap, total, .. } = *now;
+        let same_worker = |of: &Observed| {
+            if now.worker == of.worker {
+                return Ok(());
+            }
+            Err(Unexpected::OtherWorker { worker: now.worker.clone(), holder: of.worker.clone() })
         };
-        let at_least = |blocks: usize| match now.overlap >= blocks {
-            true => Ok(()),
-            false => Err(format!("overlap {}/{}, at least {blocks} expected", now.overlap, now.total)),
+        let at_least = |least: usize| {
+            if overlap >= least { Ok(()) } else { Err(Unexpected::TooLittle { overlap, total, least }) }
         };
-        let at_most = |blocks: usize| match now.overlap <= blocks {
-            true => Ok(()),
-            false => Err(format!("overlap {}/{}, at most {blocks} expected", now.overlap, now.total)),
+        let at_most = |most: usize| {
+            if overlap <= most { Ok(()) } else { Err(Unexpected::TooMuch { overlap, total, most }) }
         };
         match self {
             Self::New => Ok(()),

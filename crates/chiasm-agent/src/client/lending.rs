@@ -41,13 +41,14 @@ enum Side {
 }
 
 impl Lending {
-    /// Tensors are lent by this lender; if it could not be had they are sent, and each time that is counted.
-    pub fn new(lender: Result<Arc<Lender>, String>) -> Self {
-        let side = match lender {
-            Ok(lender) => Side::Lender(lender),
-            Err(why) => Side::Failed(why.into()),
-        };
-        Self { side, is_read: Arc::default() }
+    /// Creates a lending by this lender.
+    pub fn new(lender: Arc<Lender>) -> Self {
+        Self { side: Side::Lender(lender), is_read: Arc::default() }
+    }
+
+    /// Creates a lending for want of a lender: tensors are sent, and each time that is counted.
+    pub fn unavailable(why: impl fmt::Display) -> Self {
+        Self { side: Side::Failed(why.to_string().into()), is_read: Arc::default() }
     }
 
     pub(super) fn for_one_agent(&self) -> Self {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::{Death, KvSink, Load, MediaLoad};
+use chiasm_backend::{Death, KvSink, KvSinkError, Load, MediaLoad};
 use tokio::sync::oneshot;
 use tonic::Streaming;
 
@@ -18,6 +18,20 @@ use crate::proto::{self, KvBatch, SnapshotPart, WatchEvent};
 const IN_PLACE: usize = 64 << 10;
 /// Bytes of a snapshot: ten million blocks of one worker.
 const MOST_SNAPSHOT_BYTES: usize = 512 << 20;
+
+/// The fault of what an agent tells of an engine's KV cache.
+#[derive(Debug, thiserror::Error)]
+enum TellError {
+    #[error("its snapshot is too long")]
+    SnapshotTooLong,
+    #[error("a job of others is malformed")]
+    MalformedJob,
+    #[error(transparent)]
+    Sink(#[from] KvSinkError),
+    /// The thread that took it in has panicked.
+    #[error("taking it in failed")]
+    Panicked,
+}
 
 /// Follows one engine to its end, or until its jobs are over: its agent waits then for frontends to hang up. What it holds is told to
 /// whoever comes out of `sink`; until then nothing is read.
@@ -100,11 +114,15 @@ fn media_load(threads: u32, pending_us: &[u64]) -> MediaLoad {
 }
 
 /// Passes on what is told of the KV cache and of jobs of others, and gives back to whom.
-async fn tell_kv(mut sink: Box<dyn KvSink>, event: Event, snapshot: &mut Vec<u8>) -> Result<Box<dyn KvSink>, String> {
+async fn tell_kv(
+    mut sink: Box<dyn KvSink>,
+    event: Event,
+    snapshot: &mut Vec<u8>,
+) -> Result<Box<dyn KvSink>, TellError> {
     let (last, history_known) = match event {
         Event::Snapshot(SnapshotPart { bytes, is_last, history_known }) => {
             if snapshot.len() + bytes.len() > MOST_SNAPSHOT_BYTES {
-                return Err("its snapshot is too long".to_owned());
+                return Err(TellError::SnapshotTooLong);
             }
             snapshot.extend_from_slice(&bytes);
             if !is_last {
@@ -114,7 +132,8 @@ async fn tell_kv(mut sink: Box<dyn KvSink>, event: Event, snapshot: &mut Vec<u8>
         }
         // What a step of an engine tells takes microseconds.
         Event::Batch(KvBatch { payload, history_known }) if payload.len() <= IN_PLACE => {
-            return sink.batch(&payload, history_known).map(|()| sink);
+            sink.batch(&payload, history_known)?;
+            return Ok(sink);
         }
         Event::Batch(KvBatch { payload, history_known }) => {
             return elsewhere(sink, move |sink| sink.batch(&payload, history_known)).await;
@@ -131,7 +150,7 @@ async fn tell_kv(mut sink: Box<dyn KvSink>, event: Event, snapshot: &mut Vec<u8>
             return Ok(sink);
         }
         event => {
-            sink.others(others::from_message(event).ok_or("a job of others is malformed")?);
+            sink.others(others::from_message(event).ok_or(TellError::MalformedJob)?);
             return Ok(sink);
         }
     };
@@ -141,8 +160,8 @@ async fn tell_kv(mut sink: Box<dyn KvSink>, event: Event, snapshot: &mut Vec<u8>
 /// Does what takes long on a thread that may block.
 async fn elsewhere(
     mut sink: Box<dyn KvSink>,
-    tell: impl FnOnce(&mut dyn KvSink) -> Result<(), String> + Send + 'static,
-) -> Result<Box<dyn KvSink>, String> {
+    tell: impl FnOnce(&mut dyn KvSink) -> Result<(), KvSinkError> + Send + 'static,
+) -> Result<Box<dyn KvSink>, TellError> {
     let told = tokio::task::spawn_blocking(move || tell(&mut *sink).map(|()| sink));
-    told.await.unwrap_or_else(|_| Err("taking it in failed".to_owned()))
+    Ok(told.await.map_err(|_| TellError::Panicked)??)
 }

@@ -87,7 +87,7 @@ async fn without_nixl_on_either_side_tensors_are_sent_and_that_is_counted() {
     let stand = Stand::new().await;
     let bytes = LENT as u64;
     assert_eq!(deliver(&stand, Lending::default(), LENT).await.all(), (0, bytes, HashMap::new()));
-    let failed = || Lending::new(Err("there is no library".to_owned()));
+    let failed = || Lending::unavailable("there is no library");
     let not_here = HashMap::from([("nixl_not_here", 1)]);
     assert_eq!(deliver(&stand, failed(), LENT).await.all(), (0, bytes, not_here));
     // What one message carries was not to be read.
@@ -100,7 +100,7 @@ async fn without_nixl_on_either_side_tensors_are_sent_and_that_is_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs NIXL: `cargo xtask test` runs it"]
 async fn tensors_are_read_by_nixl_as_they_are_or_sent() {
-    let lender = |bytes| Lending::new(Ok(Arc::new(Lender::start(&settings(bytes)).unwrap())));
+    let lender = |bytes| Lending::new(Arc::new(Lender::start(&settings(bytes)).unwrap()));
     let reading = async |bytes| {
         Stand::reading(FakeBackend::new(), Arc::default(), Some(Reader::start(&settings(bytes)).unwrap())).await
     };
@@ -213,7 +213,7 @@ async fn a_loan_by_nixl_to_an_agent_that_says_nothing_any_more_rests() {
     let fields = Made::of(LENT).fields.clone();
     for signal in [Signal::STOP, Signal::KILL] {
         let lend = async |address: &str| {
-            let link = AgentLink::new(address, None).unwrap().with_lending(&Lending::new(Ok(lender.clone())));
+            let link = AgentLink::new(address, None).unwrap().with_lending(&Lending::new(lender.clone()));
             link.greet().await.unwrap();
             link
         };

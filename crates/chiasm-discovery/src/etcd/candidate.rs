@@ -12,6 +12,17 @@ pub struct Candidate {
     model: Option<String>,
 }
 
+/// The fault of a value that names no agent.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ValueError {
+    /// It is not JSON of the fields of a candidate.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// No agent can have its address.
+    #[error(transparent)]
+    Address(#[from] DiscoveryError),
+}
+
 impl Candidate {
     /// The agent that frontends reach at `address`, `host:port`, and the model that it serves, for people who look into etcd.
     ///
@@ -31,15 +42,15 @@ impl Candidate {
         self.model.as_deref()
     }
 
-    /// The candidate that a value says; otherwise what is wrong with it.
-    pub(super) fn parse(value: &[u8]) -> Result<Self, String> {
+    /// Parses the value of a key.
+    pub(super) fn parse(value: &[u8]) -> Result<Self, ValueError> {
         #[derive(Deserialize)]
         struct Said {
             address: String,
             model: Option<String>,
         }
-        let said: Said = serde_json::from_slice(value).map_err(|error| error.to_string())?;
-        Self::new(&said.address, said.model).map_err(|error| error.to_string())
+        let said: Said = serde_json::from_slice(value)?;
+        Ok(Self::new(&said.address, said.model)?)
     }
 }
 

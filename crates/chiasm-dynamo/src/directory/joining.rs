@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::{EventSource, Events, KINDS, Worker, Workers};
 use crate::card::{Instance, ModelEntry, ModelFiles};
+use crate::error::NotServed;
 use crate::wire::Place;
 
 /// Keys and their values.
@@ -88,7 +89,7 @@ impl Joining {
             let Some(instance) = instances.get(&format!("{}{}/{name}", KINDS[1], self.namespace)) else { continue };
             match self.worker(model, instance, &sources) {
                 Ok(worker) => drop(by_name.insert(name.to_owned(), Arc::new(worker))),
-                Err(why) => drop(refused.insert(name.to_owned(), why)),
+                Err(error) => drop(refused.insert(name.to_owned(), error.to_string())),
             }
         }
         for (worker, why) in &refused {
@@ -105,20 +106,17 @@ impl Joining {
         model: &[u8],
         instance: &[u8],
         sources: &BTreeMap<u64, EventSource>,
-    ) -> Result<Worker, String> {
+    ) -> Result<Worker, NotServed> {
         let ModelEntry { card_json: card } = read(model, "its model")?;
         let instance: Instance = read(instance, "its endpoint")?;
         let (address, path) = instance.place()?;
         card.check(self.model.as_deref(), &self.files)?;
         let served = self.served.get_or_insert_with(|| card.display_name.clone());
         if *served != card.display_name {
-            return Err(format!(
-                "it serves '{}', and '{served}' is served already: say which one by model=NAME behind the address",
-                card.display_name
-            ));
+            return Err(NotServed::SecondModel { found: card.display_name, served: served.clone() });
         }
-        let missing = || "its model's card has no block size or no context".to_owned();
-        let (context, block_size) = (card.context().ok_or_else(missing)?, card.block_size().ok_or_else(missing)?);
+        let context = card.context().ok_or(NotServed::NoContext)?;
+        let block_size = card.block_size().ok_or(NotServed::NoBlockSize)?;
         let number = |number: Option<u64>| number.and_then(|number| usize::try_from(number).ok());
         let events = match (card.no_events(), sources.get(&instance.instance_id)) {
             (Some(why), _) => Events::None(why),
@@ -159,9 +157,8 @@ fn sources_by_worker(sources: &Told, channels: &Told) -> BTreeMap<u64, EventSour
     sources.filter_map(source).collect()
 }
 
-fn read<T: DeserializeOwned>(value: &[u8], what: &str) -> Result<T, String> {
-    serde_json::from_slice(value)
-        .map_err(|error| format!("what it says of {what} is not what workers of Dynamo 1.6 say: {error}"))
+fn read<T: DeserializeOwned>(value: &[u8], what: &'static str) -> Result<T, NotServed> {
+    serde_json::from_slice(value).map_err(|source| NotServed::Unreadable { what, source })
 }
 
 #[cfg(test)]

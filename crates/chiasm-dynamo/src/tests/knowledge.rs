@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use chiasm_backend::{Connector, KvSink, OthersEvent};
+use chiasm_backend::{Connector, KvSink, KvSinkError, OthersEvent};
 use chiasm_kv::event::{ExternalHash, KvEvent, decode};
 use chiasm_types::WorkerId;
 use serde_json::{Value, json};
@@ -17,11 +17,11 @@ use super::worker::{Asked, FakeWorker, Unobserved, connector};
 struct Sink(mpsc::Sender<String>);
 
 impl KvSink for Sink {
-    fn snapshot(&mut self, _: &[u8], _: bool) -> Result<(), String> {
+    fn snapshot(&mut self, _: &[u8], _: bool) -> Result<(), KvSinkError> {
         panic!("no snapshots are made of what workers of Dynamo say");
     }
 
-    fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), String> {
+    fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), KvSinkError> {
         let hash = |hash: &ExternalHash| match hash {
             ExternalHash::U64(hash) => hash.to_string(),
             ExternalHash::Bytes(_) => panic!("no hash of ours"),

@@ -30,7 +30,7 @@ pub(super) async fn load(client: &EngineClient, adapter: &Adapter) -> Result<(),
     }
     let lora = request(adapter);
     if let Some(problem) = lora.problem() {
-        return Err(AdapterError::Refused(problem.to_owned()));
+        return Err(AdapterError::Refused(problem.to_string()));
     }
     match client.utility("add_lora", vec![lora.to_value()], LOAD_TIMEOUT).await {
         // False says that it was there before.

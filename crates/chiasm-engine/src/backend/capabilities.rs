@@ -30,9 +30,20 @@ pub(super) struct Beyond {
     pub(super) private_network: Option<Network>,
 }
 
-/// The capabilities of an engine that has just said what it became. `Err` says why it can't be used.
-pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, String> {
-    let block_size = BlockSize::new(ready.cache_block_size()).ok_or("its block size is 0")?;
+/// A property of an engine that can't be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unfit {
+    /// Its blocks hold no tokens.
+    #[error("its block size is 0")]
+    BlockSize,
+    /// Its model computes in another type.
+    #[error("its element type '{0}' is not a float that tensors can have")]
+    ElementType(String),
+}
+
+/// The capabilities of an engine that has just said what it became.
+pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, Unfit> {
+    let block_size = BlockSize::new(ready.cache_block_size()).ok_or(Unfit::BlockSize)?;
     let kv = kv_source(ready.kv_events_config.as_ref(), &beyond.locality);
     let step = ready.max_num_batched_tokens as usize;
     let encoder_cache =
@@ -69,14 +80,14 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
 }
 
 /// The values that the engine is sent: normalised ones are of the model's own element type, as vLLM's frontend casts them.
-pub(super) fn format(ready: &EngineReady, policy: FormatPolicy) -> Result<TensorFormat, String> {
+pub(super) fn format(ready: &EngineReady, policy: FormatPolicy) -> Result<TensorFormat, Unfit> {
     if policy.is_raw(&ready.vllm_version) {
         return Ok(TensorFormat::Raw);
     }
     let name = ready.dtype.trim_start_matches("torch.");
     match Dtype::from_torch_name(name) {
         Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16)) => Ok(TensorFormat::Normalized(dtype)),
-        _ => Err(format!("its element type '{name}' is not a float that tensors can have")),
+        _ => Err(Unfit::ElementType(name.to_owned())),
     }
 }
 

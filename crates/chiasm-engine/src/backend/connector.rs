@@ -1,5 +1,6 @@
 //! The way from an engine's start to a backend that takes jobs.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,9 +157,8 @@ impl EngineConnector {
             ..
         } = &self.options;
         let ready = client.info();
-        let unsuitable = |why: String| ConnectError::new(format!("it does not fit: {why}"));
         let format = capabilities::format(ready, *format).map_err(unsuitable)?;
-        let plugin = arena.attach(worker, client).await.map_err(|error| unsuitable(error.to_string()))?;
+        let plugin = arena.attach(worker, client).await.map_err(unsuitable)?;
         let over_unix_sockets = client.endpoints().input.starts_with("ipc://");
         let beyond = Beyond {
             processor: processor.clone(),
@@ -288,4 +288,9 @@ impl Life for EngineLife {
         }
         .boxed()
     }
+}
+
+/// An error of an engine that is ready and can't be used.
+fn unsuitable(why: impl fmt::Display) -> ConnectError {
+    ConnectError::new(format!("it does not fit: {why}"))
 }

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use crate::wire::{EngineMessage, EngineReady, Utility, WireError, output, request};
+use crate::wire::{EngineMessage, EngineReady, FailureMessage, Utility, WireError, output, request};
 
 /// Empties the receiver cache. Answered between two steps, also by engines without such a cache.
 const METHOD: &str = "reset_mm_cache";
@@ -72,7 +72,10 @@ impl Former {
         };
         match outputs.utility_output {
             Some(answer) if answer.call_id == self.call_id => {
-                return answer.result.map_or_else(Heard::Unusable, |_| Heard::Answer);
+                return match answer.result {
+                    Ok(_) => Heard::Answer,
+                    Err(FailureMessage(words)) => Heard::Unusable(words),
+                };
             }
             _ => {}
         }

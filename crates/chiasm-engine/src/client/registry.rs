@@ -10,13 +10,13 @@ use tokio::sync::oneshot;
 
 use crate::error::{DeathCause, EngineError};
 use crate::wire::output::{Brought, ReceivedOutput};
-use crate::wire::{EngineCoreOutputs, Value};
+use crate::wire::{EngineCoreOutputs, FailureMessage, Value};
 
 /// What arrives on a request's stream.
 pub(super) type Arrival = Result<Brought, EngineError>;
 
 /// What arrives for a method call: the result, or the engine's words.
-pub(super) type Answer = Result<Value, String>;
+pub(super) type Answer = Result<Value, FailureMessage>;
 
 /// Open requests and calls. After death it is empty and takes no more.
 ///

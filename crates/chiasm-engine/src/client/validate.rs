@@ -4,6 +4,8 @@
 //! engine's input thread, and some others its main loop. Measured with 0.32; the bounds of sampling parameters
 //! are those of `SamplingParams._verify_args` in `vllm/sampling_params.py`, which the engine runs while decoding.
 
+use std::borrow::Cow;
+
 use chiasm_types::{Placeholder, TokenId};
 
 use super::{ClientOptions, CountedRows};
@@ -13,6 +15,40 @@ use crate::wire::{
 };
 
 type Check = Result<(), EngineError>;
+
+/// The fault of a placeholder. The texts complete "mm_position: …".
+#[derive(Debug, thiserror::Error)]
+enum PositionError {
+    #[error("is empty")]
+    Empty,
+    #[error("{length} tokens from {offset} reach past the prompt of {prompt}")]
+    PastPrompt { length: usize, offset: usize, prompt: usize },
+    #[error("is_embed has {entries} entries for {tokens} tokens")]
+    MaskLength { entries: usize, tokens: usize },
+    #[error("is_embed leaves no token for the item")]
+    EmptyMask,
+    #[error("starts at {offset}, before the item in front of it ends at {end_of_last}")]
+    Overlap { offset: usize, end_of_last: usize },
+}
+
+/// The fault of a tensor of an item. The texts complete "pixel_values: …".
+#[derive(Debug, thiserror::Error)]
+enum TensorError {
+    #[error("has no tensors")]
+    NoTensors,
+    #[error("has no data")]
+    NoData,
+    #[error("has {rows} rows, but its slices end at {end:?}")]
+    Slices { rows: usize, end: Option<i64> },
+    #[error("has an unknown dtype {0:?} or too large a shape")]
+    UnknownSize(Cow<'static, str>),
+    #[error("has {given} bytes, shape {shape:?} of {dtype} needs {needed}")]
+    Size { given: usize, shape: Vec<usize>, dtype: Cow<'static, str>, needed: usize },
+    #[error("must be three integers in the message")]
+    Grid,
+    #[error("has {rows} rows, its grid is {grid:?}")]
+    Rows { rows: usize, grid: Vec<i64> },
+}
 
 /// Checks everything but the uniqueness of the id.
 pub(super) fn check(request: &EngineCoreRequest, engine: &EngineReady, options: &ClientOptions) -> Check {
@@ -31,7 +67,7 @@ pub(super) fn check(request: &EngineCoreRequest, engine: &EngineReady, options: 
             return refuse("lora_request", "LoRA is not enabled in the engine");
         }
         if let Some(problem) = lora.problem() {
-            return refuse("lora_request", problem);
+            return refuse("lora_request", problem.to_string());
         }
     }
     prompt(request, engine, options)?;
@@ -118,7 +154,7 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
         let shares_a_range = before.is_some_and(|before| take_turns(before, &feature.position));
         let free_from = if shares_a_range { 0 } else { end_of_last };
         let end = position(feature, request.prompt_token_ids.len(), free_from)
-            .or_else(|message| refuse(field("mm_position"), message).map(|()| 0))?;
+            .map_err(|error| EngineError::invalid(field("mm_position"), error.to_string()))?;
         end_of_last = end.max(end_of_last);
         before = Some(&feature.position);
         if feature.identifier.is_empty() {
@@ -130,8 +166,8 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
             }
             None => {}
             Some(item) => {
-                if let Err((name, message)) = tensors(item).and_then(|()| counted_rows(item, &options.counted_rows)) {
-                    return refuse(field(name), message);
+                if let Err((name, error)) = tensors(item).and_then(|()| counted_rows(item, &options.counted_rows)) {
+                    return refuse(field(name), error.to_string());
                 }
             }
         }
@@ -148,72 +184,71 @@ fn take_turns(one: &Placeholder, other: &Placeholder) -> bool {
 
 /// Checks a placeholder and returns the end of its last embedding. Placeholders may share tokens that no item embeds: vLLM
 /// sends such for Gemma 3, whose line breaks around images become one token.
-fn position(feature: &MmFeature, prompt_len: usize, end_of_last: usize) -> Result<usize, String> {
+fn position(feature: &MmFeature, prompt_len: usize, end_of_last: usize) -> Result<usize, PositionError> {
     let position = &feature.position;
     let (offset, length) = (position.offset, position.length);
     if length == 0 {
-        return Err("is empty".to_owned());
+        return Err(PositionError::Empty);
     }
     let end = offset.checked_add(length).filter(|&end| end <= prompt_len);
-    let end = end.ok_or_else(|| format!("{length} tokens from {offset} reach past the prompt of {prompt_len}"))?;
+    let end = end.ok_or(PositionError::PastPrompt { length, offset, prompt: prompt_len })?;
     let (mut first_embedding, mut end_of_embeddings) = (offset, end);
     if let Some(mask) = &position.is_embed {
         if mask.len() != length {
-            return Err(format!("is_embed has {} entries for {length} tokens", mask.len()));
+            return Err(PositionError::MaskLength { entries: mask.len(), tokens: length });
         }
         let embeds = |embeds: &bool| *embeds;
         let (Some(first), Some(last)) = (mask.iter().position(embeds), mask.iter().rposition(embeds)) else {
-            return Err("is_embed leaves no token for the item".to_owned());
+            return Err(PositionError::EmptyMask);
         };
         (first_embedding, end_of_embeddings) = (offset + first, offset + last + 1);
     }
     if first_embedding < end_of_last {
-        return Err(format!("starts at {offset}, before the item in front of it ends at {end_of_last}"));
+        return Err(PositionError::Overlap { offset, end_of_last });
     }
     Ok(end_of_embeddings)
 }
 
 /// The name of the first tensor that is not as it should be, and why.
-fn tensors(item: &MmItem) -> Result<(), (&str, String)> {
+fn tensors(item: &MmItem) -> Result<(), (&str, TensorError)> {
     if item.0.is_empty() {
-        return Err(("data", "has no tensors".to_owned()));
+        return Err(("data", TensorError::NoTensors));
     }
     for (name, field) in &item.0 {
-        let check = || -> Result<(), String> {
+        let check = || -> Result<(), TensorError> {
             let Some(data) = &field.data else {
-                return Err("has no data".to_owned());
+                return Err(TensorError::NoData);
             };
             sizes(data)?;
             if let (FieldKind::Flat { slices, dim: 0, .. }, MmData::Tensor(tensor)) = (&field.kind, data) {
                 let rows = tensor.shape.first().copied().unwrap_or(0);
                 let end = slices.last().and_then(|slice| slice[1]);
                 if end != Some(rows as i64) {
-                    return Err(format!("has {rows} rows, but its slices end at {end:?}"));
+                    return Err(TensorError::Slices { rows, end });
                 }
             }
             Ok(())
         };
-        check().map_err(|message| (name.as_str(), message))?;
+        check().map_err(|error| (name.as_str(), error))?;
     }
     Ok(())
 }
 
 /// Every tensor has the bytes that its shape needs.
-fn sizes(data: &MmData) -> Result<(), String> {
+fn sizes(data: &MmData) -> Result<(), TensorError> {
     match data {
         MmData::Tensor(tensor) => {
             let WireTensor { dtype, shape, data } = tensor;
-            let nbytes =
-                tensor.nbytes().ok_or_else(|| format!("has an unknown dtype {dtype:?} or too large a shape"))?;
+            let nbytes = tensor.nbytes().ok_or_else(|| TensorError::UnknownSize(dtype.clone()))?;
             let given = match data {
                 TensorData::Bytes(bytes) => bytes.len(),
                 TensorData::Slot(slot) => slot.len(),
                 TensorData::OutOfBand(_) => nbytes,
             };
-            match given == nbytes {
-                true => Ok(()),
-                false => Err(format!("has {given} bytes, shape {shape:?} of {dtype} needs {nbytes}")),
+            if given == nbytes {
+                return Ok(());
             }
+            Err(TensorError::Size { given, shape: shape.clone(), dtype: dtype.clone(), needed: nbytes })
         }
         MmData::List(list) => list.iter().try_for_each(sizes),
         MmData::Int(_) | MmData::Float(_) => Ok(()),
@@ -221,20 +256,20 @@ fn sizes(data: &MmData) -> Result<(), String> {
 }
 
 /// A tensor has as many rows as its grid counts; the engine's main loop dies otherwise.
-fn counted_rows<'a>(item: &MmItem, rules: &'a [CountedRows]) -> Result<(), (&'a str, String)> {
+fn counted_rows<'a>(item: &MmItem, rules: &'a [CountedRows]) -> Result<(), (&'a str, TensorError)> {
     for CountedRows { rows_of, grid } in rules {
         let tensor = |name| item.get(name).and_then(|field| field.tensor());
         let Some(grid_tensor) = tensor(grid) else {
             continue;
         };
         let Some(extents) = grid_tensor.integers().filter(|extents| extents.len() == 3) else {
-            return Err((grid, "must be three integers in the message".to_owned()));
+            return Err((grid, TensorError::Grid));
         };
         let rows = tensor(rows_of).and_then(|counted| counted.shape.first().copied());
         let product =
             extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(usize::try_from(extent).ok()?));
         if rows.is_none() || rows == Some(0) || rows != product {
-            return Err((rows_of, format!("has {} rows, its grid is {extents:?}", rows.unwrap_or(0))));
+            return Err((rows_of, TensorError::Rows { rows: rows.unwrap_or(0), grid: extents }));
         }
     }
     Ok(())

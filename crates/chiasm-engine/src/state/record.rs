@@ -46,6 +46,17 @@ pub struct Launched {
     pub watchdog: Option<ProcessId>,
 }
 
+/// The fault of a file that is to be a record.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RecordError {
+    /// It is not the JSON of a record.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// Another Chiasm has written it.
+    #[error("it has version {0}, this Chiasm knows {VERSION}")]
+    Version(u32),
+}
+
 impl Record {
     /// An engine that is not ready yet, of a frontend that is this process.
     pub fn new(model: &str, handshake: &str, input: &str, output: &str, sockets: &Path) -> Self {
@@ -76,12 +87,12 @@ impl Record {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// `Err` says why not.
-    pub(super) fn decode(text: &[u8]) -> Result<Self, String> {
-        let record: Self = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    /// Parses a file.
+    pub(super) fn decode(text: &[u8]) -> Result<Self, RecordError> {
+        let record: Self = serde_json::from_slice(text)?;
         match record.version {
             VERSION => Ok(record),
-            other => Err(format!("it has version {other}, this Chiasm knows {VERSION}")),
+            other => Err(RecordError::Version(other)),
         }
     }
 }

@@ -22,17 +22,30 @@ pub struct LoraRequest {
     pub path: String,
 }
 
+/// The fault of a [`LoraRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoraError {
+    /// A value of another type. The words are msgspec's.
+    #[error("Expected `array`")]
+    NotAnArray,
+    /// An id that an engine's runners can't keep.
+    #[error("its id must be from 1 to {}", LoraRequest::MAX_ID)]
+    Id,
+    /// No name or no path.
+    #[error("its name and path must not be empty")]
+    Empty,
+}
+
 impl LoraRequest {
     /// The largest id.
     pub const MAX_ID: u32 = i32::MAX as u32;
 
     /// What the engine would go deaf of.
-    pub(crate) fn problem(&self) -> Option<&'static str> {
+    pub(crate) fn problem(&self) -> Option<LoraError> {
         match self {
-            Self { id, .. } if !(1..=Self::MAX_ID).contains(id) => Some("its id must be from 1 to 2147483647"),
-            Self { name, path, .. } if name.is_empty() || path.is_empty() => {
-                Some("its name and path must not be empty")
-            }
+            Self { id, .. } if !(1..=Self::MAX_ID).contains(id) => Some(LoraError::Id),
+            Self { name, path, .. } if name.is_empty() || path.is_empty() => Some(LoraError::Empty),
             _ => None,
         }
     }
@@ -46,12 +59,12 @@ impl LoraRequest {
     ///
     /// # Errors
     /// What msgspec would refuse, or what follows from it.
-    pub fn from_value(value: &Value) -> Result<Self, String> {
-        let fields = value.as_array().ok_or("Expected `array`")?;
+    pub fn from_value(value: &Value) -> Result<Self, LoraError> {
+        let fields = value.as_array().ok_or(LoraError::NotAnArray)?;
         let text = |index: usize| fields.get(index).and_then(Value::as_str).unwrap_or_default().to_owned();
         let id = fields.get(1).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
         let request = Self { name: text(0), id, path: text(2) };
-        request.problem().map_or(Ok(request), |problem| Err(problem.to_owned()))
+        request.problem().map_or(Ok(request), Err)
     }
 }
 
@@ -72,7 +85,7 @@ impl Wire for LoraRequest {
         let request = Self { name, id, path };
         match request.problem() {
             None => Ok(request),
-            Some(problem) => Err(Problem::Unsupported(problem.to_owned()).at("")),
+            Some(problem) => Err(Problem::Unsupported(problem.to_string()).at("")),
         }
     }
 }

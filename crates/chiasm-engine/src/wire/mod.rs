@@ -16,6 +16,7 @@
 
 mod codec;
 mod error;
+mod failure;
 mod reader;
 mod writer;
 
@@ -31,10 +32,11 @@ pub mod tensor;
 pub mod version;
 
 pub use error::{Problem, WireError};
+pub use failure::FailureMessage;
 pub use feature::{FieldKind, MmData, MmFeature, MmField, MmItem};
 pub use handshake::{EngineReady, Hello, InitMessage};
 pub use logprobs::Logprobs;
-pub use lora::LoraRequest;
+pub use lora::{LoraError, LoraRequest};
 pub use output::{
     EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, RequestError, StopReason, UtilityOutput,
 };

@@ -10,6 +10,7 @@ use rmpv::Value;
 
 use super::codec::{Fields, Wire, wire_map, write_list_or_nil};
 use super::error::{Named, WireError};
+use super::failure::FailureMessage;
 use super::logprobs::{Arrays, Logprobs};
 use super::reader::Reader;
 use super::stats::{PrefillStats, SchedulerStats};
@@ -216,7 +217,7 @@ pub struct UtilityOutput {
     /// The [`call_id`](super::request::Utility::call_id) of the call that this answers.
     pub call_id: i64,
     /// What the method returned, or why it failed.
-    pub result: Result<Value, String>,
+    pub result: Result<Value, FailureMessage>,
 }
 
 /// Encodes a step's outputs as msgpack, followed by aux frames for large arrays.
@@ -446,7 +447,7 @@ impl Wire for UtilityOutput {
                 result.write(to);
             }
             Err(failure) => {
-                failure.write(to);
+                failure.0.write(to);
                 to.nil();
             }
         }
@@ -468,7 +469,7 @@ impl Wire for UtilityOutput {
             }
         }
         fields.close_after(read, from)?;
-        Ok(Self { call_id, result: failure.map_or(Ok(result), Err) })
+        Ok(Self { call_id, result: failure.map_or(Ok(result), |words| Err(FailureMessage(words))) })
     }
 }
 

@@ -124,7 +124,7 @@ fn stats(stats: &SchedulerStats) -> Value {
 fn utility(output: &UtilityOutput) -> Value {
     match &output.result {
         Ok(result) => json!({"call_id": output.call_id, "result": unpacked(result)}),
-        Err(failure) => json!({"call_id": output.call_id, "failure_message": failure}),
+        Err(failure) => json!({"call_id": output.call_id, "failure_message": failure.0}),
     }
 }
 

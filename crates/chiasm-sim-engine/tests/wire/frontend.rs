@@ -6,8 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_engine::wire::handshake::identity;
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FinishReason, Hello,
-    InitMessage, MmFeature, MmField, MmItem, SamplingParams, Utility, UtilityOutput, Value, WireTensor, output,
+    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FailureMessage, FinishReason,
+    Hello, InitMessage, MmFeature, MmField, MmItem, SamplingParams, Utility, UtilityOutput, Value, WireTensor, output,
     request,
 };
 use chiasm_sim_engine::{Pace, SimConfig, SimEngine};
@@ -128,7 +128,7 @@ impl Frontend {
         loop {
             if let Some(UtilityOutput { call_id: answered, result }) = self.outputs().await.utility_output {
                 assert_eq!(answered, call_id);
-                return result;
+                return result.map_err(|FailureMessage(words)| words);
             }
         }
     }

@@ -17,6 +17,7 @@ use crate::connector::encoder_cache;
 use crate::found::{METRICS, MODELS, read, unknown};
 use crate::models::{self, Models, Names};
 use crate::server::{AskError, Server};
+use crate::unusable::Unusable;
 
 const SERVER_INFO: &str = "server_info";
 const MODEL_INFO: &str = "model_info";
@@ -136,31 +137,29 @@ impl Found {
     /// Asks a server that is at this address.
     ///
     /// # Errors
-    /// Words that say why it can't be used.
-    pub(crate) async fn ask(server: &Server, names: &Names, locality: &Locality) -> Result<Self, String> {
+    /// It can't be used.
+    pub(crate) async fn ask(server: &Server, names: &Names, locality: &Locality) -> Result<Self, Unusable> {
         let info: ServerInfo = read(&server.get(SERVER_INFO).await.map_err(refusal)?, SERVER_INFO)?;
         let model_info: ModelInfo = read(&server.get(MODEL_INFO).await.map_err(refusal)?, MODEL_INFO)?;
         if model_info.is_generation == Some(false) {
-            return Err("its model generates nothing".to_owned());
+            return Err(Unusable::GeneratesNothing);
         }
         if info.disaggregation_mode.as_deref().is_some_and(|mode| mode != "null") {
-            return Err("it does a part of each answer alone (--disaggregation-mode)".to_owned());
+            return Err(Unusable::Disaggregated);
         }
         let models: Models = read(&server.get(MODELS).await.map_err(refusal)?, MODELS)?;
         let (model, max_model_len) = models.find_with_context(names)?;
         can_generate(server).await?;
         server.get(METRICS).await.map_err(|error| match error {
-            AskError::Refused { .. } => {
-                "it does not tell its load at /metrics: start it with --enable-metrics".to_owned()
-            }
-            error => error.to_string(),
+            AskError::Refused { .. } => Unusable::NoMetrics,
+            error => error.into(),
         })?;
         let kv = kv_source(&info, locality);
         let block_size = match kv {
             KvSource::Unknown { .. } => BlockSize::new(info.page_size.max(PRESUMED)),
             _ => BlockSize::new(info.page_size),
         };
-        let block_size = block_size.ok_or("its blocks have no size (page_size of /server_info)")?;
+        let block_size = block_size.ok_or(Unusable::NoPageSize)?;
         Ok(Self { model, info, max_model_len, block_size, without_images: model_info.without_images(), kv })
     }
 
@@ -227,26 +226,22 @@ impl Found {
     }
 }
 
-fn refusal(error: AskError) -> String {
+fn refusal(error: AskError) -> Unusable {
     match error {
-        AskError::Refused { status, .. } if matches!(status.as_u16(), 401 | 403) => wants_key(),
-        error => error.to_string(),
+        AskError::Refused { status, .. } if matches!(status.as_u16(), 401 | 403) => Unusable::WantsKey,
+        error => error.into(),
     }
-}
-
-fn wants_key() -> String {
-    "it wants a key (api-key-file=FILE behind its address)".to_owned()
 }
 
 /// Checks that a server generates: then it refuses an empty request, and does not answer that the
 /// path is unknown.
-async fn can_generate(server: &Server) -> Result<(), String> {
+async fn can_generate(server: &Server) -> Result<(), Unusable> {
     let answer = server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
-    match answer.map_err(|error| error.to_string())?.status().as_u16() {
+    match answer?.status().as_u16() {
         400 | 422 => Ok(()),
-        401 | 403 => Err(wants_key()),
-        404 | 405 => Err("it takes no tokens at /generate: is it SGLang?".to_owned()),
-        status => Err(format!("it answers {status} to an empty request at /generate")),
+        401 | 403 => Err(Unusable::WantsKey),
+        404 | 405 => Err(Unusable::NotSglang),
+        status => Err(Unusable::EmptyRequest { status, path: GENERATE }),
     }
 }
 

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::asked::Asked;
 use super::block::{ItemKey, LONGEST_NAME, StoredBlock};
 use super::chains::Chains;
+use super::untold::Untold;
 
 /// vLLM's names of the tiers: a level of the cache is the GPU's memory, or what it was offloaded to.
 const TIERS: [&str; 2] = ["GPU", "CPU"];
@@ -132,15 +133,14 @@ impl Translation {
     /// Takes the events of an answer.
     ///
     /// # Errors
-    /// Words that say why nothing can be known of this server's cache.
-    pub(super) fn take(&mut self, answer: &[u8], now: Instant) -> Result<Told, String> {
-        let events: Vec<Event> = serde_json::from_slice(answer)
-            .map_err(|error| format!("its answer to /kv_cache_events can't be read: {error}"))?;
+    /// Nothing can be known of this server's cache.
+    pub(super) fn take(&mut self, answer: &[u8], now: Instant) -> Result<Told, Untold> {
+        let events: Vec<Event> = serde_json::from_slice(answer)?;
         let (mut is_void, mut translated) = (false, Vec::new());
         self.chains.begin(now);
         for event in events {
             if event.attention_dp_rank.is_some_and(|rank| rank > 0) {
-                return Err("it has several engines (attention_dp) and chooses among them by itself".to_owned());
+                return Err(Untold::SeveralEngines);
             }
             match self.next {
                 // Events are numbered from the start with an empty cache on.
@@ -164,7 +164,7 @@ impl Translation {
         Ok(Told { is_void, batch: Some(batch), history_known: self.history_known })
     }
 
-    fn translate(&mut self, event: Event, now: Instant, translated: &mut Vec<KvEvent>) -> Result<(), String> {
+    fn translate(&mut self, event: Event, now: Instant, translated: &mut Vec<KvEvent>) -> Result<(), Untold> {
         if matches!(event.data, Data::Created {}) {
             self.window = self.window.max(event.window_size);
         }
@@ -204,15 +204,12 @@ impl Translation {
         blocks: Vec<Block>,
         now: Instant,
         translated: &mut Vec<KvEvent>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Untold> {
         let mut parent = parent_hash.map(ExternalHash::from);
         for block in blocks {
             let (found, expected) = (block.tokens.len(), self.block_size.get());
             if found > expected {
-                return Err(format!(
-                    "it has blocks of {found} tokens, of which {expected} were expected: its tokens_per_block goes behind its address \
-                     (block-size=N)"
-                ));
+                return Err(Untold::BlockSize { found, expected });
             }
             let Some(block) = block.read() else { break };
             let hash = block.hash.clone();
@@ -394,12 +391,13 @@ mod tests {
     fn servers_of_which_nothing_can_be_known_say_why() {
         let refused = |events: &[Value]| new().take(Value::from(events).to_string().as_bytes(), Instant::now());
         let large = event(0, &stored(None, &[block(7, &[1, 2, 3, 4])]));
-        assert!(refused(&[large]).unwrap_err().contains("block-size=N"));
+        assert!(refused(&[large]).unwrap_err().to_string().contains("block-size=N"));
         let mut ranked = event(0, &created());
         ranked["attention_dp_rank"] = json!(1);
-        assert!(refused(&[ranked]).unwrap_err().contains("several engines"));
+        assert!(refused(&[ranked]).unwrap_err().to_string().contains("several engines"));
         for broken in [&b"[{}]"[..], b"{}", b"[", b"[{\"event_id\": -1, \"data\": {\"type\": \"created\"}}]"] {
-            assert!(new().take(broken, Instant::now()).unwrap_err().contains("can't be read"));
+            let error = new().take(broken, Instant::now()).unwrap_err().to_string();
+            assert!(error.contains("can't be read"));
         }
     }
 }

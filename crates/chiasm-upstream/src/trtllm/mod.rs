@@ -10,6 +10,7 @@
 //! | `asked` | the prompts with images that it was given lately |
 //! | `chains` | which blocks it holds, by our own identities of the images in them |
 //! | `names` | what it calls images |
+//! | `untold` | why nothing can be known of its cache |
 
 mod asked;
 mod block;
@@ -18,11 +19,12 @@ mod events;
 #[cfg(test)]
 mod images_tests;
 mod names;
+mod untold;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{Capabilities, KeyScheme, KvSink, KvSource, Locality, PlaceholderForm, PlanClass};
+use chiasm_backend::{Capabilities, KeyScheme, KvSink, KvSinkError, KvSource, Locality, PlaceholderForm, PlanClass};
 use chiasm_types::BlockSize;
 use reqwest::StatusCode;
 use serde::Deserialize;
@@ -31,10 +33,13 @@ use tokio::time::sleep;
 
 pub(crate) use self::asked::Asked;
 use self::events::{Told, Translation};
+use self::untold::Untold;
 use crate::backend::Shared;
+use crate::found::read;
 use crate::models::Names;
 use crate::plain::FoundPlain;
 use crate::server::{AskError, Server};
+use crate::unusable::Unusable;
 
 const EVENTS: &str = "kv_cache_events";
 const VERSION: &str = "version";
@@ -61,12 +66,10 @@ impl FoundTrtllm {
     /// Asks a server.
     ///
     /// # Errors
-    /// Words that say why it can't be used.
-    pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, String> {
+    /// It can't be used.
+    pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, Unusable> {
         let plain = FoundPlain::ask(server, names).await?;
-        let version = server.get(VERSION).await.map_err(|error| error.to_string())?;
-        let Version { version } = serde_json::from_slice(&version)
-            .map_err(|error| format!("its answer to /{VERSION} can't be read: {error}"))?;
+        let Version { version } = read(&server.get(VERSION).await?, VERSION)?;
         Ok(Self { version, plain })
     }
 
@@ -92,7 +95,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, asked: Arc<Asked>, mut sink: Box
         let answer = match shared.server.post_empty(EVENTS).await {
             Ok(body) => Ok(Some(body)),
             Err(AskError::Refused { status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, .. }) => {
-                Err("it tells no KV events (kv_cache_config.event_buffer_max_size)".to_owned())
+                Err(Untold::NoEvents)
             }
             // What was lost with an answer is seen as a gap. Whether the server lives is asked elsewhere.
             Err(_) => Ok(None),
@@ -102,7 +105,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, asked: Arc<Asked>, mut sink: Box
             let told = answer.and_then(|answer| {
                 answer.map_or_else(|| Ok(Told::default()), |body| translation.take(&body, Instant::now()))
             });
-            let went = told.and_then(|told| apply(told, &mut *sink));
+            let went = told.and_then(|told| Ok(apply(told, &mut *sink)?));
             if went.is_err() {
                 let _ = apply(Told { is_void: true, ..Told::default() }, &mut *sink);
             }
@@ -117,14 +120,14 @@ pub(crate) async fn follow(shared: Arc<Shared>, asked: Arc<Asked>, mut sink: Box
                 "its prompts with images are not those expected: predicted up to the first image"
             );
         }
-        if let Err(why) = went {
-            return shared.distrust(why);
+        if let Err(error) = went {
+            return shared.distrust(error.to_string());
         }
         sleep(PAUSE).await;
     }
 }
 
-fn apply(told: Told, sink: &mut dyn KvSink) -> Result<(), String> {
+fn apply(told: Told, sink: &mut dyn KvSink) -> Result<(), KvSinkError> {
     let Told { is_void, batch, history_known } = told;
     if is_void {
         sink.reset();

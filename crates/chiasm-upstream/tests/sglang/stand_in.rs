@@ -85,7 +85,8 @@ impl Server {
     }
 
     pub(crate) async fn connect(&self) -> Result<Arc<dyn Backend>, String> {
-        let connector = UpstreamConnector::new(self.url.parse().unwrap(), Arc::from(&b"processor"[..]))?;
+        let connector = UpstreamConnector::new(self.url.parse().unwrap(), Arc::from(&b"processor"[..]))
+            .map_err(|error| error.to_string())?;
         let connected = connector.connect(WorkerId(0), Arc::new(Unobserved)).await;
         connected.map(|Connected { backend, .. }| backend).map_err(|error| error.to_string())
     }

@@ -117,16 +117,21 @@ fn supported() -> Vec<Implementation> {
 static SUPPORTED: LazyLock<Vec<Implementation>> = LazyLock::new(supported);
 
 /// What [`VARIABLE`] asks for, read once per process.
-static CHOSEN: LazyLock<Result<Implementation, String>> =
+static CHOSEN: LazyLock<Result<Implementation, UnknownName>> =
     LazyLock::new(|| choose(std::env::var_os(VARIABLE).as_deref().unwrap_or_default().to_string_lossy().as_ref()));
 
-/// The implementation of this name, the fastest for no name; the name if there is no such implementation.
-fn choose(name: &str) -> Result<Implementation, String> {
+/// A name of no implementation that this CPU can run.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this CPU can run no implementation {0:?}")]
+pub(crate) struct UnknownName(pub(crate) String);
+
+/// Returns the implementation of this name, the fastest for no name.
+fn choose(name: &str) -> Result<Implementation, UnknownName> {
     let mut available = Implementation::available();
     if name.is_empty() {
         return Ok(available.last().unwrap_or(Implementation(&SCALAR)));
     }
-    available.find(|implementation| implementation.name() == name).ok_or_else(|| name.to_owned())
+    available.find(|implementation| implementation.name() == name).ok_or_else(|| UnknownName(name.to_owned()))
 }
 
 impl Implementation {
@@ -140,9 +145,12 @@ impl Implementation {
         self.0.name
     }
 
-    /// What runs if nothing else is asked for; the name in [`VARIABLE`] if this CPU has no such implementation.
-    pub(crate) fn chosen() -> Result<Self, &'static str> {
-        CHOSEN.as_ref().copied().map_err(String::as_str)
+    /// Returns what runs if nothing else is asked for.
+    ///
+    /// # Errors
+    /// This CPU has no implementation of the name in [`VARIABLE`].
+    pub(crate) fn chosen() -> Result<Self, &'static UnknownName> {
+        CHOSEN.as_ref().copied()
     }
 
     /// See [`resize::scalar::horizontal`].
@@ -251,7 +259,7 @@ mod tests {
         }
         assert_eq!(choose("").unwrap().name(), Implementation::available().last().unwrap().name());
         for unknown in ["neon2", "Scalar", " avx2"] {
-            assert_eq!(choose(unknown).unwrap_err(), unknown);
+            assert_eq!(choose(unknown).unwrap_err(), UnknownName(unknown.to_owned()));
         }
     }
 }

@@ -52,12 +52,16 @@ pub(crate) enum Ui {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JsonList(Vec<String>);
 
-impl FromStr for JsonList {
-    type Err = String;
+/// A value that is not a JSON list of strings.
+#[derive(Debug, thiserror::Error)]
+#[error("expected a JSON list of strings, such as '[\"*\"]': {0}")]
+pub(crate) struct NotAList(#[from] serde_json::Error);
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let names = serde_json::from_str(text);
-        names.map(Self).map_err(|error| format!("expected a JSON list of strings, such as '[\"*\"]': {error}"))
+impl FromStr for JsonList {
+    type Err = NotAList;
+
+    fn from_str(text: &str) -> Result<Self, NotAList> {
+        Ok(Self(serde_json::from_str(text)?))
     }
 }
 

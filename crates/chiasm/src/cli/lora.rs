@@ -52,34 +52,41 @@ struct Module {
     is_3d_lora_weight: bool,
 }
 
+/// A value that tells of no adapter.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoraModulesError {
+    #[error("expected NAME=PATH or JSON with name and path: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("is_3d_lora_weight is not supported")]
+    Fused,
+    #[error("name and path must not be empty")]
+    Empty,
+}
+
 impl FromStr for LoraModules {
-    type Err = String;
+    type Err = LoraModulesError;
 
     /// Reads `NAME=PATH` where vLLM does so, else JSON: an object, or a list of some.
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, LoraModulesError> {
         let text = text.trim();
         let modules = match text.split_once('=') {
             Some((name, path)) if !text.contains(',') && !text.starts_with(['{', '[']) => {
                 vec![AdapterSource { name: name.to_owned(), path: path.to_owned() }]
             }
             _ => {
-                let modules: Result<Vec<Module>, _> = match text.starts_with('[') {
-                    true => serde_json::from_str(text),
-                    false => serde_json::from_str(text).map(|module| vec![module]),
-                };
-                let modules =
-                    modules.map_err(|error| format!("expected NAME=PATH or JSON with name and path: {error}"))?;
+                let modules: Vec<Module> =
+                    if text.starts_with('[') { serde_json::from_str(text)? } else { vec![serde_json::from_str(text)?] };
                 if modules.iter().any(|module| module.is_3d_lora_weight) {
-                    return Err("is_3d_lora_weight is not supported".to_owned());
+                    return Err(LoraModulesError::Fused);
                 }
                 let source = |Module { name, path, .. }| AdapterSource { name, path };
                 modules.into_iter().map(source).collect()
             }
         };
-        match modules.iter().any(|module| module.name.is_empty() || module.path.is_empty()) {
-            true => Err("name and path must not be empty".to_owned()),
-            false => Ok(Self(modules)),
+        if modules.iter().any(|module| module.name.is_empty() || module.path.is_empty()) {
+            return Err(LoraModulesError::Empty);
         }
+        Ok(Self(modules))
     }
 }
 

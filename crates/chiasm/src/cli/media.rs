@@ -95,30 +95,38 @@ pub(crate) struct MediaArgs {
     pub(crate) media_error_ttl: Duration,
 }
 
+/// A value of `--limit-mm-per-prompt` that is none.
+#[derive(Debug, thiserror::Error)]
+enum LimitError {
+    #[error("expected image=8 or {{\"image\": 8}}")]
+    Form,
+    #[error("'{0}' is no modality; there are image, video and audio")]
+    Modality(String),
+}
+
 /// vLLM's flag: a JSON object of counts or of objects with a count. Also `image=8,video=0`.
-fn items_per_prompt(text: &str) -> Result<ItemLimits, String> {
+fn items_per_prompt(text: &str) -> Result<ItemLimits, LimitError> {
     let mut limits = ItemLimits::default();
     for (name, count) in counts(text)? {
         match Modality::from_name(&name) {
-            Modality::Other(_) => return Err(format!("'{name}' is no modality; there are image, video and audio")),
+            Modality::Other(_) => return Err(LimitError::Modality(name)),
             modality => limits.set(modality, count),
         }
     }
     Ok(limits)
 }
 
-fn counts(text: &str) -> Result<Vec<(String, usize)>, String> {
-    let wrong = || "expected image=8 or {\"image\": 8}".to_owned();
+fn counts(text: &str) -> Result<Vec<(String, usize)>, LimitError> {
     if !text.trim_start().starts_with('{') {
         let pair = |pair: &str| {
             let (modality, count) = pair.split_once('=')?;
             Some((modality.trim().to_owned(), count.trim().parse().ok()?))
         };
-        return text.split(',').map(|text| pair(text).ok_or_else(wrong)).collect();
+        return text.split(',').map(|text| pair(text).ok_or(LimitError::Form)).collect();
     }
-    let Ok(Value::Object(limits)) = serde_json::from_str(text) else { return Err(wrong()) };
+    let Ok(Value::Object(limits)) = serde_json::from_str(text) else { return Err(LimitError::Form) };
     let count = |limit: Value| limit.get("count").unwrap_or(&limit).as_u64().map(|count| count as usize);
-    limits.into_iter().map(|(modality, limit)| Ok((modality, count(limit).ok_or_else(wrong)?))).collect()
+    limits.into_iter().map(|(modality, limit)| Ok((modality, count(limit).ok_or(LimitError::Form)?))).collect()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use chiasm_router::StageWeights;
 use chiasm_types::Role;
 use clap::Args;
 
-use super::{EngineArgs, json_object, weight};
+use super::{EngineArgs, NotAnObject, json_object, weight};
 use crate::error::CliError;
 
 #[derive(Debug, Args)]
@@ -135,21 +135,51 @@ impl fmt::Display for EngineCounts {
     }
 }
 
-impl FromStr for EngineCounts {
-    type Err = String;
+/// A value about roles that tells of none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RoleError {
+    #[error("unknown role '{0}'; there are {all}", all = Role::ALL.map(Role::name).join(", "))]
+    Unknown(String),
+    #[error("expected a number, or ROLE=NUMBER,…")]
+    Counts,
+    #[error("{0} is there twice")]
+    Twice(Role),
+    #[error("expected a number of {0} engines")]
+    Count(Role),
+    #[error("expected an address such as tcp://127.0.0.1:29550")]
+    Address,
+    #[error("expected ROLE=FLAGS, such as decode='--max-num-seqs 512'")]
+    Flags,
+    #[error("a quotation mark is open")]
+    Quotation,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+/// A value that names no connector.
+#[derive(Debug, thiserror::Error)]
+enum ConnectorError {
+    #[error("expected store, files:DIR, or a JSON object")]
+    Ec,
+    #[error("expected nixl, files:DIR, or a JSON object")]
+    Kv,
+    #[error(transparent)]
+    Object(#[from] NotAnObject),
+}
+
+impl FromStr for EngineCounts {
+    type Err = RoleError;
+
+    fn from_str(text: &str) -> Result<Self, RoleError> {
         if let Ok(count) = text.parse() {
             return Ok(Self::aggregated(count));
         }
         let mut counts: Vec<(Role, u32)> = Vec::new();
         for part in text.split(',') {
-            let (role, count) = part.split_once('=').ok_or("expected a number, or ROLE=NUMBER,…")?;
+            let (role, count) = part.split_once('=').ok_or(RoleError::Counts)?;
             let role = role_named(role)?;
             if counts.iter().any(|(other, _)| *other == role) {
-                return Err(format!("{role} is there twice"));
+                return Err(RoleError::Twice(role));
             }
-            counts.push((role, count.parse().map_err(|_| format!("expected a number of {role} engines"))?));
+            counts.push((role, count.parse().map_err(|_| RoleError::Count(role))?));
         }
         Ok(Self(counts))
     }
@@ -163,9 +193,9 @@ pub(crate) struct AttachArg {
 }
 
 impl FromStr for AttachArg {
-    type Err = String;
+    type Err = RoleError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, RoleError> {
         let (role, handshake) = match text.split_once('=') {
             Some((role, handshake)) => (role_named(role)?, handshake),
             None => (Role::Aggregated, text),
@@ -174,7 +204,7 @@ impl FromStr for AttachArg {
             Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
                 Ok(Self { role, handshake: handshake.to_owned() })
             }
-            _ => Err("expected an address such as tcp://127.0.0.1:29550".to_owned()),
+            _ => Err(RoleError::Address),
         }
     }
 }
@@ -187,37 +217,34 @@ pub(crate) struct RoleFlags {
 }
 
 impl FromStr for RoleFlags {
-    type Err = String;
+    type Err = RoleError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (role, flags) = text.split_once('=').ok_or("expected ROLE=FLAGS, such as decode='--max-num-seqs 512'")?;
-        let flags = shlex::split(flags).ok_or("a quotation mark is open")?;
+    fn from_str(text: &str) -> Result<Self, RoleError> {
+        let (role, flags) = text.split_once('=').ok_or(RoleError::Flags)?;
+        let flags = shlex::split(flags).ok_or(RoleError::Quotation)?;
         Ok(Self { role: role_named(role)?, flags })
     }
 }
 
-fn role_named(name: &str) -> Result<Role, String> {
-    Role::parse(name).ok_or_else(|| {
-        let all: Vec<_> = Role::ALL.iter().map(|role| role.name()).collect();
-        format!("unknown role '{name}'; there are {}", all.join(", "))
-    })
+fn role_named(name: &str) -> Result<Role, RoleError> {
+    Role::parse(name).ok_or_else(|| RoleError::Unknown(name.to_owned()))
 }
 
-fn ec_connector(text: &str) -> Result<EcConnector, String> {
+fn ec_connector(text: &str) -> Result<EcConnector, ConnectorError> {
     match (text, text.strip_prefix("files:")) {
         ("store", _) => Ok(EcConnector::Store),
         (_, Some(folder)) if !folder.is_empty() => Ok(EcConnector::Files(PathBuf::from(folder))),
-        _ if text.starts_with('{') => json_object(text).map(EcConnector::Other),
-        _ => Err("expected store, files:DIR, or a JSON object".to_owned()),
+        _ if text.starts_with('{') => Ok(EcConnector::Other(json_object(text)?)),
+        _ => Err(ConnectorError::Ec),
     }
 }
 
-fn kv_connector(text: &str) -> Result<KvConnector, String> {
+fn kv_connector(text: &str) -> Result<KvConnector, ConnectorError> {
     match (text, text.strip_prefix("files:")) {
         ("nixl", _) => Ok(KvConnector::Nixl),
         (_, Some(folder)) if !folder.is_empty() => Ok(KvConnector::Files(PathBuf::from(folder))),
-        _ if text.starts_with('{') => json_object(text).map(KvConnector::Other),
-        _ => Err("expected nixl, files:DIR, or a JSON object".to_owned()),
+        _ if text.starts_with('{') => Ok(KvConnector::Other(json_object(text)?)),
+        _ => Err(ConnectorError::Kv),
     }
 }
 
@@ -290,11 +317,11 @@ mod tests {
 
     #[test]
     fn a_connector_has_a_name_or_is_spelled_out() {
-        assert_eq!(kv_connector("nixl"), Ok(KvConnector::Nixl));
-        assert_eq!(kv_connector("files:/kv"), Ok(KvConnector::Files("/kv".into())));
+        assert_eq!(kv_connector("nixl").unwrap(), KvConnector::Nixl);
+        assert_eq!(kv_connector("files:/kv").unwrap(), KvConnector::Files("/kv".into()));
         assert!(matches!(kv_connector(r#"{"kv_connector": "X"}"#), Ok(KvConnector::Other(_))));
-        assert_eq!(ec_connector("store"), Ok(EcConnector::Store));
-        assert_eq!(ec_connector("files:/ec"), Ok(EcConnector::Files("/ec".into())));
+        assert_eq!(ec_connector("store").unwrap(), EcConnector::Store);
+        assert_eq!(ec_connector("files:/ec").unwrap(), EcConnector::Files("/ec".into()));
         assert!(matches!(ec_connector(r#"{"ec_connector": "X"}"#), Ok(EcConnector::Other(_))));
         for wrong in ["", "files:", "NIXL", "[1]", "{"] {
             assert!(kv_connector(wrong).is_err() && ec_connector(wrong).is_err(), "{wrong}");

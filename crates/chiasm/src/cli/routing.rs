@@ -5,7 +5,7 @@ use std::time::Duration;
 use chiasm_router::{Decoding, Policy, Weights};
 use clap::Args;
 
-use super::{fraction, seconds, weight};
+use super::{ValueError, fraction, seconds, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct RoutingArgs {
@@ -70,15 +70,15 @@ pub(crate) struct RoutingArgs {
 }
 
 /// Parses a fraction of a KV cache above 0: at 0 every engine would be busy.
-fn busy_kv_usage(text: &str) -> Result<f64, String> {
+fn busy_kv_usage(text: &str) -> Result<f64, ValueError> {
     let part = fraction(text)?;
-    if part > 0.0 { Ok(part) } else { Err("expected more than 0: 0 makes every engine busy".to_owned()) }
+    if part > 0.0 { Ok(part) } else { Err(ValueError::AlwaysBusy) }
 }
 
-fn busy_status(text: &str) -> Result<u16, String> {
+fn busy_status(text: &str) -> Result<u16, ValueError> {
     match text {
         "503" => Ok(503),
         "529" => Ok(529),
-        _ => Err("expected 503 or 529".to_owned()),
+        _ => Err(ValueError::BusyStatus),
     }
 }

@@ -1,13 +1,14 @@
 //! The flags of `chiasm simulate`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use chiasm_router::{Policy, StageWeights, Weights};
-use chiasm_simulate::Workload;
+use chiasm_router::{Policy, StageWeights, UnknownPolicy, Weights};
+use chiasm_simulate::{SimulateError, Workload};
 use clap::Args;
 
-use super::roles::EngineCounts;
-use super::{positive, weight};
+use super::roles::{EngineCounts, RoleError};
+use super::{ValueError, positive, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
@@ -179,33 +180,44 @@ pub(crate) struct ModelArgs {
 #[derive(Clone, Debug)]
 pub(crate) struct List<T>(pub(crate) Vec<T>);
 
-fn list<T: Clone>(text: &str, all: &[T], one: impl Fn(&str) -> Result<T, String>) -> Result<List<T>, String> {
+fn list<T: Clone + FromStr>(text: &str, all: &[T]) -> Result<List<T>, T::Err> {
     if text == "all" {
         return Ok(List(all.to_vec()));
     }
-    text.split(',').map(one).collect::<Result<_, _>>().map(List)
+    text.split(',').map(str::parse::<T>).collect::<Result<_, _>>().map(List)
 }
 
-fn workloads(text: &str) -> Result<List<Workload>, String> {
-    list(text, &Workload::ALL, |name| name.parse().map_err(|error: chiasm_simulate::SimulateError| error.to_string()))
+fn workloads(text: &str) -> Result<List<Workload>, SimulateError> {
+    list(text, &Workload::ALL)
 }
 
-fn policies(text: &str) -> Result<List<Policy>, String> {
-    list(text, &Policy::ALL, |name| name.parse().map_err(|error: chiasm_router::UnknownPolicy| error.to_string()))
+fn policies(text: &str) -> Result<List<Policy>, UnknownPolicy> {
+    list(text, &Policy::ALL)
+}
+
+/// A value that tells of no fleets.
+#[derive(Debug, thiserror::Error)]
+enum FleetError {
+    #[error(transparent)]
+    Counts(#[from] RoleError),
+    #[error("expected numbers from 1 to 100,000")]
+    Size,
+    #[error("expected numbers from 1 to 100,000, or ROLE=NUMBER,…")]
+    NotANumber,
 }
 
 /// Numbers, or one fleet by the roles of its engines.
-fn fleets(text: &str) -> Result<List<EngineCounts>, String> {
+fn fleets(text: &str) -> Result<List<EngineCounts>, FleetError> {
     let checked = |fleet: EngineCounts| {
         let is_right = (1..=100_000).contains(&fleet.total());
-        is_right.then_some(fleet).ok_or_else(|| "expected numbers from 1 to 100,000".to_owned())
+        is_right.then_some(fleet).ok_or(FleetError::Size)
     };
     if text.contains('=') {
-        return text.parse().and_then(checked).map(|fleet| List(vec![fleet]));
+        return Ok(List(vec![checked(text.parse()?)?]));
     }
     let one = |number: &str| {
         let fleet = number.parse().map(EngineCounts::aggregated);
-        fleet.map_err(|_| "expected numbers from 1 to 100,000, or ROLE=NUMBER,…".to_owned()).and_then(checked)
+        fleet.map_err(|_| FleetError::NotANumber).and_then(checked)
     };
     text.split(',').map(one).collect::<Result<_, _>>().map(List)
 }
@@ -217,9 +229,6 @@ impl SimulateArgs {
     }
 }
 
-fn part(text: &str) -> Result<f64, String> {
-    weight(text)
-        .ok()
-        .filter(|part| *part < 1.0)
-        .ok_or_else(|| "expected a number, 0 or more and less than 1".to_owned())
+fn part(text: &str) -> Result<f64, ValueError> {
+    weight(text).ok().filter(|part| *part < 1.0).ok_or(ValueError::NotAPart)
 }

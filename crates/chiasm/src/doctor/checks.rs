@@ -6,7 +6,7 @@ use chiasm_engine::wire::version::{Support, support, window};
 
 use super::deadline::NoAnswer;
 use super::environment::Environment;
-use super::facts::{Clock, EngineFacts, Facts, FoundModel, ModelFact};
+use super::facts::{Clock, EngineFacts, Facts, FoundModel, ModelFact, UnknownShm};
 use super::finding::Finding;
 
 /// Open files below which clients are turned away long before `--max-connections`, 8192 unless it is given.
@@ -128,7 +128,7 @@ fn gpus(gpus: &Result<Vec<String>, NoAnswer>, engines: u32) -> Finding {
 }
 
 /// `/dev/shm` against what the arenas of so many engines may take.
-fn shared_memory(free: &Result<u64, String>, engines: u32, arena_bytes: u64) -> Finding {
+fn shared_memory(free: &Result<u64, UnknownShm>, engines: u32, arena_bytes: u64) -> Finding {
     let check = "shared-memory";
     let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
     let wanted = arena_bytes.saturating_mul(u64::from(engines));

@@ -1,8 +1,12 @@
 //! Fake facts, and what is found in them.
 
+use std::io;
 use std::num::NonZeroU32;
 
+use chiasm_processor::ProcessorError;
+
 use super::*;
+use crate::doctor::environment::UnknownEnvironment;
 use crate::doctor::finding::Severity::{self, Ok as Fine, Problem, Warning};
 
 const GIB: u64 = 1 << 30;
@@ -88,7 +92,9 @@ fn a_version_of_vllm_is_held_against_the_window() {
 
 #[test]
 fn a_command_that_is_not_there_is_a_problem_unless_no_engine_is_to_run_here() {
-    let lost = with_engines(EngineFacts { environment: Err("it is not in PATH".to_owned()), ..engine_facts() });
+    let no_python = ProcessorError::NoPython { command: "vllm".into(), reason: "it is not in PATH".to_owned() };
+    let environment = Err(UnknownEnvironment::NoPython(no_python));
+    let lost = with_engines(EngineFacts { environment, ..engine_facts() });
     expect(&lost, "vllm", Problem, &["/venv/bin/vllm", "not in PATH", "--vllm"]);
     assert!(all(&lost).iter().all(|finding| finding.check != "plugin"));
     let frontend = Facts { of_engines: None, ..lost };
@@ -138,7 +144,12 @@ fn shared_memory_is_what_all_engines_may_take() {
     let with = |free_shm| with_engines(EngineFacts { free_shm, ..engine_facts() });
     expect(&with(Ok(10 * GIB)), "shared-memory", Fine, &["10.0"]);
     expect(&with(Ok(10 * GIB - 1)), "shared-memory", Warning, &["--shm-size", "--mm-arena-gb"]);
-    expect(&with(Err("no such folder".to_owned())), "shared-memory", Warning, &["no such folder"]);
+    expect(
+        &with(Err(UnknownShm::Io(io::Error::other("no such folder")))),
+        "shared-memory",
+        Warning,
+        &["no such folder"],
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What is so on this machine. Nothing here judges, and nothing waits for ever.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use chiasm_pipeline::model::{NativeImages, ServedModel};
 use tokio::process::Command;
 
 use super::deadline::{DISK_TIME, NoAnswer, looked, printed};
-use super::environment::{self, Environment};
+use super::environment::{self, Environment, UnknownEnvironment};
 use crate::cli::DoctorArgs;
 use crate::{open_files, vllm_command};
 
@@ -21,7 +22,7 @@ const MODEL_TIME: Duration = Duration::from_secs(30);
 const CLOCK_TIME: Duration = Duration::from_millis(50);
 
 /// All that is looked at.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Facts {
     /// What engines need; none if no engine is to run here.
     pub(super) of_engines: Option<EngineFacts>,
@@ -35,22 +36,31 @@ pub(super) struct Facts {
 }
 
 /// What matters to engines alone.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct EngineFacts {
     /// Engines that are to run here.
     pub(super) engines: NonZeroU32,
     /// Bytes of shared memory that each may take.
     pub(super) arena_bytes: u64,
     /// Bytes that are free in `/dev/shm`, or why that is not known.
-    pub(super) free_shm: Result<u64, String>,
+    pub(super) free_shm: Result<u64, UnknownShm>,
     /// The program, as it will be started.
     pub(super) vllm: PathBuf,
     /// What is in its environment, or why that is not known.
-    pub(super) environment: Result<Environment, String>,
+    pub(super) environment: Result<Environment, UnknownEnvironment>,
     /// The plugins that vLLM is to load alone, by its variable `VLLM_PLUGINS`.
     pub(super) vllm_plugins: Option<String>,
     /// A line per GPU.
     pub(super) gpus: Result<Vec<String>, NoAnswer>,
+}
+
+/// The shared memory can't be looked at.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UnknownShm {
+    #[error("it does not answer")]
+    Hangs,
+    #[error(transparent)]
+    Io(#[from] io::Error),
 }
 
 /// What the clocks say.
@@ -107,11 +117,11 @@ impl EngineFacts {
     async fn gather(args: &DoctorArgs, engines: NonZeroU32) -> Self {
         let vllm = vllm_command::locate(&args.vllm);
         let (environment, gpus) = tokio::join!(environment::ask(&vllm), gpus());
-        let shm = looked(DISK_TIME, || chiasm_transfer::free_shm_bytes().map_err(|error| error.to_string()));
+        let shm = looked(DISK_TIME, chiasm_transfer::free_shm_bytes);
         Self {
             engines,
             arena_bytes: (args.mm_arena_gb * (1_u64 << 30) as f64) as u64,
-            free_shm: shm.unwrap_or_else(|| Err("it does not answer".to_owned())),
+            free_shm: shm.ok_or(UnknownShm::Hangs).and_then(|shm| Ok(shm?)),
             vllm,
             environment,
             vllm_plugins: std::env::var("VLLM_PLUGINS").ok(),

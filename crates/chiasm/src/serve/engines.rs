@@ -8,7 +8,7 @@ use chiasm_engine::{AttachHost, EmbeddingStore, EngineConnector, EngineHost, Eng
 use chiasm_pipeline::model::ServedModel;
 use chiasm_sim_engine::{EmbeddingFolder, SimConfig};
 use chiasm_types::Role;
-use chiasm_upstream::{UpstreamConnector, UpstreamKey};
+use chiasm_upstream::{SetupError, UpstreamConnector, UpstreamKey};
 use chiasm_vision::TakenKinds;
 use serde_json::Value;
 
@@ -163,7 +163,7 @@ pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Up
         // Workers of Dynamo come as they are found.
         let UpstreamArg::Server(upstream) = upstream else { continue };
         let connector = UpstreamConnector::new(upstream.clone(), model.processor());
-        let wrong = |error: String| CliError::Usage(format!("--upstream {upstream}: {error}"));
+        let wrong = |error: SetupError| CliError::Usage(format!("--upstream {upstream}: {error}"));
         let connector = connector.map_err(wrong)?.with_largest_item(model.largest_item(TakenKinds::ALL));
         upstreams.keys.extend(connector.key());
         upstreams.connectors.push(Box::new(connector.with_names(names.clone())));
