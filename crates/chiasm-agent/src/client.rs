@@ -7,6 +7,8 @@ mod images;
 mod jobs;
 mod lending;
 mod running;
+mod sending;
+mod shared;
 mod watching;
 
 use std::net::IpAddr;
@@ -24,7 +26,7 @@ pub use connector::AgentConnector;
 pub use images::AgentMedia;
 pub use lending::Lending;
 #[cfg(test)]
-pub(crate) use running::OwnMemory;
+pub(crate) use sending::OwnMemory;
 
 use crate::proto::agent_client::AgentClient;
 use crate::proto::{DrainRequest, HelloReply, HelloRequest, MediaChunk, StatusReply, StatusRequest};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex as SyncMutex, PoisonError, Weak};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::spawn_blocking;
 
-use crate::wire::Peer;
+use crate::peer::Peer;
 
 /// A few steps at once, each in a thread of its own, so that the system shares the CPUs between them and all else. Of one address there is
 /// one step at a time, and it alone stands in line: who asks for many keeps others waiting no longer than who asks for one.
