@@ -1,6 +1,6 @@
 //! Whether an agent that lacks an image is sent its file, or the tensors that are made of it here.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{Making, MediaLoad, TensorFormat};

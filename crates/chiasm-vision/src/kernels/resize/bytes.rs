@@ -18,7 +18,8 @@ pub(super) struct Bytes {
 pub(super) type Word = [i8; BLOCK];
 
 impl Bytes {
-    /// Takes `stride` weights per output, a multiple of [`BLOCK`]. `None` if a weight does not fit.
+    /// Takes weights apart, `stride` of them per output, a multiple of [`BLOCK`]. `None` if one of them
+    /// does not fit.
     pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Option<Self> {
         let mut words = Vec::with_capacity(weights.len() / BLOCK * T::BYTES);
         for block in weights.chunks_exact(BLOCK) {

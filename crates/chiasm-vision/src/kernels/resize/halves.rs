@@ -19,7 +19,7 @@ pub(super) struct Halves {
 }
 
 impl Halves {
-    /// Takes `stride` weights per output, a multiple of [`BLOCK`].
+    /// Takes weights apart, `stride` of them per output, a multiple of [`BLOCK`].
     pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Self {
         let mut halves = Vec::with_capacity(weights.len() / BLOCK * T::HALVES);
         for block in weights.chunks_exact(BLOCK) {

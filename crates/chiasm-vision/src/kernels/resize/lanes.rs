@@ -31,8 +31,9 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// `ranges` are the inputs, of `input` in total, that contribute to each output, and `bytes` holds their weights,
-    /// `stride` per output. `None` if the row is too short, or if neighbouring outputs lie too far apart in the input.
+    /// Arranges weights for outputs that take these `ranges` of `input` inputs; `bytes` holds `stride`
+    /// weights per output. `None` if the row is too short, or if neighbouring outputs lie too far
+    /// apart in the input.
     pub(super) fn new<T: FixedPoint>(
         ranges: &[Range<usize>],
         stride: usize,
