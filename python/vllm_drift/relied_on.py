@@ -142,7 +142,7 @@ GROUPS = (
         "methods that Chiasm calls, and how calls are answered",
         (
             "crates/chiasm-engine/src/client.rs",
-            "crates/chiasm-engine/src/client/pulse.rs",
+            "crates/chiasm-engine/src/client/probe.rs",
             "crates/chiasm-engine/src/client/adoption.rs",
             "crates/chiasm-sim-engine/src/utility.rs",
         ),

@@ -14,7 +14,7 @@ def family(name: str, ours: tuple[str, ...], file: str, model: str, *classes: st
     return Group(
         f"family: {name}",
         "sizes, tensors and placeholders of images",
-        ("crates/chiasm-vision/src/family.rs", *(f"{FAMILIES}/{our}" for our in ours)),
+        (f"{FAMILIES}/table.rs", *(f"{FAMILIES}/{our}" for our in ours)),
         (
             Code(path, *(f"{one}.*" for one in classes)),
             Code(path, model, f"{model}.get_placeholder_str"),
@@ -52,7 +52,7 @@ IMAGES = (
         "which of mm_processor_kwargs win, and what is normalised where",
         (
             "crates/chiasm-vision/src/engine_kwargs.rs",
-            "crates/chiasm-vision/src/family.rs",
+            f"{FAMILIES}/table.rs",
             f"{FAMILIES}/qwen_vl/kwargs.rs",
             "crates/chiasm/src/vllm_flags.rs",
         ),
@@ -88,7 +88,7 @@ IMAGES = (
     Group(
         "families",
         "which file is whose, and what vision towers say of themselves",
-        ("crates/chiasm-vision/src/family.rs", f"{FAMILIES}/tower.rs"),
+        (f"{FAMILIES}/table.rs", f"{FAMILIES}/tower.rs"),
         (
             Keys(
                 f"{MODELS}/registry.py",

@@ -7,6 +7,8 @@ mod images;
 mod jobs;
 mod lending;
 mod running;
+mod sending;
+mod shared;
 mod watching;
 
 use std::net::IpAddr;
@@ -32,7 +34,7 @@ pub use images::AgentMedia;
 use images::AgentWork;
 pub use lending::Lending;
 #[cfg(test)]
-pub(crate) use running::OwnMemory;
+pub(crate) use sending::OwnMemory;
 
 /// Bytes that an agent may have under way on a stream, and on a connection: what a network of 10 Gbit/s carries in some milliseconds.
 pub(crate) const STREAM_WINDOW: u32 = 2 << 20;

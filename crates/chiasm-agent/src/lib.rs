@@ -16,6 +16,7 @@
 //! | `tensors` | an item's tensors as messages, and back |
 //! | `capabilities` | what an engine can do as a message, and back |
 //! | `tls`, `wire` | certificates of both sides; a connection with them or in plain text |
+//! | `peer` | the address of a frontend, by which it has its share of an agent |
 //! | `proto` | the messages; written by `cargo xtask agent-proto` from `proto/agent.proto` |
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ mod capabilities;
 mod client;
 mod job;
 mod others;
+mod peer;
 mod server;
 mod tensors;
 mod tls;

@@ -13,7 +13,6 @@ mod watching;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_fleet::{Fleet, Worker};
@@ -30,6 +29,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::peer::Peer;
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::generate_request::Request as JobRequest;
 use crate::proto::{
@@ -38,7 +38,7 @@ use crate::proto::{
     TensorChunk, WatchEvent, WatchRequest,
 };
 use crate::tls::AgentTls;
-use crate::wire::Peer;
+use crate::wire::LAST_WORDS;
 use crate::{ANSWER_WITHIN, ASK_EVERY, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN};
 
 use accepting::Bounds;
@@ -71,9 +71,6 @@ const MOST_SNAPSHOTS: u64 = 32;
 /// How many times as much memory the frontends at one address may hold as they leave to all others. One alone has seven eighths of it, and
 /// may need that.
 const MEMORY_TIMES: u64 = 7;
-
-/// How long frontends may take to read what they are told last, and to hang up. Longer than a silent one is taken for gone.
-pub(crate) const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// The engines of this machine, for frontends on any.
 pub struct AgentServer {

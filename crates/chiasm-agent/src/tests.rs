@@ -28,8 +28,8 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::client::{AgentConnector, AgentLink};
+use crate::peer::Peer;
 use crate::server::Shares;
-use crate::wire::Peer;
 use crate::{AgentServer, Drain, job, proto, serve};
 
 mod adapters;

@@ -1,11 +1,11 @@
 //! What gRPC is read from and written to: a socket as it is, or within TLS.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -13,10 +13,14 @@ use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
 
-use crate::server::{Held, LAST_WORDS};
+use crate::peer::Peer;
+use crate::server::Held;
 
 /// The first byte of what TLS says when it can't go on. A frame of HTTP/2 that begins so would be longer than any that may be sent.
 const ALERT: u8 = 0x15;
+
+/// How long frontends may take to read what they are told last, and to hang up. Longer than a silent one is taken for gone.
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// One connection.
 pub(crate) struct Wire {
@@ -30,20 +34,6 @@ pub(crate) struct Wire {
     place: Option<Held>,
     /// How long what else is sent is read, once the last is written.
     closing: Option<Pin<Box<Sleep>>>,
-}
-
-/// Who connects to an agent: whoever is at an IPv4 address, or in an IPv6 network of 64 bits, as a host has all addresses of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Peer(Option<IpAddr>);
-
-impl Peer {
-    /// The one at an address; an IPv4 address that is wrapped into IPv6 is the IPv4 address.
-    pub(crate) fn at(address: IpAddr) -> Self {
-        Self(Some(match address.to_canonical() {
-            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-            address => address,
-        }))
-    }
 }
 
 enum Socket {

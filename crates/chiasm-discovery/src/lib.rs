@@ -27,6 +27,7 @@
 //! | `etcd` | agents named by keys of etcd: its JSON API, following a prefix, registering; and what others keep there |
 //! | `kubernetes` | agents named by the EndpointSlices of a service |
 //! | `access` | how servers are reached: certificates, the cluster that a pod is in |
+//! | `picture` | the trait of what a source names |
 //! | `upstream` | keeps following a server through its failures |
 //! | `failure` | why a server does not answer |
 //! | `http` | calls and streams with bounds of time and bytes |
@@ -48,6 +49,7 @@ mod http;
 mod kubernetes;
 mod lines;
 mod named;
+mod picture;
 mod source;
 mod upstream;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::upstream::Picture;
+use crate::picture::Picture;
 
 /// The agents that a source names, and whether it answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -10,23 +10,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::backoff::Backoff;
 use crate::failure::Failure;
 use crate::named::Following;
-
-/// What is there now, by the account of a source.
-pub(crate) trait Picture: Clone + Default + PartialEq + Send + Sync + 'static {
-    /// What there is of it, for the log.
-    const WHAT: &'static str;
-    /// Whether the log says when it changes.
-    const IS_TOLD: bool;
-
-    /// Says whether the source answers; returns whether it was said before.
-    fn set_current(&mut self, is_current: bool) -> bool;
-
-    /// The number of things that it consists of.
-    fn count(&self) -> usize;
-
-    /// The number of things that are in only one of the two.
-    fn differences(&self, other: &Self) -> usize;
-}
+use crate::picture::Picture;
 
 /// The least time between two changes that followers are told of. A picture may be large, and a server may say many changes at once.
 const TELL_EVERY: Duration = Duration::from_millis(50);

@@ -12,10 +12,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::answer::AnswerError;
-use crate::backend::Shared;
 use crate::blocks::{Blocks, Gap};
 use crate::directory::EventSource;
 use crate::kv_event::{Published, Query, TOPIC, Told};
+use crate::shared::Shared;
 use crate::wire::{AskError, Wire};
 
 /// How often a worker is asked for what it has not published, or what was lost on the way.

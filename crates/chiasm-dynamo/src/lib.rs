@@ -30,6 +30,7 @@
 //! | `blocks` | which blocks a worker holds, as events for the index |
 //! | `following` | following that, which is a worker's sign of life |
 //! | `backend` | one start of a worker as a backend |
+//! | `shared` | the state of a backend, its jobs and its tasks, and the task that watches the worker |
 //! | `connector` | connecting to one worker |
 #![forbid(unsafe_code)]
 
@@ -49,6 +50,7 @@ mod kv_event;
 mod output;
 mod request;
 mod running;
+mod shared;
 mod tensors;
 mod wire;
 

@@ -10,8 +10,8 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use crate::answer::{Answer, AnswerError};
-use crate::backend::{InFlight, Shared};
 use crate::output::{End, EngineOutput};
+use crate::shared::{InFlight, Shared};
 use crate::tensors::Packed;
 
 /// A job, and what has come of it that nobody has asked for yet.

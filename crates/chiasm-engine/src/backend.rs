@@ -5,6 +5,7 @@ mod arena_policy;
 mod capabilities;
 mod connector;
 mod embedding_store;
+mod format_policy;
 mod host;
 mod kv_connector;
 mod launch_host;
@@ -26,8 +27,9 @@ use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
 
 pub use self::arena_policy::{ArenaPolicy, ShmTooSmall};
-pub use self::connector::{EngineConnector, EngineOptions, FormatPolicy};
+pub use self::connector::{EngineConnector, EngineOptions};
 pub use self::embedding_store::{EcConnector, EmbeddingStore};
+pub use self::format_policy::FormatPolicy;
 pub use self::host::{AttachHost, EngineHost, KeptAs, RunningEngine};
 pub use self::kv_connector::KvConnector;
 pub use self::launch_host::LaunchHost;

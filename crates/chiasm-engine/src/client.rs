@@ -4,6 +4,7 @@ mod adoption;
 mod connection;
 mod delivery;
 mod handshake;
+mod probe;
 mod pulse;
 mod registry;
 mod stream;

@@ -13,6 +13,7 @@ mod lines;
 mod ports;
 mod process;
 mod server_flags;
+mod spelling;
 mod stage;
 mod watchdog;
 

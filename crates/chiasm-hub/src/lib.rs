@@ -10,6 +10,7 @@
 //! | [`settings`] | where hub and cache are, as the environment says |
 //! | [`fetch`](fetch()) | from a model's id to a folder with its files |
 //! | `listing` | the files of a commit, and which are wanted |
+//! | `safe_path` | paths that lead nowhere but below a folder |
 //! | `cache` | folders and files of the cache |
 //! | `client` | requests to the hub: redirects, statuses, limits of time and bytes |
 //! | `blob` | one file's download: resumed, verified |
@@ -31,6 +32,7 @@ mod lock;
 mod partial;
 mod progress;
 pub mod repo;
+mod safe_path;
 pub mod settings;
 
 pub use error::HubError;

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::repo::{Commit, is_hex};
+use crate::safe_path::is_safe_path;
 
 /// Most files of a model.
 pub(crate) const MAX_FILES: usize = 20_000;
-/// Longest path of a file, in bytes.
-const MAX_PATH: usize = 1024;
 /// Larger files than this are data, whatever their names end in.
 const MAX_SMALL: u64 = 256 << 20;
 /// The version of Python's files of listings that is understood.
@@ -237,14 +236,6 @@ pub(crate) fn is_needed(path: &str) -> bool {
         "vocab",
     ];
     is_weights(path) || path.ends_with(".py") || NAMES.iter().any(|name| path.starts_with(name))
-}
-
-/// Whether a relative path stays below the folder that it is put in, and can be the name of a file.
-pub(crate) fn is_safe_path(path: &str) -> bool {
-    let is_part = |part: &str| !matches!(part, "" | "." | "..") && part.len() < MAX_PATH / 4;
-    path.len() <= MAX_PATH
-        && path.split('/').all(is_part)
-        && !path.contains(|char: char| char.is_control() || char == '\\')
 }
 
 fn shortened(text: &str) -> String {

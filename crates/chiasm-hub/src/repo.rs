@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::HubError;
-use crate::listing::is_safe_path;
+use crate::safe_path::is_safe_path;
 
 /// Longest id of a model, in bytes.
 const MAX_ID: usize = 96;

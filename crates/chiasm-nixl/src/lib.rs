@@ -21,12 +21,13 @@
 //! | `library` | the functions of NIXL's C interface and what they own: all unsafe code |
 //! | `pool` | memory that NIXL knows, in pieces |
 //! | `lender` | the side whose memory is read |
-//! | `reader` | the side that reads; `reading` is its thread |
+//! | `reader` | the side that reads; `reading` is its thread, `not_read` its errors |
 #![deny(unsafe_code)]
 
 mod lender;
 #[allow(unsafe_code, reason = "it calls C")]
 mod library;
+mod not_read;
 mod pool;
 mod reader;
 mod reading;
@@ -36,7 +37,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use lender::{Lender, Loan};
-pub use reader::{Lent, NotRead, Reader};
+pub use not_read::NotRead;
+pub use reader::{Lent, Reader};
 
 /// How many readings may have missed their deadline, or come to an end after which the library keeps their memory, until nothing is read
 /// any more: each costs its piece of the pool for as long as the process.

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::library::{Reading, Session};
+use crate::not_read::NotRead;
 use crate::pool::Piece;
-use crate::reader::NotRead;
 use crate::{MOST_ABANDONED, NixlError};
 
 /// Lenders whose memory is known at a time: frontends, and those before them that are gone.

@@ -28,6 +28,7 @@ mod detect;
 mod format;
 mod parser;
 mod pending;
+mod syntax;
 mod table;
 mod tag;
 mod tools;

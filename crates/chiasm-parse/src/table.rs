@@ -5,7 +5,7 @@ use crate::calls::braces;
 use crate::calls::json;
 use crate::calls::section::{self, NamePlace};
 use crate::calls::tagged;
-use crate::format::{Calls, Kind};
+use crate::syntax::{Calls, Kind};
 
 mod reasoning;
 mod tags;

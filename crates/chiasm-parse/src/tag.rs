@@ -3,8 +3,6 @@
 
 use serde_json::{Value, json};
 
-use crate::Format;
-
 /// A function, and the JSON schema that the arguments of its calls are held to.
 #[derive(Clone, Copy, Debug)]
 pub struct Function<'a> {
@@ -38,24 +36,15 @@ pub(crate) struct TagForm {
     pub(crate) token: &'static str,
 }
 
-impl Format {
-    /// Returns the token that a model must have for a [structural tag](Self::structural_tag), if
-    /// one is needed.
-    pub fn tag_token(&self) -> Option<&'static str> {
-        let form = self.calls?.tag?;
-        Some(form.token).filter(|token| !token.is_empty())
-    }
-
-    /// The structural tag that an engine holds an answer to, in which these functions are called. `has_to_call`: the answer is calls
-    /// and nothing else; otherwise it may be text, within which calls are held to their schemas. `is_one`: there is one call at most.
-    /// `None` for a format that xgrammar can't describe.
-    pub fn structural_tag(&self, functions: &[Function<'_>], has_to_call: bool, is_one: bool) -> Option<Value> {
-        let form = self.calls?.tag?;
-        let calls: Vec<Value> = functions.iter().flat_map(|function| form.calls(*function)).collect();
-        let (begin, end) = form.block;
+impl TagForm {
+    /// Builds the structural tag in which these functions are called; see
+    /// [`Format::structural_tag`](crate::Format::structural_tag).
+    pub(crate) fn structural_tag(&self, functions: &[Function<'_>], has_to_call: bool, is_one: bool) -> Value {
+        let calls: Vec<Value> = functions.iter().flat_map(|function| self.calls(*function)).collect();
+        let (begin, end) = self.block;
         let listed = || {
             json!({
-                "type": "tags_with_separator", "tags": calls, "separator": form.separator, "at_least_one": true,
+                "type": "tags_with_separator", "tags": calls, "separator": self.separator, "at_least_one": true,
                 "stop_after_first": is_one,
             })
         };
@@ -65,16 +54,14 @@ impl Format {
             (false, _) => {
                 let tags = if begin.is_empty() { calls } else { vec![tag(begin.trim_start(), listed(), end)] };
                 json!({
-                    "type": "triggered_tags", "triggers": [form.trigger], "tags": tags, "at_least_one": false,
+                    "type": "triggered_tags", "triggers": [self.trigger], "tags": tags, "at_least_one": false,
                     "stop_after_first": is_one,
                 })
             }
         };
-        Some(json!({"type": "structural_tag", "format": format}))
+        json!({"type": "structural_tag", "format": format})
     }
-}
 
-impl TagForm {
     /// The ways to write a call.
     fn calls(&self, Function { name, arguments }: Function<'_>) -> Vec<Value> {
         let mut content = json!({"type": "json_schema", "json_schema": arguments, "style": self.style});

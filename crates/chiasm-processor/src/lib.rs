@@ -11,6 +11,7 @@
 //!
 //! | module | is |
 //! |---|---|
+//! | `options` | the settings of a processor |
 //! | `processor` | the queue before the children |
 //! | `server` | the fork server: its start, its end, forks |
 //! | `supervisor` | the task that starts the fork server again |
@@ -30,6 +31,7 @@ mod error;
 mod item;
 mod memory;
 mod message;
+mod options;
 mod output;
 mod processor;
 mod python;
@@ -39,5 +41,6 @@ mod supervisor;
 pub use error::ProcessorError;
 pub use item::{ItemField, ItemTensor, ItemValue, MadeItem};
 pub use message::{ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode};
-pub use processor::{ItemCall, ItemLimits, Processor, ProcessorOptions, Sandbox};
+pub use options::{ItemLimits, ProcessorOptions, Sandbox};
+pub use processor::{ItemCall, Processor};
 pub use python::{python_of, script};

@@ -16,7 +16,7 @@ use crate::child::Child;
 use crate::connection::Connection;
 use crate::message::{FirstWords, Greeting};
 use crate::output::{self, LastLines};
-use crate::{ProcessorError, ProcessorOptions, Sandbox, python};
+use crate::{ProcessorError, ProcessorOptions, python};
 
 /// Time for a fork, on a machine that is busy. It takes some tens of milliseconds.
 const FORK_PATIENCE: Duration = Duration::from_secs(30);
@@ -162,17 +162,6 @@ impl Server {
         tokio::select! {
             () = self.end.is_over() => "it has ended",
             () = self.hangs.notified() => "it forks no children any more",
-        }
-    }
-}
-
-impl Sandbox {
-    /// The name on command lines.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Auto => "auto",
-            Self::Require => "require",
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use chiasm_types::MmHash;
 use lru::LruCache;
 
-use crate::roster::Seat;
+use crate::seat::Seat;
 
 /// An item counts as at least this part of its store, however small it is: a bound on memory, 65,536 items per machine.
 const SMALLEST_PART: u64 = 1 << 16;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::config::Decoding;
 use crate::explain::in_blocks;
-use crate::roster::Worker;
+use crate::worker::Worker;
 
 /// Time in which what was done comes to count less by e.
 pub(crate) const FADING: Duration = Duration::from_secs(5);

@@ -37,7 +37,10 @@
 //! |---|---|
 //! | `config` | policies, weights, limits |
 //! | `router` | the public face: workers, events, selection |
+//! | `shared` | the state behind all clones of a router, and its locks |
+//! | `request` | a request as the choice of a worker sees it |
 //! | `worker` | what is known of one worker |
+//! | `seat` | handles of workers that go stale with them |
 //! | `roster` | the workers' state and its bookkeeping |
 //! | `select` | the choice itself, by cost, of one worker or of one for each stage |
 //! | `route` | where a request goes, stage by stage |
@@ -60,12 +63,15 @@ mod explain;
 mod lately;
 mod media_holders;
 mod promises;
+mod request;
 mod reservation;
 mod roster;
 mod route;
 mod router;
+mod seat;
 mod select;
 mod sessions;
+mod shared;
 mod worker;
 
 pub use chiasm_kv::Chore;
@@ -73,7 +79,8 @@ pub use clock::{Clock, VirtualClock};
 pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, StageWeights, UnknownPolicy, Weights};
 pub use error::RouteError;
 pub use explain::{Considered, Decision, Explanation, Terms};
+pub use request::{RouteItem, RouteRequest, Splitting};
 pub use reservation::Reservation;
-pub use route::{Encodes, Route, Splitting};
-pub use router::{RouteItem, RouteRequest, Router};
+pub use route::{Encodes, Route};
+pub use router::Router;
 pub use worker::{Admission, EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use chiasm_types::MmHash;
 
-use crate::roster::Seat;
+use crate::seat::Seat;
 
 /// An item counts as at least this part of its cache, however small it is: a bound on memory, 4,096 items per worker.
 const SMALLEST_PART: u64 = 4096;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chiasm_kv::{BlockKey, BuildBlockKeyHasher};
 
-use crate::roster::Seat;
+use crate::seat::Seat;
 
 /// Promised blocks of ended requests that are kept at most: a bound on memory (100 MB), not a tuned number. At 16 tokens
 /// per block these are 16 million prompt tokens ended within the grace time.

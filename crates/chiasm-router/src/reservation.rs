@@ -6,8 +6,8 @@ use std::sync::Arc;
 use chiasm_types::{BlockSize, MmHash, WorkerId};
 
 use crate::roster::Hold;
-use crate::router::Shared;
 use crate::select::Assignment;
+use crate::shared::Shared;
 use crate::worker::Knowledge;
 
 /// A request's place on a worker: load and promised blocks. Dropping it gives both back.

@@ -13,8 +13,9 @@ use crate::embeddings::Embeddings;
 use crate::lately::Lately;
 use crate::media_holders::{MediaHolders, Odometer, Odometers};
 use crate::promises::{Promises, RequestNumber};
+use crate::seat::Seat;
 use crate::sessions::Sessions;
-use crate::worker::{Admission, EngineStats, Knowledge, WorkerInfo};
+use crate::worker::{Admission, Pending, Worker, WorkerInfo};
 
 /// The workers that can be picked and what was given to them; one lock of the router guards it.
 pub(crate) struct Roster {
@@ -41,49 +42,6 @@ pub(crate) struct Roster {
     encoders: usize,
 }
 
-pub(crate) struct Worker {
-    pub(crate) id: WorkerId,
-    pub(crate) info: WorkerInfo,
-    /// The worker's place, in this life.
-    pub(crate) seat: Seat,
-    pub(crate) requests: usize,
-    pub(crate) blocks_in_use: u64,
-    /// What its requests without a token wait for.
-    pub(crate) pending: Pending,
-    /// Work that it did lately, in the unit of costs; see [`Lately`].
-    pub(crate) lately: f64,
-    pub(crate) odometers: Odometers,
-    pub(crate) engine: Option<EngineStats>,
-    /// Requests that waited in the engine when it last told, and were not this router's: such as another frontend's.
-    pub(crate) waiting_of_others: u64,
-    /// It does not answer.
-    pub(crate) suspect: bool,
-    /// The requests that it may get.
-    pub(crate) admission: Admission,
-    /// Whether no event is missing that could be had. Means nothing for a worker without events.
-    pub(crate) caught_up: bool,
-    /// What it is believed to hold, if its events don't tell all.
-    pub(crate) believed: Option<Believed>,
-    /// The count of batches of events when its last one was applied.
-    pub(crate) events_at: u64,
-}
-
-/// A worker in one of its lives: what earlier workers of the same id or place were given does not concern it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Seat {
-    pub(crate) place: u32,
-    pub(crate) life: u32,
-}
-
-/// What requests make engines do before their first tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Pending {
-    /// Prompt tokens to compute.
-    pub(crate) tokens: u64,
-    /// Cost of the work, in the unit of costs.
-    pub(crate) work: f64,
-}
-
 /// What a request usually is, for those that engines have from others.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Typical {
@@ -107,24 +65,6 @@ pub(crate) struct Hold {
 struct Encodes {
     machine: u64,
     items: Vec<MmHash>,
-}
-
-impl Worker {
-    /// Takes note of what the engine says about itself. Which of its requests are others' shows only now: it may say nothing more
-    /// for a second, in which this router's own come and go.
-    pub(crate) fn tell(&mut self, stats: EngineStats) {
-        let of_others = (stats.running + stats.waiting).saturating_sub(self.requests as u64);
-        self.waiting_of_others = stats.waiting.min(of_others);
-        self.engine = Some(stats);
-    }
-
-    pub(crate) fn knowledge(&self) -> Knowledge {
-        match (self.info.publishes_events && !self.caught_up, &self.believed) {
-            (true, _) => Knowledge::CatchingUp,
-            (false, Some(_)) => Knowledge::Approximate,
-            (false, None) => Knowledge::Exact,
-        }
-    }
 }
 
 impl Roster {

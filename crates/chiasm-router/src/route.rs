@@ -23,12 +23,3 @@ pub struct Encodes {
     /// What it encodes, each item once.
     pub items: Vec<MmHash>,
 }
-
-/// Whether the prompt of a request may be computed elsewhere than its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Splitting {
-    /// Where workers have roles, and where it is cheaper.
-    Allowed,
-    /// One worker does both.
-    Forbidden,
-}

@@ -1,61 +1,26 @@
-//! The router's public face, and its locks.
-
-mod shared;
+//! The router's public face.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{
-    BlockKey, Chore, IndexStats, KeyScheme, KvError, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats,
-};
-use chiasm_types::{MmHash, PlanClassId, WorkerId};
+use chiasm_kv::{BlockKey, Chore, IndexStats, KeyScheme, KvError, Snapshot, SnapshotError, WorkerIndexStats};
+use chiasm_types::{MmHash, WorkerId};
 
 use crate::believed::Believed;
 use crate::clock::Clock;
 use crate::config::RouterConfig;
 use crate::error::RouteError;
 use crate::explain::Explanation;
+use crate::request::{RouteRequest, Splitting};
 use crate::reservation::Reservation;
-use crate::roster::{Hold, Roster, Worker};
-use crate::route::{Encodes, Route, Splitting};
+use crate::roster::Hold;
+use crate::route::{Encodes, Route};
 use crate::select::{self, Assignment, Encoding, Scratch, Stages};
-use crate::worker::{Admission, EngineStats, WorkerInfo, WorkerSnapshot};
-
-/// What decides where a request goes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RouteRequest<'a> {
-    /// Keys of the prompt's full blocks, in prompt order.
-    pub keys: &'a [BlockKey],
-    /// Tokens of the expanded prompt.
-    pub prompt_tokens: usize,
-    /// The media items, in any order.
-    pub media: &'a [RouteItem],
-    /// The class of the workers that these keys, tokens and items are for.
-    pub class: PlanClassId,
-    /// Embeddings, in tokens, that a worker must be able to encode at once: those of an item that is larger than the
-    /// model's own settings make any; else 0.
-    pub encoder_tokens: usize,
-    /// Requests with the same number go to the same worker as long as it is there and not busy.
-    pub session: Option<u64>,
-    /// Workers that must not get it, such as those that have failed it.
-    pub exclude: &'a [WorkerId],
-}
-
-/// One media item of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RouteItem {
-    /// The item's identity.
-    pub hash: MmHash,
-    /// Index of the prompt token after its placeholder.
-    pub end: usize,
-    /// Embeddings that the encoder makes of it, in tokens.
-    pub embeds: usize,
-    /// Elements of its tensors.
-    pub elements: u64,
-}
+use crate::shared::Shared;
+use crate::worker::{Admission, EngineStats, Worker, WorkerInfo, WorkerSnapshot};
 
 /// Picks workers. Cheap to clone; all clones are the same router.
 ///
@@ -66,33 +31,12 @@ pub struct Router {
     shared: Arc<Shared>,
 }
 
-/// Workers without events may be believed to hold a block for so much longer: looking at all of them takes a while.
-const BELIEFS_PAUSE: Duration = Duration::from_secs(1);
-/// Blocks of a worker that are forgotten at once, in about a millisecond; the rest with the next requests.
-const MOST_FORGOTTEN: usize = 4096;
-
 /// Blocks that a batch may add for their list to be worth keeping.
 const MOST_ADDED: usize = 1 << 12;
 
 thread_local! {
     /// Keys that the payload which this thread applies has added.
     static ADDED: RefCell<Vec<BlockKey>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The index has locks of its own. They may be taken while the roster is locked, not the other way round. No lock is held
-/// longer than a call.
-pub(crate) struct Shared {
-    config: RouterConfig,
-    clock: Clock,
-    index: PrefixIndex,
-    roster: Mutex<Roster>,
-    /// Batches of events whose blocks have been confirmed.
-    batches: AtomicU64,
-    /// When to look for beliefs to forget, in nanoseconds; `u64::MAX` for never.
-    beliefs_expire_at: AtomicU64,
-    /// Buffers of those who are not selecting now.
-    scratch: Mutex<Vec<Scratch>>,
-    background: Arc<dyn Fn(Chore) + Send + Sync>,
 }
 
 impl Router {
@@ -113,22 +57,7 @@ impl Router {
     }
 
     fn make(config: RouterConfig, clock: Clock, background: Arc<dyn Fn(Chore) + Send + Sync>) -> Self {
-        let roster = Mutex::new(Roster::new(&config));
-        let index = config.index_max_bytes.map_or_else(PrefixIndex::new, PrefixIndex::with_max_bytes);
-        let run = background.clone();
-        let index = index.in_background(move |chore| run(chore));
-        Self {
-            shared: Arc::new(Shared {
-                config,
-                clock,
-                index,
-                roster,
-                batches: AtomicU64::new(0),
-                beliefs_expire_at: AtomicU64::new(u64::MAX),
-                scratch: Mutex::default(),
-                background,
-            }),
-        }
+        Self { shared: Arc::new(Shared::new(config, clock, background)) }
     }
 
     /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its engine: what the old

@@ -13,9 +13,10 @@ use crate::config::{BusyThresholds, Policy, RouterConfig, Weights};
 use crate::error::RouteError;
 use crate::explain::{Considered, Decision, Explanation, in_blocks};
 use crate::media_holders::ItemUse;
-use crate::roster::{Pending, Roster, Seat, Worker};
-use crate::router::{RouteItem, RouteRequest};
-use crate::worker::{Admission, Knowledge};
+use crate::request::{RouteItem, RouteRequest};
+use crate::roster::Roster;
+use crate::seat::Seat;
+use crate::worker::{Admission, Knowledge, Pending, Worker};
 use candidate::{Candidate, Held, Items};
 use encoders::Encoder;
 

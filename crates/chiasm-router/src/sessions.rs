@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use lru::LruCache;
 
-use crate::roster::Seat;
+use crate::seat::Seat;
 
 /// The least recently used are forgotten.
 pub(crate) struct Sessions(Option<LruCache<u64, Seat>>);

@@ -3,6 +3,10 @@
 use chiasm_kv::WorkerIndexStats;
 use chiasm_types::{BlockSize, PlanClassId, Role, WorkerId};
 
+use crate::believed::Believed;
+use crate::media_holders::Odometers;
+use crate::seat::Seat;
+
 /// What is fixed about a worker while its engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerInfo {
@@ -108,4 +112,59 @@ pub struct WorkerSnapshot {
     pub index: WorkerIndexStats,
     /// What the engine says; `None` before it said anything.
     pub engine: Option<EngineStats>,
+}
+
+/// The router's own state of one worker; the lock of the roster guards it.
+pub(crate) struct Worker {
+    pub(crate) id: WorkerId,
+    pub(crate) info: WorkerInfo,
+    /// The worker's place, in this life.
+    pub(crate) seat: Seat,
+    pub(crate) requests: usize,
+    pub(crate) blocks_in_use: u64,
+    /// What its requests without a token wait for.
+    pub(crate) pending: Pending,
+    /// Work that it did lately, in the unit of costs; see [`Lately`](crate::lately::Lately).
+    pub(crate) lately: f64,
+    pub(crate) odometers: Odometers,
+    pub(crate) engine: Option<EngineStats>,
+    /// Requests that waited in the engine when it last told, and were not this router's: such as another frontend's.
+    pub(crate) waiting_of_others: u64,
+    /// It does not answer.
+    pub(crate) suspect: bool,
+    /// The requests that it may get.
+    pub(crate) admission: Admission,
+    /// Whether no event is missing that could be had. Means nothing for a worker without events.
+    pub(crate) caught_up: bool,
+    /// What it is believed to hold, if its events don't tell all.
+    pub(crate) believed: Option<Believed>,
+    /// The count of batches of events when its last one was applied.
+    pub(crate) events_at: u64,
+}
+
+/// What requests make engines do before their first tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Pending {
+    /// Prompt tokens to compute.
+    pub(crate) tokens: u64,
+    /// Cost of the work, in the unit of costs.
+    pub(crate) work: f64,
+}
+
+impl Worker {
+    /// Takes note of what the engine says about itself. Which of its requests are others' shows only now: it may say nothing more
+    /// for a second, in which this router's own come and go.
+    pub(crate) fn tell(&mut self, stats: EngineStats) {
+        let of_others = (stats.running + stats.waiting).saturating_sub(self.requests as u64);
+        self.waiting_of_others = stats.waiting.min(of_others);
+        self.engine = Some(stats);
+    }
+
+    pub(crate) fn knowledge(&self) -> Knowledge {
+        match (self.info.publishes_events && !self.caught_up, &self.believed) {
+            (true, _) => Knowledge::CatchingUp,
+            (false, Some(_)) => Knowledge::Approximate,
+            (false, None) => Knowledge::Exact,
+        }
+    }
 }

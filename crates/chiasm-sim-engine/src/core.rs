@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::config::SimConfig;
-use crate::intake::{SharedReceiverCache, Work};
+use crate::intake::SharedReceiverCache;
 use crate::item::Item;
 use crate::loras::Loras;
 use crate::moment_log::MomentLog;
@@ -20,6 +20,7 @@ use crate::plugin::Plugin;
 use crate::scheduler::{Fatal, Scheduler};
 use crate::step_outputs::ClientOutputs;
 use crate::utility::Callee;
+use crate::work::Work;
 
 /// A step that can compute nothing although requests are there. vLLM was measured at 7 500 of them per second.
 const IDLE_STEP: Duration = Duration::from_micros(133);

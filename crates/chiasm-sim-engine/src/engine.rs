@@ -13,7 +13,7 @@ use crate::core::{Core, End};
 use crate::error::SimError;
 use crate::faults::Death;
 use crate::handshake::{self, Handshake};
-use crate::intake::{Intake, Work};
+use crate::intake::Intake;
 use crate::kv_publisher::KvPublisher;
 use crate::left_prompts::LeftPrompts;
 use crate::lent_slot::Alarm;
@@ -25,6 +25,7 @@ use crate::plugin::Plugin;
 use crate::receiver_cache::ReceiverCache;
 use crate::scheduler::Scheduler;
 use crate::sockets;
+use crate::work::Work;
 
 /// How long the last messages may take to leave; vLLM's output sockets linger as long.
 const LINGER: Duration = Duration::from_secs(4);
@@ -176,7 +177,7 @@ async fn start(
     let intake = Intake {
         receiver_cache: receiver_cache.clone(),
         plugin: plugin.clone(),
-        alarm: config.verify_slots.then(|| Alarm(work.clone())),
+        alarm: config.verify_slots.then(|| Alarm::new(work.clone())),
         held: Arc::default(),
         block_size: config.block_size.get(),
         time,

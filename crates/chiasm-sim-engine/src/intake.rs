@@ -6,14 +6,15 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmItem, RequestError,
-    TensorData, Utility, WireError, WireTensor, request,
+    TensorData, WireError, WireTensor, request,
 };
 use tokio::sync::mpsc;
 
+use crate::computed::Computed;
 use crate::handle::Refused;
 use crate::image::cached_bytes;
 use crate::item::Item;
-use crate::left_prompts::{self, BadParams, Computed, Handed, LeftPrompts, Origin};
+use crate::left_prompts::{self, BadParams, Handed, LeftPrompts, Origin};
 use crate::lent_slot::{Alarm, LentSlot};
 use crate::moment_log::MomentLog;
 use crate::monotonic_time::MonotonicTime;
@@ -22,23 +23,7 @@ use crate::plugin::Plugin;
 use crate::receiver_cache::{Incoming, ReceiverCache};
 use crate::sampling_rules;
 use crate::sequence::Sequence;
-
-/// Work for the engine's loop.
-pub(crate) enum Work {
-    Add(Box<Sequence>),
-    /// A request whose prompt is got from another engine: [`Work::Given`] follows.
-    Await(Box<Sequence>),
-    Abort(Vec<String>),
-    Call(Utility),
-    /// SIGTERM.
-    Stop,
-    /// A request whose prompt was left elsewhere can be computed: whether it was had from there.
-    Given(String, bool),
-    /// The blocks of a prompt that was left are not needed any more.
-    LetGo(u64),
-    /// Something was noticed that the engine must not outlive; what, in words.
-    Die(String),
-}
+use crate::work::Work;
 
 /// The cache is filled here and emptied by the engine's loop.
 pub(crate) type SharedReceiverCache = Arc<Mutex<ReceiverCache<Item>>>;

@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::block_chain::BlockHash;
-use crate::intake::Work;
+use crate::computed::Computed;
+use crate::work::Work;
 
 /// How often leases are looked at.
 const LOOK: Duration = Duration::from_millis(500);
@@ -21,24 +21,6 @@ const LOOK: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of a line.
 const MOST_BYTES: u64 = 4096;
-
-/// What stands for the keys and values of a prompt: the number of its tokens, and a digest of its blocks with the tokens behind them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Computed(String);
-
-impl Computed {
-    /// Of a prompt with these full blocks, and the raw tokens behind the last of them.
-    pub(crate) fn of(blocks: &[BlockHash], rest: &[u32]) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        if let Some(last) = blocks.last() {
-            hasher.update(&last.bytes());
-        }
-        for token in rest {
-            hasher.update(&token.to_le_bytes());
-        }
-        Self(format!("{}+{}:{}", blocks.len(), rest.len(), hasher.finalize().to_hex()))
-    }
-}
 
 /// What an engine is asked to do with a prompt for others.
 #[derive(Clone, Debug, PartialEq, Eq)]

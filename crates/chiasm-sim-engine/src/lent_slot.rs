@@ -5,10 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use chiasm_transfer::SlotView;
-use tokio::sync::mpsc;
 
 use crate::digest::Digest;
-use crate::intake::Work;
 
 /// A view of a slot that the frontend has lent. The lease is returned with the last clone.
 ///
@@ -33,13 +31,25 @@ pub(crate) struct Overwritten {
 }
 
 /// Makes the engine die, from places that have no caller to tell.
-#[derive(Clone, Debug)]
-pub(crate) struct Alarm(pub(crate) mpsc::UnboundedSender<Work>);
+#[derive(Clone)]
+pub(crate) struct Alarm(Arc<dyn AlarmTarget>);
+
+/// An engine as its alarms reach it.
+pub(crate) trait AlarmTarget: Send + Sync {
+    /// Returns `true` if nobody reads alarms any more.
+    fn has_ended(&self) -> bool;
+
+    /// Ends the engine, for this reason.
+    fn die(&self, reason: String);
+}
 
 impl Alarm {
-    pub(crate) fn raise(&self, overwritten: &Overwritten) {
-        // The other end is gone only while everything is being torn down.
-        let _ = self.0.send(Work::Die(overwritten.to_string()));
+    pub(crate) fn new(target: impl AlarmTarget + 'static) -> Self {
+        Self(Arc::new(target))
+    }
+
+    fn raise(&self, overwritten: &Overwritten) {
+        self.0.die(overwritten.to_string());
     }
 }
 
@@ -91,7 +101,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // An engine that has ended has nobody to tell.
-        let Some(alarm) = self.alarm.as_ref().filter(|alarm| !alarm.0.is_closed()) else { return };
+        let Some(alarm) = self.alarm.as_ref().filter(|alarm| !alarm.0.has_ended()) else { return };
         if let Err(overwritten) = self.check() {
             alarm.raise(&overwritten);
         }
@@ -116,7 +126,9 @@ pub(crate) mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
+    use crate::work::Work;
     use chiasm_transfer::{Arena, ArenaReader, SHM_DIR};
+    use tokio::sync::mpsc;
 
     /// Bytes in a slot of an arena of their own, and the end at which its alarm is heard.
     pub(crate) struct Lent {
@@ -133,7 +145,7 @@ pub(crate) mod tests {
             let handle = writer.publish().lend().unwrap().handle;
             let view = ArenaReader::open(arena.name()).unwrap().resolve(&handle).unwrap();
             let (sender, alarms) = mpsc::unbounded_channel();
-            let slot = LentSlot::new(view, handle.offset, Some(Alarm(sender)));
+            let slot = LentSlot::new(view, handle.offset, Some(Alarm::new(sender)));
             Self { arena, slot, alarms }
         }
 

@@ -27,11 +27,11 @@
 //! |---|---|
 //! | life of an engine | `engine` (start, kill, stop), `config`, `faults`, `error` |
 //! | towards the frontend | `handshake`, `connection`, `sockets`, `intake`, `outbox`, `kv_publisher` |
-//! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `monotonic_time`, `moment_log` |
+//! | the loop | `core`, `work`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `monotonic_time`, `moment_log` |
 //! | caches | `cache_events` (on `block_chain`), `receiver_cache`; batches, the KV cache and that of encoded images are `chiasm-engine-model`'s |
 //! | adapters | `loras`: which are loaded; that a step uses at most so many of them is not simulated |
 //! | shared memory | `plugin`, `handle`, `lent_slot` |
-//! | other engines | `left_prompts`: prompts that one computes for another; `embeddings`: items that one encodes for others |
+//! | other engines | `left_prompts`, `computed`: prompts that one computes for another; `embeddings`: items that one encodes for others |
 //! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
 //!
 //! Not simulated: pooling, structured outputs, speculative decoding, the time that a prompt takes to another engine, priority scheduling, and the
@@ -40,6 +40,7 @@
 
 mod block_chain;
 mod cache_events;
+mod computed;
 mod config;
 mod connection;
 mod core;
@@ -71,6 +72,7 @@ mod sequence;
 mod sockets;
 mod step_outputs;
 mod utility;
+mod work;
 
 pub use config::{ImageRules, KvEvents, LoraLimits, SimConfig, TextToTokens};
 pub use embeddings::EmbeddingFolder;

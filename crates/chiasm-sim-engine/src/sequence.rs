@@ -7,10 +7,10 @@ use chiasm_engine::wire::{EngineCoreRequest, FinishReason, LoraRequest, PrefillS
 use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
+use crate::computed::Computed;
 use crate::config::SimConfig;
 use crate::image::{self, ItemError, SeenItem};
 use crate::item::Item;
-use crate::left_prompts::Computed;
 use crate::reply::{self, Answer};
 
 /// A request that waits or runs.

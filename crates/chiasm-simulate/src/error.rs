@@ -10,8 +10,13 @@ pub enum SimulateError {
     #[error("{0}")]
     Config(&'static str),
     /// No workload has that name.
-    #[error("unknown workload '{0}'; use {names}", names = crate::workload::Workload::names())]
-    UnknownWorkload(String),
+    #[error("unknown workload '{name}'; use {known}")]
+    UnknownWorkload {
+        /// The name.
+        name: String,
+        /// The names that there are.
+        known: String,
+    },
     /// A trace can't be opened or read.
     #[error("cannot read the trace {path}: {source}")]
     TraceRead {

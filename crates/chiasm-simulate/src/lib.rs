@@ -29,7 +29,7 @@
 //!
 //! | module | is about |
 //! |---|---|
-//! | `scenario` | what is simulated |
+//! | `scenario`, `run` | what is simulated; running it |
 //! | `workload` | what is asked: generated requests and traces |
 //! | `sequence` | a request's tokens in few words |
 //! | `fleet` | the event loop: frontends, engines |
@@ -38,7 +38,7 @@
 //! | `encoder` | a modelled engine that encodes images for others |
 //! | `embedding_store` | what such engines leave |
 //! | `model` | the engines' and the frontends' speeds and sizes, and where the numbers come from |
-//! | `tally`, `timeline`, `histogram` | what is counted, in all and over time |
+//! | `tally`, `timeline`, `histogram`, `latency` | what is counted, in all and over time |
 //! | `report` | what a run tells |
 #![forbid(unsafe_code)]
 
@@ -49,8 +49,10 @@ mod error;
 mod fleet;
 mod frontends;
 mod histogram;
+mod latency;
 mod model;
 mod report;
+mod run;
 mod scenario;
 mod sequence;
 mod tally;
@@ -59,8 +61,9 @@ mod virtual_time;
 mod workload;
 
 pub use error::SimulateError;
+pub use latency::Latency;
 pub use model::{EngineModel, FrontendModel};
-pub use report::{Latency, PolicyReport, table};
+pub use report::{PolicyReport, table};
 pub use scenario::{Arrivals, Scenario, Source};
 pub use timeline::Interval;
 pub use workload::{TraceSummary, Workload, WorkloadSize};

@@ -1,23 +1,14 @@
 //! What is simulated.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use chiasm_router::{Policy, RouterConfig};
+use chiasm_router::RouterConfig;
 use chiasm_types::Role;
 
 use crate::error::SimulateError;
-use crate::fleet::Fleet;
 use crate::model::{EngineModel, FrontendModel};
-use crate::report::PolicyReport;
 use crate::workload::{Generator, Request, Trace, TraceSummary, Workload, WorkloadSize};
 
-/// Requests that each worker has in flight when saturation is measured.
-const SATURATING: usize = 128;
-/// Requests per worker from which saturation is measured, at least and at most.
-const SATURATION_SAMPLE: RangeInclusive<u64> = 512..=2000;
 /// Most workers; more would be a wrong number rather than a fleet.
 const MOST_WORKERS: usize = 100_000;
 
@@ -81,63 +72,7 @@ impl Source {
 }
 
 impl Scenario {
-    /// Runs one policy to the end of the last request.
-    ///
-    /// # Errors
-    /// The scenario makes no sense, its trace can't be read, or nothing in it fits the engines.
-    pub fn run(&self, policy: Policy, arrivals: Arrivals) -> Result<PolicyReport, SimulateError> {
-        self.check(arrivals)?;
-        Fleet::new(self, policy, arrivals).run(self.requests()?)
-    }
-
-    /// Runs several policies on so many threads; the reports are in the order of the policies.
-    ///
-    /// # Errors
-    /// As [`Scenario::run`].
-    pub fn run_all(
-        &self,
-        policies: &[Policy],
-        arrivals: Arrivals,
-        threads: usize,
-    ) -> Result<Vec<PolicyReport>, SimulateError> {
-        let next = AtomicUsize::new(0);
-        let done = Mutex::new(Vec::with_capacity(policies.len()));
-        std::thread::scope(|scope| {
-            for _ in 0..threads.clamp(1, policies.len().max(1)) {
-                scope.spawn(|| {
-                    while let Some((at, policy)) = policies.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
-                    {
-                        let report = self.run(*policy, arrivals);
-                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((at, report));
-                    }
-                });
-            }
-        });
-        let mut done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        done.sort_by_key(|(at, _)| *at);
-        done.into_iter().map(|(_, report)| report).collect()
-    }
-
-    /// Requests per second that the fleet can serve under a policy: what ends while 128 requests per worker are in flight, after
-    /// the warm-up. Measured with as many requests as the scenario has, but 512 to 2,000 per worker, and with one frontend, so
-    /// that several are asked as much as one.
-    ///
-    /// # Errors
-    /// As [`Scenario::run`].
-    pub fn saturation(&self, policy: Policy) -> Result<f64, SimulateError> {
-        let workers = self.workers.len() as u64;
-        let (least, most) = (SATURATION_SAMPLE.start() * workers, SATURATION_SAMPLE.end() * workers);
-        let requests = match self.source {
-            Source::Generated(..) => self.requests.clamp(least, most),
-            Source::Trace(_) => self.requests.min(most),
-        };
-        let warm_up = self.warm_up.max(SATURATING as u64 * workers).min(requests / 2);
-        let frontend = FrontendModel { frontends: 1, ..self.frontend };
-        let sample = Self { requests, warm_up, frontend, ..self.clone() };
-        Ok(sample.run(policy, Arrivals::Closed(SATURATING))?.requests_per_second)
-    }
-
-    fn requests(&self) -> Result<Box<dyn Iterator<Item = Result<Request, SimulateError>>>, SimulateError> {
+    pub(crate) fn requests(&self) -> Result<Box<dyn Iterator<Item = Result<Request, SimulateError>>>, SimulateError> {
         let most = usize::try_from(self.requests).unwrap_or(usize::MAX);
         Ok(match &self.source {
             Source::Generated(workload, size) => {
@@ -157,7 +92,7 @@ impl Scenario {
         self.workers.contains(&Role::Encode)
     }
 
-    fn check(&self, arrivals: Arrivals) -> Result<(), SimulateError> {
+    pub(crate) fn check(&self, arrivals: Arrivals) -> Result<(), SimulateError> {
         self.engine.check()?;
         self.frontend.check()?;
         if !(1..=MOST_WORKERS).contains(&self.workers.len()) {

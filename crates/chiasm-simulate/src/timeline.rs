@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::histogram::Histogram;
-use crate::report::Latency;
+use crate::latency::Latency;
 use crate::virtual_time::{Nanos, seconds};
 
 /// Intervals that are kept at most. When there would be more, each two become one.

@@ -85,7 +85,7 @@ impl Workload {
         Self::Mixed,
     ];
 
-    pub(crate) fn names() -> String {
+    fn names() -> String {
         NAMES.map(|(_, name)| name).join(", ")
     }
 }
@@ -101,7 +101,8 @@ impl FromStr for Workload {
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let known = NAMES.iter().find(|(_, known)| *known == name);
-        known.map(|(workload, _)| *workload).ok_or_else(|| SimulateError::UnknownWorkload(name.to_owned()))
+        let unknown = || SimulateError::UnknownWorkload { name: name.to_owned(), known: Self::names() };
+        known.map(|(workload, _)| *workload).ok_or_else(unknown)
     }
 }
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Weak};
 
-use crate::arena::Shared;
 use crate::error::NoSlot;
 use crate::layout::Handle;
 use crate::leases::LeaseId;
+use crate::shared::Shared;
 
 /// A slot that is being written. Dropping it gives the room back.
 #[derive(Debug)]

@@ -5,7 +5,12 @@ use std::str::FromStr;
 use chiasm_types::BlockSize;
 use url::Url;
 
-use crate::trtllm;
+/// The tokens of a block of `trtllm-serve` by default (`kv_cache_config.tokens_per_block`). The server
+/// does not report the number.
+const TRTLLM_BLOCK_SIZE: BlockSize = match BlockSize::new(32) {
+    Some(size) => size,
+    None => panic!("32 is not 0"),
+};
 
 /// What a server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +40,7 @@ impl Kind {
 
     /// What an address is of before its options are known, and the rest of it.
     fn of(address: &str) -> (Self, &str) {
-        let of_trtllm = Self::Trtllm { block_size: trtllm::BLOCK_SIZE };
+        let of_trtllm = Self::Trtllm { block_size: TRTLLM_BLOCK_SIZE };
         let with_prefix = [Self::VllmTokens, Self::SglangTokens, of_trtllm].into_iter();
         let mut found = with_prefix.filter_map(|kind| address.strip_prefix(kind.prefix()).map(|rest| (kind, rest)));
         found.next().unwrap_or((Self::Messages, address))

@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use url::Host;
 
 use crate::address::{Kind, Upstream};
-use crate::backend::{Mode, UpstreamBackend};
+use crate::backend::UpstreamBackend;
 use crate::found::{Found, can_generate};
 use crate::models::{self, Names, shown};
 use crate::plain::FoundPlain;
@@ -18,12 +18,10 @@ use crate::server::Server;
 use crate::server_key::UpstreamKey;
 use crate::setup_error::SetupError;
 use crate::sglang;
+use crate::shared::Mode;
 use crate::trtllm::{Asked, FoundTrtllm};
 use crate::unusable::Unusable;
 
-/// Tokens that a step of a server is taken to compute, which it does not tell: as many as vLLM's by default on large GPUs. Only how
-/// many embeddings are kept follows from it.
-const USUAL_STEP: usize = 8192;
 /// Somebody else starts it: it is looked for soon again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -147,13 +145,6 @@ impl Connector for UpstreamConnector {
     fn longest_pause(&self) -> Duration {
         LONGEST_PAUSE
     }
-}
-
-/// Embeddings that a server keeps, of which it does not tell. vLLM has room for the largest item that the model takes, often a video as
-/// long as the context. Where that is too much it matters little; with too little, encoders would seem to be what all requests wait
-/// for.
-pub(crate) fn encoder_cache(largest_item: &LargestItem, max_model_len: usize) -> u64 {
-    largest_item.encoder_cache(USUAL_STEP, max_model_len).unwrap_or(max_model_len as u64)
 }
 
 /// The model's name in requests: the operator's, also where the server lists none.

@@ -11,7 +11,7 @@ use chiasm_backend::{
 use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
 
-use crate::connector::encoder_cache;
+use crate::encoder_cache::encoder_cache;
 use crate::gauges;
 use crate::models::{self, Models, Names};
 use crate::server::{AskError, Server};

@@ -29,7 +29,9 @@
 //! | `models` | which of the models that a server lists is meant |
 //! | `plain` | a server that is given requests as they come |
 //! | `connector` | connecting to a server, again after each of its ends |
-//! | `backend` | one server as a backend, and the task that watches it |
+//! | `encoder_cache` | the assumed size of a server's encoder cache |
+//! | `backend` | one server as a backend |
+//! | `shared` | the state of a backend, its jobs and its tasks, and the task that watches the server |
 //! | `request` | a job as the body of a request |
 //! | `running` | one job that runs |
 //! | `chunk` | what one event of an answer says |
@@ -44,6 +46,7 @@ mod backend;
 mod chunk;
 mod client;
 mod connector;
+mod encoder_cache;
 mod events;
 mod found;
 mod gauges;
@@ -56,6 +59,7 @@ mod server;
 mod server_key;
 mod setup_error;
 mod sglang;
+mod shared;
 mod trtllm;
 mod unusable;
 

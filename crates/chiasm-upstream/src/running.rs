@@ -10,10 +10,10 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::StreamExt;
 use reqwest::Response;
 
-use crate::backend::Shared;
 use crate::chunk::{Chunk, ChunkChoice, End};
 use crate::events::{Events, TooLong};
 use crate::pieces::Pieces;
+use crate::shared::Shared;
 
 /// The data of the event that ends an answer.
 pub(crate) const DONE: &[u8] = b"[DONE]";

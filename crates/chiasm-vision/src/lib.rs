@@ -26,12 +26,12 @@
 //! | module | holds |
 //! |---|---|
 //! | `model`, `model_dir` | [`VisionModel`]; what it reads from a model directory |
-//! | `family`, `families/` | the table of known families; one module per family: settings and arithmetic |
+//! | `family`, `families/` | the trait of a family; one module per family: settings and arithmetic; their table |
 //! | `fingerprint` | the settings' part of an item's identity |
 //! | `engine_kwargs` | settings for all requests beside those of one |
 //! | `settings` | settings that the image processors of all families share |
 //! | `vocabulary` | what a family asks the tokenizer |
-//! | `image`, `image_prompt`, `image_plan`, `tensor` | what goes in, what stands for it in a prompt, what is planned, what comes out |
+//! | `size`, `image`, `image_prompt`, `image_plan`, `tensor` | what goes in, what stands for it in a prompt, what is planned, what comes out |
 //! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each, and faster ones of the same bits |
 //!
 //! The fastest [`Implementation`] of the loops that the CPU runs is found at run time. For debugging, the environment
@@ -50,17 +50,19 @@ mod kernels;
 mod model;
 mod model_dir;
 mod settings;
+mod size;
 mod tensor;
 mod vocabulary;
 
 pub use error::{Fault, VisionError};
 pub use family::ImageKwargs;
-pub use image::{ImageSize, RgbView};
+pub use image::RgbView;
 pub use image_plan::ImagePlan;
 pub use image_prompt::ImagePrompt;
 #[cfg(feature = "bench")]
 pub use kernels::resize_bicubic;
 pub use kernels::{Implementation, Parallelism};
 pub use model::{TakenKinds, VisionModel};
+pub use size::ImageSize;
 pub use tensor::{Contents, PixelFormat, TensorSpec};
 pub use vocabulary::{NoVocabulary, Vocabulary};

@@ -8,7 +8,8 @@ use half::{bf16, f16};
 use serde_json::{Map, Value};
 
 use crate::engine_kwargs;
-use crate::family::{self, Family, FamilyEntry};
+use crate::families::{self, FamilyEntry};
+use crate::family::Family;
 use crate::fingerprint::Fingerprint;
 use crate::image_plan::PixelTensor;
 use crate::kernels::{Elements, Implementation, Job, Parallelism};
@@ -55,7 +56,7 @@ impl VisionModel {
         let Some(dir) = ModelDir::read(dir)? else {
             return Ok(None);
         };
-        let entry = family::find(&dir)?;
+        let entry = families::find(&dir)?;
         let kernels = Implementation::chosen().map_err(|unknown| VisionError::UnknownKernels {
             name: unknown.0.clone(),
             available: Implementation::available().map(Implementation::name).collect(),

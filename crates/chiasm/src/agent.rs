@@ -9,7 +9,8 @@ use chiasm_pipeline::MachineMedia;
 
 use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
-use crate::serve::{self, Machine, Side};
+use crate::serve::{self, Machine};
+use crate::side::Side;
 use crate::signals::{Hangup, Hangups, Interrupts};
 use crate::{kept_indexes, key_secret, nixl, open_files, signals};
 

@@ -45,6 +45,7 @@ mod npy;
 mod open_files;
 pub mod scenarios;
 mod serve;
+mod side;
 mod signals;
 mod sim_engine;
 mod sim_host;

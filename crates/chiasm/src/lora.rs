@@ -9,7 +9,7 @@ use chiasm_sim_engine::LoraLimits;
 use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::hub_model;
-use crate::serve::Side;
+use crate::side::Side;
 use crate::vllm_flags::Spelled;
 
 /// vLLM's default of `--max-lora-rank`.

@@ -30,6 +30,7 @@ use tokio::net::TcpListener;
 use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora;
+use crate::side::Side;
 use crate::signals::{Hangups, Interrupts};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, for_engines_alone};
 use crate::{
@@ -199,15 +200,6 @@ fn say_where(listener: &TcpListener, is_encrypted: bool, server: &Server, has_ke
     std::io::stderr().is_terminal().then(|| summary::summary(&base, model, page.as_deref(), has_keys))
 }
 
-/// Whose engines they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// What takes requests of clients.
-    Frontend,
-    /// What takes jobs of frontends, whose processes make what Chiasm's own code does not.
-    Agent,
-}
-
 /// What an engine's machine needs, for a frontend or an agent.
 pub(crate) struct Machine {
     pub(crate) model: Arc<ServedModel>,
@@ -227,7 +219,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     let given = args.model.display().to_string();
     let name = args.served_model_name.clone().unwrap_or_else(|| given.clone());
     let chats = args.prompts.chats()?;
-    let private_network = args.roles.private_network(&args.engines)?;
+    let private_network = args.roles.private_network(args.engines.roles())?;
     let flags = VllmFlags::read(&args.vllm_args)?;
     server_flags::check(args, side)?;
     args.engines.vllm = vllm_command::locate(&args.engines.vllm);

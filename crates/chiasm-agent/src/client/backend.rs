@@ -18,10 +18,11 @@ use tonic::Streaming;
 use super::images::ImageForms;
 use super::jobs::Jobs;
 use super::running::RunningAgentJob;
+use super::shared::Shared;
 use super::watching::watch;
 use super::{AgentLink, AgentMedia};
 use crate::job;
-use crate::proto::{AdmitRequest, WatchEvent};
+use crate::proto::WatchEvent;
 
 /// The connection to one start of an engine of an agent.
 pub(super) struct AgentBackend {
@@ -31,38 +32,6 @@ pub(super) struct AgentBackend {
     kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
     /// What follows the engine, and what keeps it admitted. They end with this.
     tasks: Mutex<JoinSet<()>>,
-}
-
-/// What a backend, its jobs and what watches the engine share.
-pub(super) struct Shared {
-    pub(super) link: AgentLink,
-    pub(super) engine: u32,
-    pub(super) life: u64,
-    /// Whether the agent is told where media items are.
-    pub(super) fetches_media: bool,
-    /// How it is sent images.
-    pub(super) images: ImageForms,
-    pub(super) observer: Arc<dyn MediaObserver>,
-    pub(super) load: Mutex<Option<LoadSink>>,
-    /// The time in which the engine has said nothing, in milliseconds.
-    pub(super) silent_ms: AtomicU64,
-    /// Knows of the engine's end, too.
-    pub(super) jobs: Arc<Jobs>,
-}
-
-impl Shared {
-    /// Lets the agent know that this frontend gives the engine jobs, for as long as this is not dropped and the engine lives.
-    async fn admit(self: Arc<Self>) {
-        let mut watches = self.link.watches.clone();
-        let admitted = watches.admit(AdmitRequest { engine: self.engine, life: self.life }).await;
-        let ended = match admitted {
-            Ok(admission) => admission.into_inner().message().await.err(),
-            Err(status) => Some(status),
-        };
-        if let Some(status) = ended {
-            tracing::debug!(agent = %self.link.address, engine = self.engine, %status, "an admission is over");
-        }
-    }
 }
 
 impl AgentBackend {

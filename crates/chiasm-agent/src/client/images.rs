@@ -1,15 +1,9 @@
 //! Whether an agent that lacks an image is sent its file, or the tensors that are made of it here.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{JobItem, Making, MediaLoad, TensorFormat, TensorOrder};
-use tonic::{Code, Status};
-
-use super::backend::Shared;
-use super::running::{OwnMemory, send_tensors};
-use super::words;
-use crate::tensors;
+use chiasm_backend::{Making, MediaLoad, TensorFormat};
 
 /// How images reach agents that could make their tensors themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,17 +69,17 @@ impl AgentWork {
 
     /// Whether the tensors of an image are sent rather than its file, of which the agent has to make them otherwise: then that is
     /// more to do for it.
-    fn takes_longer_than_sending(&self, making: &Making, file_bytes: u64) -> bool {
+    pub(super) fn takes_longer_than_sending(&self, making: &Making, file_bytes: u64) -> bool {
         self.work().decide(making, file_bytes, Instant::now())
     }
 
     /// The agent gets a file of which it makes the tensors.
-    fn given(&self, making: &Making) {
+    pub(super) fn given(&self, making: &Making) {
         self.work().give(making);
     }
 
     /// So many bytes took so long.
-    fn sent(&self, bytes: u64, took: Duration) {
+    pub(super) fn sent(&self, bytes: u64, took: Duration) {
         self.work().sent(bytes, took, Instant::now());
     }
 
@@ -131,64 +125,6 @@ impl Work {
         let before = self.byte.filter(|(_, at)| now.saturating_duration_since(*at) < BELIEVED_FOR);
         let byte = before.map_or(newest, |(before, _)| before + NEWEST * (newest - before));
         self.byte = Some((byte, now));
-    }
-}
-
-/// Sends an image's tensors in place of its file of so many bytes, if that is how it is to go. Whether they got there: otherwise the
-/// file has to be sent, which is counted as a step down unless it was to be.
-pub(super) async fn tensors_sent(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool {
-    let ImageForms { choice, format, most_bytes } = shared.images;
-    let is_forced = choice == AgentMedia::Tensors;
-    let step_down = |cause: &'static str, why: &dyn std::fmt::Display| {
-        shared.observer.stepped_down(cause, why);
-        false
-    };
-    let format = match (choice, format) {
-        (AgentMedia::Encoded, _) | (AgentMedia::Auto, None) => return false,
-        (AgentMedia::Tensors, None) => {
-            return step_down("tensors_not_taken", &"the agent takes none of images (--take-tensors)");
-        }
-        (_, Some(format)) => format,
-    };
-    let work = &shared.link.work;
-    // What is made of it is known here alone, or there alone.
-    let Some(making) = item.source.making(format) else { return false };
-    if making.bytes > most_bytes {
-        work.given(&making);
-        let why =
-            format!("they have {} bytes, and the agent takes {most_bytes} (--processor-item-bytes)", making.bytes);
-        return is_forced && step_down("tensors_too_large", &why);
-    }
-    if !is_forced && !work.takes_longer_than_sending(&making, file_bytes) {
-        return false;
-    }
-    let order = TensorOrder { format, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
-    let fields = match item.source.tensors(order).await {
-        Ok(fields) => fields.unwrap_or_default(),
-        // If the fault is the image's the agent finds it too, and says so as with all files.
-        Err(error) => {
-            work.given(&making);
-            return step_down("tensors_not_made", &error);
-        }
-    };
-    let (bytes, begun) = (tensors::bytes(&fields), Instant::now());
-    match send_tensors(shared, &item.hash, &fields).await {
-        Ok(()) => {
-            work.sent(bytes, begun.elapsed());
-            true
-        }
-        Err(status) => {
-            work.given(&making);
-            step_down(cause(&status), &words(&status))
-        }
-    }
-}
-
-/// Why tensors did not get to an agent, in a word.
-fn cause(status: &Status) -> &'static str {
-    match status.code() {
-        Code::InvalidArgument | Code::FailedPrecondition | Code::ResourceExhausted => "tensors_refused",
-        _ => "tensors_not_sent",
     }
 }
 

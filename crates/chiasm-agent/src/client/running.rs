@@ -4,23 +4,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use chiasm_backend::{
-    Death, Delivered, Embeddings, ItemField, Job, JobError, JobItem, Left, Output, RunningJob, SentForm, TensorBytes,
-    TensorFormat, TensorMemory, TensorOrder,
-};
+use chiasm_backend::{Death, Delivered, Embeddings, Job, JobError, Left, Output, RunningJob};
 use chiasm_pipeline::NotFetched;
-use chiasm_transfer::SlotWriter;
-use chiasm_types::MmHash;
-use tonic::{Code, Status};
 
-use super::backend::Shared;
 use super::jobs::Call;
-use super::lending::NotLent;
-use super::{images, lost};
+use super::sending::send;
+use super::shared::Shared;
 use crate::answer::{delivered_from_message, embeddings_from_message, failure_from_message, output_from_message};
 use crate::proto::job_event::Event;
 use crate::proto::{self, Lacking};
-use crate::tensors;
 
 /// A job, and what it has left so far.
 pub(super) struct RunningAgentJob {
@@ -109,72 +101,6 @@ impl RunningAgentJob {
                 }
             });
         }
-    }
-}
-
-/// Sends an item's file, or its tensors where that does not say what they are or is not how it is to go: made for that if they were not
-/// kept.
-async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
-    let sent = match item.source.encoded() {
-        Some(encoded) => {
-            if images::tensors_sent(shared, item, encoded.bytes.len() as u64).await {
-                return Ok(());
-            }
-            shared.observer.sent_as(SentForm::Encoded);
-            shared.observer.sent(encoded.bytes.len() as u64);
-            shared.link.put(encoded.content, item.modality.name(), encoded.bytes).await
-        }
-        None => {
-            let order = TensorOrder {
-                // What makes them knows what engines want.
-                format: TensorFormat::Raw,
-                memory: Arc::new(OwnMemory),
-                still_wanted: Arc::new(|| true),
-            };
-            let fields = item.source.tensors(order).await.map_err(JobError::Source)?;
-            let fields = fields.unwrap_or_default();
-            send_tensors(shared, &item.hash, &fields).await
-        }
-    };
-    sent.map_err(|status| not_taken(&status))
-}
-
-/// Has the agent get an item's tensors: it reads them here if both sides are told so, otherwise or if that fails they are sent.
-pub(super) async fn send_tensors(shared: &Shared, hash: &MmHash, fields: &[ItemField]) -> Result<(), Status> {
-    let bytes = tensors::bytes(fields);
-    shared.observer.sent_as(SentForm::Tensors);
-    match shared.link.lend_tensors(hash, fields).await {
-        Ok(true) => {
-            shared.observer.lent(bytes);
-            return Ok(());
-        }
-        Ok(false) => {}
-        Err(NotLent { cause, why }) => shared.observer.stepped_down(cause, &why),
-    }
-    shared.observer.sent(bytes);
-    shared.link.put_tensors(hash, fields).await
-}
-
-/// What is sent lies in this process's memory.
-pub(crate) struct OwnMemory;
-
-impl TensorMemory for OwnMemory {
-    fn reserve(&self, _: usize) -> Option<SlotWriter> {
-        None
-    }
-
-    fn takes(&self, _: &TensorBytes) -> bool {
-        true
-    }
-}
-
-/// Why an agent did not take a job: what it refuses without being gone, another may take.
-fn not_taken(status: &Status) -> JobError {
-    match status.code() {
-        Code::InvalidArgument | Code::OutOfRange => {
-            JobError::Refused { field: "body".to_owned(), message: status.message().to_owned() }
-        }
-        _ => JobError::NotTaken(lost(status)),
     }
 }
 

@@ -8,8 +8,8 @@ use chiasm_backend::{Death, KvSink, KvSinkError, Load, MediaLoad};
 use tokio::sync::oneshot;
 use tonic::Streaming;
 
-use super::backend::Shared;
 use super::lost;
+use super::shared::Shared;
 use crate::others;
 use crate::proto::watch_event::Event;
 use crate::proto::{self, KvBatch, SnapshotPart, WatchEvent};

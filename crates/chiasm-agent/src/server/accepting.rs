@@ -18,8 +18,9 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::shares::{Held, Shares};
 use super::steps::Steps;
+use crate::peer::Peer;
 use crate::tls::AgentTls;
-use crate::wire::{Peer, Wire};
+use crate::wire::Wire;
 
 /// After no connection could be accepted, mostly because the process has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);

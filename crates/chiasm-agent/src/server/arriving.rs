@@ -17,7 +17,7 @@ use tonic::server::NamedService;
 use tower_service::Service;
 
 use super::shares::{Held, Shares};
-use crate::wire::Peer;
+use crate::peer::Peer;
 use crate::{CHUNK, MOST_MESSAGE_BYTES, job};
 
 /// Bytes of all messages that have begun to come and are not whole, of all frontends.

@@ -257,8 +257,8 @@ mod tests {
     use chiasm_media::ByteBudget;
 
     use super::*;
+    use crate::peer::Peer;
     use crate::server::shares::Shares;
-    use crate::wire::Peer;
 
     #[test]
     fn a_continuation_is_ended_once() {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use chiasm_media::{ByteBudget, Charge};
 
-use crate::wire::Peer;
+use crate::peer::Peer;
 
 /// What there is for all, and who holds how much of it. Each address may hold so many `times` as much as it leaves to all others: with 1
 /// one alone half of what there is and two a third each, with 7 seven eighths and seven fifteenths. Whoever comes later finds room.

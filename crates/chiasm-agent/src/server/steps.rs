@@ -6,7 +6,7 @@ use chiasm_limit::KeyedLimiter;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use crate::wire::Peer;
+use crate::peer::Peer;
 
 /// A limit on CPU-heavy steps at once. Each step runs on a thread of its own, so that the system shares
 /// the CPUs between the steps and everything else.

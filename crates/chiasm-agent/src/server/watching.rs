@@ -218,7 +218,7 @@ mod tests {
 
     use super::super::shares::Shares;
     use super::*;
-    use crate::wire::Peer;
+    use crate::peer::Peer;
 
     #[tokio::test(start_paused = true)]
     async fn who_reads_no_snapshot_keeps_its_place_and_leaves_one_to_others() {

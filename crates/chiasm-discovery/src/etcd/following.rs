@@ -10,7 +10,8 @@ use super::api::{EtcdClient, Watch};
 use super::message::{Event, KeyValue};
 use crate::failure::Failure;
 use crate::http::{self, CALL_WITHIN};
-use crate::upstream::{Changes, Picture, Upstream, View};
+use crate::picture::Picture;
+use crate::upstream::{Changes, Upstream, View};
 use crate::{DiscoveryError, MOST_ADDRESSES, Tls};
 
 /// A watch says nothing while nothing changes, so the server is asked for a sign of life beside it. With [`CALL_WITHIN`] this is the

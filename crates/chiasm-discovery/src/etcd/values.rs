@@ -7,7 +7,7 @@ use super::following::Below;
 use super::keys::LONGEST_KEY;
 use super::message::{Event, EventType, KeyValue};
 use crate::MOST_ADDRESSES;
-use crate::upstream::Picture;
+use crate::picture::Picture;
 
 /// The most bytes of a value that is kept.
 const LONGEST_VALUE: usize = 1 << 20;

@@ -10,7 +10,7 @@ use chiasm_backend::{
 };
 use chiasm_types::{BlockSize, Dtype, Role};
 
-use super::connector::FormatPolicy;
+use super::format_policy::FormatPolicy;
 use crate::wire::EngineReady;
 use crate::wire::handshake::KvEventsConfig;
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, LargestItem, Life, MediaObserver, Network};
-use chiasm_types::{Role, VllmVersion, WorkerId};
+use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::arena_policy::ArenaPolicy;
 use super::capabilities::{self, Beyond};
 use super::embedding_store::EmbeddingStore;
+use super::format_policy::FormatPolicy;
 use super::host::{EngineHost, RunningEngine};
 use super::memory::{Bound, Memory};
 use super::{Engine, EngineBackend};
@@ -22,28 +23,6 @@ use crate::{ClientOptions, EngineClient, EngineEndpoints, EngineError, SocketDir
 /// How long a launched engine that was ready may take to come back to its next frontend, before it is ended and another one
 /// launched. It comes within a second, and answers between two steps.
 const RETURN_PATIENCE: Duration = Duration::from_secs(60);
-
-/// The kind of values that an engine is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FormatPolicy {
-    /// Raw ones: the engine normalises. Sending it floats would normalise them twice, silently.
-    Raw,
-    /// Raw ones from this version of vLLM on, and from one that tells no number; normalised ones before it.
-    RawSince(VllmVersion),
-    /// Normalised ones, in the element type that the engine reports.
-    Float,
-}
-
-impl FormatPolicy {
-    /// Whether an engine that reports this version of vLLM is sent raw values.
-    pub fn is_raw(self, vllm_version: &str) -> bool {
-        match self {
-            Self::Raw => true,
-            Self::RawSince(first) => VllmVersion::parse(vllm_version).is_none_or(|found| found >= first),
-            Self::Float => false,
-        }
-    }
-}
 
 /// How the engines of one worker are talked to.
 #[derive(Clone, Debug)]

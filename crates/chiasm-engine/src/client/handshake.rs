@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use super::adoption::{Former, Heard};
 use super::connection::Connection;
 use super::delivery::Delivery;
-use super::pulse;
+use super::probe::keep_asking;
 use super::tasks;
 use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
@@ -111,7 +111,7 @@ impl PendingEngine {
         tokio::spawn(tasks::send_requests(self.input, identity, messages, connection.clone()));
         tokio::spawn(tasks::receive_outputs(self.output, connection.clone()));
         if let Some(every) = self.options.ask_after {
-            tokio::spawn(pulse::keep_asking(connection.clone(), every));
+            tokio::spawn(keep_asking(connection.clone(), every));
         }
         let delivery = Delivery::new(self.options.receiver_cache_bytes);
         let handle = ClientHandle {

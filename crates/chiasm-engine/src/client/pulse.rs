@@ -1,19 +1,9 @@
 //! Whether an engine answers: it is asked when it has been silent for a while, and anything that it says is an answer.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::time::Instant;
-
-use super::connection::{Connection, Outgoing};
-use crate::wire::{Utility, request};
-
-/// A method of every EngineCore that costs it nothing. It is answered between two steps.
-const METHOD: &str = "is_scheduler_paused";
-
-/// A number that no call has whose answer is waited for.
-const NOBODYS_CALL: i64 = 0;
 
 /// When an engine was asked for a sign of life and has not given one.
 #[derive(Debug)]
@@ -50,29 +40,12 @@ impl Pulse {
     }
 
     /// Whether the engine is to be asked now: it was silent since the last look and has no question to answer.
-    fn is_due(&self) -> bool {
+    pub(super) fn is_due(&self) -> bool {
         if self.heard.swap(false, Relaxed) || self.asked.load(Relaxed) != 0 {
             return false;
         }
         let now = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.asked.store(now.max(1), Relaxed);
         true
-    }
-}
-
-/// Asks an engine that says nothing for so long, until it is gone.
-pub(super) async fn keep_asking(connection: Arc<Connection>, every: Duration) {
-    let gone = connection.gone();
-    tokio::pin!(gone);
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(every) => {}
-            _ = &mut gone => return,
-        }
-        if connection.pulse().is_due() {
-            let call = Utility { client_index: 0, call_id: NOBODYS_CALL, method: METHOD.to_owned(), args: Vec::new() };
-            // One that can't be sent to is about to be gone.
-            let _ = connection.send(Outgoing::Frames(request::encode_utility(&call)));
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Flags that say something to vLLM's server. A headless engine takes them all, and answers are as if they weren't there.
 
-use super::arguments::{is_flag, is_flag_in_full};
+use super::spelling::{is_flag, is_flag_in_full};
 
 /// A flag of vLLM's that says something to its server.
 #[derive(Debug, PartialEq, Eq)]

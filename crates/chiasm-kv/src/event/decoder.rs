@@ -5,6 +5,7 @@
 //! knows all forms: so both tell the same of all bytes, and only one of them tells what is wrong.
 
 mod form;
+mod room;
 mod spare;
 
 use std::cell::RefCell;
@@ -13,7 +14,8 @@ use super::decode::{Decoded, Input, array_len, batch, event};
 use super::{ExternalHash, KvEvent, KvEventBatch};
 use crate::KvError;
 use form::Fields;
-use spare::{Spare, reused, room};
+use room::room;
+use spare::{Spare, reused};
 
 /// What may be kept from one payload to the next, in bytes. Batches of a busy engine need a few tens of thousands.
 const MOST_KEPT: usize = 4 << 20;

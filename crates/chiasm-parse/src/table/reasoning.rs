@@ -1,6 +1,6 @@
 //! How models write reasoning.
 
-use crate::format::Reasoning;
+use crate::syntax::Reasoning;
 
 /// Reasoning that an answer begins with, between `<think>` and `</think>`, and of which the rest of the answer says nothing more.
 const THINK: Reasoning = Reasoning {

@@ -4,8 +4,10 @@ use chiasm_types::{PlanClassId, Role, WorkerId};
 
 use crate::config::{RouterConfig, Weights};
 use crate::explain::{Terms, in_blocks};
-use crate::roster::{Roster, Seat, Worker};
-use crate::router::RouteItem;
+use crate::request::RouteItem;
+use crate::roster::Roster;
+use crate::seat::Seat;
+use crate::worker::Worker;
 
 /// A worker that may get a request, and what that would mean.
 pub(super) struct Candidate {

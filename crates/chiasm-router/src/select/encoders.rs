@@ -7,9 +7,10 @@ use super::{Assignment, Scratch, fits, is_busy};
 use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
 use crate::explain::{Decision, in_blocks};
-use crate::roster::{Pending, Roster, Seat};
-use crate::router::{RouteItem, RouteRequest};
-use crate::worker::Admission;
+use crate::request::{RouteItem, RouteRequest};
+use crate::roster::Roster;
+use crate::seat::Seat;
+use crate::worker::{Admission, Pending};
 
 /// A worker that could encode media items, for workers of its machine and class.
 pub(super) struct Encoder {

@@ -9,9 +9,9 @@ use super::{Assignment, Encoding, Scratch, choose};
 use crate::config::{Policy, RouterConfig, StageWeights};
 use crate::error::RouteError;
 use crate::explain::Decision;
-use crate::roster::{Pending, Roster};
-use crate::route::Splitting;
-use crate::router::RouteRequest;
+use crate::request::{RouteRequest, Splitting};
+use crate::roster::Roster;
+use crate::worker::Pending;
 
 /// Who does what for a request.
 pub(crate) struct Stages {

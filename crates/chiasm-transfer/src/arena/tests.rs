@@ -1,10 +1,12 @@
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::error::BadHandle;
+use crate::layout::{self, Handle};
 use crate::reader::{ArenaReader, SlotView};
+use crate::shared::GROWTH;
 use crate::slot::{Lease, Slot};
 
 fn arena(bytes: u64) -> Arena {

@@ -13,7 +13,7 @@ use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
 
 use super::GENERATE;
-use crate::connector::encoder_cache;
+use crate::encoder_cache::encoder_cache;
 use crate::found::{METRICS, MODELS, read, unknown};
 use crate::models::{self, Models, Names};
 use crate::server::{AskError, Server};

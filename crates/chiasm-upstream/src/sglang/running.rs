@@ -14,11 +14,11 @@ use tokio::sync::watch;
 use super::answer::{Event, MetaInfo, News, Stopped};
 use super::request::{self, Asking};
 use super::{GENERATE, Manner};
-use crate::backend::Shared;
 use crate::events::{Events, TooLong};
 use crate::pieces::Pieces;
 use crate::request::headers;
 use crate::running::DONE;
+use crate::shared::Shared;
 
 /// A job, and its outputs that have come and were not polled yet.
 pub(crate) struct RunningSglangJob {

@@ -6,6 +6,9 @@ use chiasm_types::TokenId;
 /// Most bytes of a server's name of an item. It is 64 hex digits, or what a client of the server's own library has chosen.
 pub(super) const LONGEST_NAME: usize = 128;
 
+/// vLLM's names of the tiers: a level of the cache is the GPU's memory, or what it was offloaded to.
+const TIERS: [&str; 2] = ["GPU", "CPU"];
+
 /// A block that came to hold tokens, or the part of one that has some.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StoredBlock {
@@ -38,4 +41,9 @@ impl StoredBlock {
         let runs = self.keys.chunk_by(|last, next| last.name == next.name && last.offset < next.offset);
         runs.map(|runs| &runs[0]).collect()
     }
+}
+
+/// The name of the tier of this level.
+pub(super) fn medium(level: usize) -> Option<String> {
+    Some(TIERS[level.min(TIERS.len() - 1)].to_owned())
 }

@@ -16,8 +16,7 @@ use chiasm_kv::event::{BlockStored, ExternalHash, ExtraKey, KvEvent};
 use chiasm_types::TokenId;
 
 use super::asked::{Asked, Chain, Mark, Prompt, Reading};
-use super::block::StoredBlock;
-use super::events::medium;
+use super::block::{StoredBlock, medium};
 use super::names::Names;
 
 /// Blocks whose chain is known: more than the KV cache of a server has, which tells when it lets go of one. Of what comes beyond only text is

@@ -10,12 +10,9 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::asked::Asked;
-use super::block::{ItemKey, LONGEST_NAME, StoredBlock};
+use super::block::{ItemKey, LONGEST_NAME, StoredBlock, medium};
 use super::chains::Chains;
 use super::untold::Untold;
-
-/// vLLM's names of the tiers: a level of the cache is the GPU's memory, or what it was offloaded to.
-const TIERS: [&str; 2] = ["GPU", "CPU"];
 
 #[derive(Deserialize)]
 struct Event {
@@ -260,11 +257,6 @@ impl Block {
             level: self.cache_level,
         })
     }
-}
-
-/// The name of the tier of this level.
-pub(super) fn medium(level: usize) -> Option<String> {
-    Some(TIERS[level.min(TIERS.len() - 1)].to_owned())
 }
 
 /// Events of nothing, about the tier of this level.

@@ -34,22 +34,17 @@ use tokio::time::sleep;
 pub(crate) use self::asked::Asked;
 use self::events::{Told, Translation};
 use self::untold::Untold;
-use crate::backend::Shared;
 use crate::found::read;
 use crate::models::Names;
 use crate::plain::FoundPlain;
 use crate::server::{AskError, Server};
+use crate::shared::Shared;
 use crate::unusable::Unusable;
 
 const EVENTS: &str = "kv_cache_events";
 const VERSION: &str = "version";
 /// Between two questions for events. A server keeps 1,024 of them by default until it is asked, so a busy one must not be left waiting.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Tokens of a block, unless somebody has set another number (`kv_cache_config.tokens_per_block`); it does not tell.
-pub(crate) const BLOCK_SIZE: BlockSize = match BlockSize::new(32) {
-    Some(size) => size,
-    None => panic!("32 is not 0"),
-};
 
 /// What a server says of itself.
 pub(crate) struct FoundTrtllm {

@@ -1,4 +1,4 @@
-//! One module per image family: its settings and the arithmetic of its layout.
+//! One module per image family: its settings and the arithmetic of its layout. `table` names them all.
 
 pub(crate) mod gemma3;
 pub(crate) mod internvl;
@@ -8,5 +8,8 @@ pub(crate) mod llava;
 pub(crate) mod llava_next;
 pub(crate) mod pixtral;
 pub(crate) mod qwen_vl;
+mod table;
 mod tiled;
 mod tower;
+
+pub(crate) use table::{FamilyEntry, find};

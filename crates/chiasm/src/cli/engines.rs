@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use chiasm_types::Role;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
@@ -93,6 +94,12 @@ pub(crate) struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// Returns the role of each engine that is launched, simulated or attached.
+    pub(crate) fn roles(&self) -> impl Iterator<Item = Role> {
+        let counts = [&self.engines, &self.sim].into_iter().flatten();
+        counts.flat_map(EngineCounts::roles).chain(self.attach.iter().map(|attach| attach.role))
+    }
+
     /// Whether engines are launched, simulated or attached where agents have others.
     pub(crate) fn has_any(&self) -> bool {
         let counts = [&self.engines, &self.sim].into_iter().flatten();

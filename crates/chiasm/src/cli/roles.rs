@@ -11,7 +11,7 @@ use chiasm_router::StageWeights;
 use chiasm_types::Role;
 use clap::Args;
 
-use super::{EngineArgs, NotAnObject, json_object, weight};
+use super::{NotAnObject, json_object, weight};
 use crate::error::CliError;
 
 #[derive(Debug, Args)]
@@ -66,15 +66,16 @@ impl RoleArgs {
         }
     }
 
-    /// The network over which these engines hand prompts to those of other machines.
+    /// The network over which engines of these roles hand prompts to those of other machines.
     ///
     /// # Errors
     /// [`CliError::Usage`]: nothing would be handed over there, or the address is none of this machine.
-    pub(crate) fn private_network(&self, engines: &EngineArgs) -> Result<Option<PrivateNetwork>, CliError> {
+    pub(crate) fn private_network(
+        &self,
+        mut roles: impl Iterator<Item = Role>,
+    ) -> Result<Option<PrivateNetwork>, CliError> {
         let Some(network) = self.roles_private_network else { return Ok(None) };
         let wrong = |why: &str| Err(CliError::Usage(format!("--roles-private-network: {why}")));
-        let of_counts = [&engines.engines, &engines.sim].into_iter().flatten();
-        let mut roles = of_counts.flat_map(EngineCounts::roles).chain(engines.attach.iter().map(|attach| attach.role));
         if roles.all(|role| role == Role::Aggregated) {
             return wrong("is given where engines with roles are, of which this process has none");
         }
@@ -295,7 +296,7 @@ mod tests {
                 Command::Agent(args) => args,
                 other => panic!("{other:?}"),
             };
-            args.roles.private_network(&args.engines).map_err(|error| error.to_string())
+            args.roles.private_network(args.engines.roles()).map_err(|error| error.to_string())
         };
         assert_eq!(read("--engines prefill=1"), Ok(None));
         let network = read("--engines prefill=1 --roles-private-network 127.0.0.2/24").unwrap().unwrap();

@@ -4,9 +4,9 @@ use chiasm_engine::EngineError;
 use chiasm_engine::launch::ServerFlag;
 use chiasm_pipeline::answers::ParserChoice;
 
-use super::Side;
 use crate::cli::ServeArgs;
 use crate::error::CliError;
+use crate::side::Side;
 
 /// Says of each that it changes nothing, and what does.
 ///

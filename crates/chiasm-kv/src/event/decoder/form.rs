@@ -2,7 +2,7 @@
 
 use chiasm_types::TokenId;
 
-use super::spare::room;
+use super::room::room;
 use crate::event::decode::{Input, array_len, integer, map_len, optional, skip, text};
 
 pub(super) const NIL: u8 = 0xc0;

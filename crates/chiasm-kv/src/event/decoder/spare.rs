@@ -3,6 +3,7 @@
 use rmp::decode::read_bin_len;
 
 use super::form::{Fields, NIL, is_long, length, nil, number, tokens};
+use super::room::room;
 use crate::event::decode::{Input, integer, integer_hash, text};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent};
 
@@ -247,13 +248,4 @@ pub(super) fn reused<T: Default>(spare: &mut Vec<T>, kept: &mut usize) -> T {
         *kept += 2 * size_of::<T>();
         T::default()
     })
-}
-
-#[inline]
-pub(super) fn room<T>(list: &mut Vec<T>, more: usize, kept: &mut usize) {
-    let before = list.capacity();
-    if before - list.len() < more {
-        list.reserve(more);
-        *kept += (list.capacity() - before) * size_of::<T>();
-    }
 }

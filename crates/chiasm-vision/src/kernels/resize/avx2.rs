@@ -5,8 +5,8 @@
 
 use std::arch::x86_64::*;
 
+use super::fixed_point::BLOCK;
 use super::halves::{Half, Halves, LOWER};
-use super::weights::BLOCK;
 use super::{FixedPoint, Weights, scalar};
 
 /// Output pixels per step of the horizontal pass.
@@ -86,7 +86,7 @@ unsafe fn dot<T: FixedPoint>(lines: [*const u8; 2], weights: &Weights<T>, halves
         _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
     let mut sums = [_mm256_setzero_si256(); MOST];
     let mut at = 3 * weights.range(output).start;
-    for halves in halves.of(weights, output).chunks_exact(T::HALVES) {
+    for halves in halves.for_output(output).chunks_exact(T::HALVES) {
         // SAFETY: the range's start and the stride are at most what the caller allows.
         let input = unsafe {
             let high = _mm_loadu_si128(lines[1].add(at).cast());
@@ -114,7 +114,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights
     let half = _mm256_set1_epi32(weights.rounding().half());
     let shift = _mm_cvtsi32_si128(weights.rounding().precision as i32);
     let zero = _mm256_setzero_si256();
-    let halves = weights.halves().of(weights, output);
+    let halves = weights.halves().for_output(output);
     for x in (0..length).step_by(BYTES) {
         let x = x.min(length - BYTES);
         // The next output row is likely to need the row behind this one's.

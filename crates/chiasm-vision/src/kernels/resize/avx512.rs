@@ -6,8 +6,9 @@
 use std::arch::x86_64::*;
 
 use super::bytes::Word;
+use super::fixed_point::BLOCK;
 use super::lanes::{LANES, Lanes, TABLE};
-use super::weights::{BLOCK, Rounding};
+use super::weights::Rounding;
 use super::{FixedPoint, Weights, avx2};
 
 /// Rows per step of the horizontal pass.
@@ -95,7 +96,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights
         return avx2::vertical(rows, row, weights, output, out);
     };
     assert!(rows.len() >= (taps - 1) * row + length);
-    let words = &bytes.of(weights, output)[..taps.div_ceil(BLOCK) * T::BYTES];
+    let words = &bytes.for_output(output)[..taps.div_ceil(BLOCK) * T::BYTES];
     let round = Round::new(weights.rounding());
     for x in (0..length).step_by(BYTES) {
         let x = x.min(length - BYTES);

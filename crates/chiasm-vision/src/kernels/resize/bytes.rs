@@ -1,7 +1,6 @@
 //! Weights taken apart into bytes, for multiply-adds of unsigned by signed bytes.
 
-use super::weights::BLOCK;
-use super::{FixedPoint, Weights};
+use super::fixed_point::{BLOCK, FixedPoint};
 
 /// All weights, negated and taken apart into signed bytes, of which each counts 256 times what the one before counts.
 ///
@@ -11,50 +10,50 @@ pub(super) struct Bytes {
     /// [`FixedPoint::BYTES`] words per [`BLOCK`] of weights, output by output: in the first word the lowest byte of each
     /// weight, and so on.
     words: Vec<Word>,
+    /// The number of words per output.
+    per_output: usize,
 }
 
 /// A byte of each weight of a block.
 pub(super) type Word = [i8; BLOCK];
 
 impl Bytes {
-    /// `None` if a weight does not fit.
-    pub(super) fn new<T: FixedPoint>(weights: &Weights<T>) -> Option<Self> {
-        let mut words = Vec::with_capacity(weights.len() * weights.stride() / BLOCK * T::BYTES);
-        for window in weights.iter() {
-            for block in window.weights.chunks_exact(BLOCK) {
-                let mut rests: [i32; BLOCK] = std::array::from_fn(|tap| -block[tap].into());
-                for _ in 0..T::BYTES {
-                    let word = rests.map(|rest| rest as i8);
-                    for (rest, byte) in rests.iter_mut().zip(word) {
-                        *rest = (*rest - i32::from(byte)) >> 8;
-                    }
-                    words.push(word);
+    /// Takes weights apart, `stride` of them per output, a multiple of [`BLOCK`]. `None` if one of them
+    /// does not fit.
+    pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Option<Self> {
+        let mut words = Vec::with_capacity(weights.len() / BLOCK * T::BYTES);
+        for block in weights.chunks_exact(BLOCK) {
+            let mut rests: [i32; BLOCK] = std::array::from_fn(|tap| -block[tap].into());
+            for _ in 0..T::BYTES {
+                let word = rests.map(|rest| rest as i8);
+                for (rest, byte) in rests.iter_mut().zip(word) {
+                    *rest = (*rest - i32::from(byte)) >> 8;
                 }
-                if rests != [0; BLOCK] {
-                    return None;
-                }
+                words.push(word);
+            }
+            if rests != [0; BLOCK] {
+                return None;
             }
         }
-        Some(Self { words })
+        Some(Self { words, per_output: stride / BLOCK * T::BYTES })
     }
 
-    /// One output's words: [`FixedPoint::BYTES`] for each block of its weights.
-    pub(super) fn of<T: FixedPoint>(&self, weights: &Weights<T>, output: usize) -> &[Word] {
-        let count = weights.stride() / BLOCK * T::BYTES;
-        &self.words[output * count..][..count]
+    /// Returns one output's words: [`FixedPoint::BYTES`] for each block of its weights.
+    pub(super) fn for_output(&self, output: usize) -> &[Word] {
+        &self.words[output * self.per_output..][..self.per_output]
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Filter;
+    use super::super::{Filter, Weights};
     use super::*;
     use proptest::prelude::*;
 
     fn check<T: FixedPoint>(weights: &Weights<T>) -> Result<(), TestCaseError> {
-        let bytes = Bytes::new(weights).ok_or_else(|| TestCaseError::fail("a weight does not fit"))?;
+        let bytes = weights.bytes().ok_or_else(|| TestCaseError::fail("a weight does not fit"))?;
         for (output, window) in weights.iter().enumerate() {
-            let blocks = bytes.of(weights, output).chunks_exact(T::BYTES);
+            let blocks = bytes.for_output(output).chunks_exact(T::BYTES);
             for (words, block) in blocks.zip(window.weights.chunks_exact(BLOCK)) {
                 for (tap, &weight) in block.iter().enumerate() {
                     let sum = words.iter().rev().fold(0, |sum, word| 256 * sum + i32::from(word[tap]));

@@ -1,11 +1,31 @@
-//! The filters' formulas, in each library's order of operations: the last bit of a weight depends on it.
+//! The filters and their formulas, in each library's order of operations: the last bit of a weight depends on it.
 
 use std::f64::consts::PI;
 
-use super::Filter;
-
 /// Keys' parameter, in both libraries.
 const A: f64 = -0.5;
+
+/// A resampling filter: how much an input counts by its distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Filter {
+    /// A triangle.
+    Bilinear,
+    /// Keys' cubic convolution with a = -1/2.
+    Bicubic,
+    /// A windowed sinc of three lobes.
+    Lanczos,
+}
+
+impl Filter {
+    /// Distance beyond which nothing counts, at scale 1; downscaling widens it.
+    pub(super) const fn support(self) -> f64 {
+        match self {
+            Self::Bilinear => 1.0,
+            Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+}
 
 /// The weight at a distance in PyTorch's `HelperInterpLinear` and `HelperInterpCubic` (`UpSampleKernel.cpp`) with
 /// antialiasing. Lanczos is Pillow's.

@@ -1,7 +1,6 @@
 //! Weights of at most 16 bits each, for multiply-adds of such numbers.
 
-use super::weights::BLOCK;
-use super::{FixedPoint, Weights};
+use super::fixed_point::{BLOCK, FixedPoint};
 
 /// A half of each weight of a block.
 pub(super) type Half = [i16; BLOCK];
@@ -15,43 +14,42 @@ pub(super) const LOWER: u32 = 15;
 pub(super) struct Halves {
     /// [`FixedPoint::HALVES`] halves per [`BLOCK`] of weights, output by output, the lower half first.
     halves: Vec<Half>,
+    /// The number of halves per output.
+    per_output: usize,
 }
 
 impl Halves {
-    pub(super) fn new<T: FixedPoint>(weights: &Weights<T>) -> Self {
-        let blocks = weights.len() * weights.stride() / BLOCK;
-        let mut halves = Vec::with_capacity(blocks * T::HALVES);
-        for window in weights.iter() {
-            for block in window.weights.chunks_exact(BLOCK) {
-                let block: [i32; BLOCK] = std::array::from_fn(|tap| block[tap].into());
-                if T::HALVES == 1 {
-                    halves.push(block.map(|weight| weight as i16));
-                } else {
-                    halves.push(block.map(|weight| (weight & ((1 << LOWER) - 1)) as i16));
-                    halves.push(block.map(|weight| (weight >> LOWER) as i16));
-                }
+    /// Takes weights apart, `stride` of them per output, a multiple of [`BLOCK`].
+    pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Self {
+        let mut halves = Vec::with_capacity(weights.len() / BLOCK * T::HALVES);
+        for block in weights.chunks_exact(BLOCK) {
+            let block: [i32; BLOCK] = std::array::from_fn(|tap| block[tap].into());
+            if T::HALVES == 1 {
+                halves.push(block.map(|weight| weight as i16));
+            } else {
+                halves.push(block.map(|weight| (weight & ((1 << LOWER) - 1)) as i16));
+                halves.push(block.map(|weight| (weight >> LOWER) as i16));
             }
         }
-        Self { halves }
+        Self { halves, per_output: stride / BLOCK * T::HALVES }
     }
 
-    /// One output's halves: [`FixedPoint::HALVES`] for each block of its weights.
-    pub(super) fn of<T: FixedPoint>(&self, weights: &Weights<T>, output: usize) -> &[Half] {
-        let count = weights.stride() / BLOCK * T::HALVES;
-        &self.halves[output * count..][..count]
+    /// Returns one output's halves: [`FixedPoint::HALVES`] for each block of its weights.
+    pub(super) fn for_output(&self, output: usize) -> &[Half] {
+        &self.halves[output * self.per_output..][..self.per_output]
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Filter;
+    use super::super::{Filter, Weights};
     use super::*;
     use proptest::prelude::*;
 
     fn check<T: FixedPoint>(weights: &Weights<T>) -> Result<(), TestCaseError> {
-        let halves = Halves::new(weights);
+        let halves = weights.halves();
         for (output, window) in weights.iter().enumerate() {
-            let blocks = halves.of(weights, output).chunks_exact(T::HALVES);
+            let blocks = halves.for_output(output).chunks_exact(T::HALVES);
             for (halves, block) in blocks.zip(window.weights.chunks_exact(BLOCK)) {
                 for (tap, &weight) in block.iter().enumerate() {
                     let sum = halves.iter().rev().fold(0, |sum, half| (sum << LOWER) + i32::from(half[tap]));

@@ -1,9 +1,10 @@
 //! Weights of the horizontal pass for vectors whose lanes are neighbouring bytes of an output row, whatever their
 //! channels: which input bytes each lane takes, and what they weigh.
 
+use std::ops::Range;
+
 use super::bytes::{Bytes, Word};
-use super::weights::BLOCK;
-use super::{FixedPoint, Weights};
+use super::fixed_point::{BLOCK, FixedPoint};
 
 /// Output bytes that are made together.
 pub(super) const LANES: usize = 16;
@@ -30,21 +31,34 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// `None` if the row is too short, or if neighbouring outputs lie too far apart in the input.
-    pub(super) fn new<T: FixedPoint>(weights: &Weights<T>, bytes: &Bytes) -> Option<Self> {
-        (1..=2).find_map(|tables| Self::with_tables(weights, bytes, tables))
+    /// Arranges weights for outputs that take these `ranges` of `input` inputs; `bytes` holds `stride`
+    /// weights per output. `None` if the row is too short, or if neighbouring outputs lie too far
+    /// apart in the input.
+    pub(super) fn new<T: FixedPoint>(
+        ranges: &[Range<usize>],
+        stride: usize,
+        input: usize,
+        bytes: &Bytes,
+    ) -> Option<Self> {
+        (1..=2).find_map(|tables| Self::with_tables::<T>(ranges, stride, input, bytes, tables))
     }
 
-    fn with_tables<T: FixedPoint>(weights: &Weights<T>, bytes: &Bytes, tables: usize) -> Option<Self> {
-        let (row, blocks) = (3 * weights.len(), weights.stride() / BLOCK);
-        let last_start = (3 * weights.input()).checked_sub(tables * TABLE)?;
+    fn with_tables<T: FixedPoint>(
+        ranges: &[Range<usize>],
+        stride: usize,
+        input: usize,
+        bytes: &Bytes,
+        tables: usize,
+    ) -> Option<Self> {
+        let (row, blocks) = (3 * ranges.len(), stride / BLOCK);
+        let last_start = (3 * input).checked_sub(tables * TABLE)?;
         let groups = row.div_ceil(LANES);
         let mut starts = Vec::with_capacity(groups * blocks);
         let mut vectors = Vec::with_capacity(groups * blocks * (1 + T::BYTES));
         for group in 0..groups {
             let first = (LANES * group).min(row.checked_sub(LANES)?);
             for block in 0..blocks {
-                let input = |output: usize| 3 * (weights.range(output).start + BLOCK * block);
+                let input = |output: usize| 3 * (ranges[output].start + BLOCK * block);
                 let start = input(first / 3).min(last_start);
                 starts.push(u32::try_from(start).ok()?);
                 let mut indices = [[0; BLOCK]; LANES];
@@ -52,7 +66,7 @@ impl Lanes {
                 for (lane, indices) in indices.iter_mut().enumerate() {
                     let (output, channel) = ((first + lane) / 3, (first + lane) % 3);
                     // The inputs behind the window weigh nothing: any byte will do.
-                    let taps = weights.range(output).len().saturating_sub(BLOCK * block).min(BLOCK);
+                    let taps = ranges[output].len().saturating_sub(BLOCK * block).min(BLOCK);
                     if taps == 0 {
                         continue;
                     }
@@ -61,7 +75,7 @@ impl Lanes {
                         return None;
                     }
                     *indices = std::array::from_fn(|tap| (index + 3 * tap) as i8);
-                    let words = &bytes.of(weights, output)[T::BYTES * block..][..T::BYTES];
+                    let words = &bytes.for_output(output)[T::BYTES * block..][..T::BYTES];
                     for (vector, word) in weighing.iter_mut().zip(words) {
                         vector[lane] = *word;
                     }

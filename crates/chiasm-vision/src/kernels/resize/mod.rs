@@ -8,7 +8,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `filters`, `weights` | the filters; for each output pixel its inputs and their weights |
+//! | `filters`, `fixed_point` | the filters; numbers that weights are rounded to |
+//! | `weights` | for each output pixel its inputs and their weights |
 //! | `halves` | weights as 16-bit numbers, for AVX2 and NEON |
 //! | `bytes`, `lanes` | weights as bytes, and which input bytes they go with, for AVX-512 |
 //! | `scalar`, `avx2`, `avx512`, `neon` | both passes |
@@ -22,6 +23,7 @@ pub(super) mod avx512;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for AVX-512"))]
 mod bytes;
 mod filters;
+mod fixed_point;
 mod halves;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for AVX-512"))]
 mod lanes;
@@ -31,5 +33,6 @@ pub(super) mod neon;
 pub(super) mod scalar;
 mod weights;
 
-pub(crate) use weights::Filter;
-pub(super) use weights::{FixedPoint, Weights};
+pub(crate) use filters::Filter;
+pub(super) use fixed_point::FixedPoint;
+pub(super) use weights::Weights;

@@ -5,8 +5,9 @@
 
 use std::arch::aarch64::*;
 
+use super::fixed_point::BLOCK;
 use super::halves::{Half, Halves, LOWER};
-use super::weights::{BLOCK, Rounding};
+use super::weights::Rounding;
 use super::{FixedPoint, Weights, scalar};
 
 /// Output pixels per step of the horizontal pass.
@@ -70,7 +71,7 @@ unsafe fn dot<T: FixedPoint>(line: *const u8, weights: &Weights<T>, halves: &Hal
     let spread = unsafe { vld1q_u8(spread.as_ptr()) };
     let mut sums = [vdupq_n_s32(0); MOST];
     let mut at = 3 * weights.range(output).start;
-    for halves in halves.of(weights, output).chunks_exact(T::HALVES) {
+    for halves in halves.for_output(output).chunks_exact(T::HALVES) {
         // SAFETY: the range's start and the stride are at most what the caller allows.
         let input = vqtbl1q_u8(unsafe { vld1q_u8(line.add(at)) }, spread);
         at += 3 * BLOCK;
@@ -94,7 +95,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights
         return scalar::vertical(rows, row, weights, output, out);
     }
     assert!(rows.len() >= (taps - 1) * row + length);
-    let halves = weights.halves().of(weights, output);
+    let halves = weights.halves().for_output(output);
     let round = Round::new(weights.rounding());
     for x in (0..length).step_by(BYTES) {
         let x = x.min(length - BYTES);

@@ -4,82 +4,10 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::bytes::Bytes;
-use super::filters;
+use super::filters::Filter;
+use super::fixed_point::{BLOCK, FixedPoint};
 use super::halves::Halves;
 use super::lanes::Lanes;
-
-/// A resampling filter: how much an input counts by its distance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Filter {
-    /// A triangle.
-    Bilinear,
-    /// Keys' cubic convolution with a = -1/2.
-    Bicubic,
-    /// A windowed sinc of three lobes.
-    Lanczos,
-}
-
-impl Filter {
-    /// Distance beyond which nothing counts, at scale 1; downscaling widens it.
-    const fn support(self) -> f64 {
-        match self {
-            Self::Bilinear => 1.0,
-            Self::Bicubic => 2.0,
-            Self::Lanczos => 3.0,
-        }
-    }
-}
-
-/// A library's way to make fixed-point weights. Both libraries filter rows first, then columns, and round to 8 bits in
-/// between.
-pub(crate) trait FixedPoint: Copy + Default + Into<i32> + std::fmt::Debug + Send + Sync + 'static {
-    /// Bytes of a weight that count: the others only repeat its sign.
-    const BYTES: usize;
-    /// 16-bit numbers in which it fits.
-    const HALVES: usize;
-    /// The filter in the library's order of operations.
-    fn filter(filter: Filter, x: f64) -> f64;
-    /// Fractional bits, from the largest weight.
-    fn precision(largest: f64) -> u32;
-    /// A weight that was scaled and rounded, cut to its integer part.
-    fn cut(weight: f64) -> Self;
-}
-
-/// PyTorch (`HelperInterpBase` in `UpSampleKernel.cpp`): weights of 16 bits, as fine as the largest one allows.
-impl FixedPoint for i16 {
-    const BYTES: usize = 2;
-    const HALVES: usize = 1;
-
-    fn filter(filter: Filter, x: f64) -> f64 {
-        filters::torch(filter, x)
-    }
-
-    fn precision(largest: f64) -> u32 {
-        (0..22).find(|bits| (0.5 + largest * f64::from(2 << bits)) as i32 >= 1 << 15).unwrap_or(22)
-    }
-
-    fn cut(weight: f64) -> Self {
-        weight as Self
-    }
-}
-
-/// Pillow (`Resample.c`): weights of 22 fractional bits.
-impl FixedPoint for i32 {
-    const BYTES: usize = 3;
-    const HALVES: usize = 2;
-
-    fn filter(filter: Filter, x: f64) -> f64 {
-        filters::pillow(filter, x)
-    }
-
-    fn precision(_largest: f64) -> u32 {
-        22
-    }
-
-    fn cut(weight: f64) -> Self {
-        weight as Self
-    }
-}
 
 /// The inputs that contribute to each output, and their fixed-point weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,9 +28,6 @@ pub(crate) struct Weights<T> {
     /// Made when first asked for.
     lanes: OnceLock<Option<Lanes>>,
 }
-
-/// Weights per output come in multiples of this, so that vector code needs no tail.
-pub(super) const BLOCK: usize = 4;
 
 /// One output's part of [`Weights`].
 #[derive(Clone, Debug)]
@@ -254,17 +179,17 @@ impl<T: FixedPoint> Weights<T> {
 
     /// The weights in 16-bit numbers.
     pub(super) fn halves(&self) -> &Halves {
-        self.halves.get_or_init(|| Halves::new(self))
+        self.halves.get_or_init(|| Halves::new(&self.values, self.stride))
     }
 
     /// The weights in bytes, `None` if one does not fit into them.
     pub(super) fn bytes(&self) -> Option<&Bytes> {
-        self.bytes.get_or_init(|| Bytes::new(self)).as_ref()
+        self.bytes.get_or_init(|| Bytes::new(&self.values, self.stride)).as_ref()
     }
 
     /// The weights in lanes, `None` if they do not fit into them.
     pub(super) fn lanes(&self) -> Option<&Lanes> {
-        self.lanes.get_or_init(|| Lanes::new(self, self.bytes()?)).as_ref()
+        self.lanes.get_or_init(|| Lanes::new::<T>(&self.ranges, self.stride, self.input, self.bytes()?)).as_ref()
     }
 }
 

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::arena::Arena;
 
 const MIB: u64 = 1 << 20;
 

@@ -1,29 +1,69 @@
 //! What all clones of a router share: giving a request to workers under the lock of the roster, and taking it back.
 
-use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use chiasm_kv::{Chore, PrefixIndex};
 use chiasm_types::{MmHash, WorkerId};
 
-use super::{BELIEFS_PAUSE, MOST_FORGOTTEN, RouteRequest, Shared};
 use crate::believed::Believed;
+use crate::clock::Clock;
 use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
+use crate::request::{RouteRequest, Splitting};
 use crate::roster::{Hold, Roster};
-use crate::route::Splitting;
 use crate::select::{self, Assignment, Encoding, Scratch, Stages};
 
+/// Workers without events may be believed to hold a block for so much longer: looking at all of them takes a while.
+const BELIEFS_PAUSE: Duration = Duration::from_secs(1);
+/// Blocks of a worker that are forgotten at once, in about a millisecond; the rest with the next requests.
+const MOST_FORGOTTEN: usize = 4096;
+
+/// The index has locks of its own. They may be taken while the roster is locked, not the other way round. No lock is held
+/// longer than a call.
+pub(crate) struct Shared {
+    pub(crate) config: RouterConfig,
+    pub(crate) clock: Clock,
+    pub(crate) index: PrefixIndex,
+    roster: Mutex<Roster>,
+    /// Batches of events whose blocks have been confirmed.
+    pub(crate) batches: AtomicU64,
+    /// When to look for beliefs to forget, in nanoseconds; `u64::MAX` for never.
+    beliefs_expire_at: AtomicU64,
+    /// Buffers of those who are not selecting now.
+    scratch: Mutex<Vec<Scratch>>,
+    background: Arc<dyn Fn(Chore) + Send + Sync>,
+}
+
 /// What a request holds of the workers of its stages, as [`Stages`] has them.
-pub(super) struct StageHolds {
-    pub(super) answers: Hold,
-    pub(super) prefills: Option<Hold>,
-    pub(super) encodes: Vec<Hold>,
+pub(crate) struct StageHolds {
+    pub(crate) answers: Hold,
+    pub(crate) prefills: Option<Hold>,
+    pub(crate) encodes: Vec<Hold>,
 }
 
 impl Shared {
+    /// Creates the state of a router without workers.
+    pub(crate) fn new(config: RouterConfig, clock: Clock, background: Arc<dyn Fn(Chore) + Send + Sync>) -> Self {
+        let roster = Mutex::new(Roster::new(&config));
+        let index = config.index_max_bytes.map_or_else(PrefixIndex::new, PrefixIndex::with_max_bytes);
+        let run = background.clone();
+        let index = index.in_background(move |chore| run(chore));
+        Self {
+            config,
+            clock,
+            index,
+            roster,
+            batches: AtomicU64::new(0),
+            beliefs_expire_at: AtomicU64::new(u64::MAX),
+            scratch: Mutex::default(),
+            background,
+        }
+    }
+
     /// Gives a request to the worker that `choose` says.
-    pub(super) fn assign(
+    pub(crate) fn assign(
         &self,
         plans: &[RouteRequest<'_>],
         scratch: &mut Scratch,
@@ -39,7 +79,7 @@ impl Shared {
     }
 
     /// Gives a request to the workers that are chosen for its stages: who they are, and what it holds of each.
-    pub(super) fn assign_stages(
+    pub(crate) fn assign_stages(
         &self,
         plans: &[RouteRequest<'_>],
         splitting: Splitting,
@@ -144,7 +184,7 @@ impl Shared {
     }
 
     /// Has someone else drop what a worker is believed to hold: with a large cache it takes a while.
-    pub(super) fn drop_later(&self, believed: Option<Believed>) {
+    pub(crate) fn drop_later(&self, believed: Option<Believed>) {
         if let Some(believed) = believed.filter(|believed| believed.oldest().is_some()) {
             (self.background)(Box::new(move || drop(believed)));
         }
@@ -158,11 +198,11 @@ impl Shared {
     // A thread that panicked in one of the methods above can at worst have left a number wrong: no reason to fail all
     // requests from then on.
 
-    pub(super) fn roster(&self) -> MutexGuard<'_, Roster> {
+    pub(crate) fn roster(&self) -> MutexGuard<'_, Roster> {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn scratch(&self) -> MutexGuard<'_, Vec<Scratch>> {
+    pub(crate) fn scratch(&self) -> MutexGuard<'_, Vec<Scratch>> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
