@@ -198,10 +198,11 @@ impl Delivered {
 
 impl std::ops::AddAssign for Delivered {
     fn add_assign(&mut self, other: Self) {
-        self.cached += other.cached;
-        self.shared_memory += other.shared_memory;
-        self.inline += other.inline;
-        self.unfound += other.unfound;
+        let Self { cached, shared_memory, inline, unfound } = other;
+        self.cached += cached;
+        self.shared_memory += shared_memory;
+        self.inline += inline;
+        self.unfound += unfound;
     }
 }
 

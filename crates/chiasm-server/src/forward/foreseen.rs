@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use chiasm_backend::{ForeseenPrompt, InputForm, JobItem, Lacks, PlaceholderForm};
+use chiasm_backend::{ForeseenPrompt, InputForm, JobItem, PlaceholderForm, Supports};
 use chiasm_router::{RouteItem, RouteRequest};
 use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
@@ -87,8 +87,8 @@ impl Foreseen {
         })
     }
 
-    /// Returns the features of the request that some workers lack.
-    pub(super) fn needs(&self) -> Lacks {
+    /// Returns the optional parts that the request has.
+    pub(super) fn needs(&self) -> Supports {
         self.prepared.needs
     }
 

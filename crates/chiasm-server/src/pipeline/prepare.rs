@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use chiasm_backend::{
-    Constraint, Input, JobItem, Lacks, PlaceholderForm, ReasoningHints, RequestId, Structured, TraceContext,
+    Constraint, Input, JobItem, PlaceholderForm, ReasoningHints, RequestId, Structured, Supports, TraceContext,
 };
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks};
 use chiasm_media::EncodedMedia;
@@ -26,6 +26,7 @@ use super::opening::open_all;
 use super::prompt_price::{is_small, price_of};
 use super::reading::{Reading, calls_or};
 use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
+use super::sampling;
 use crate::adapters::ServedAdapter;
 use crate::cpu::CpuBudget;
 use crate::fleet::{PresentClass, PresentClasses};
@@ -45,7 +46,7 @@ pub(crate) struct Prepared {
     /// How tokens are chosen, as the client asked.
     pub sampling: Sampling,
     /// What of it not every worker can be asked for.
-    pub needs: Lacks,
+    pub needs: Supports,
     /// What a backend is told of its reasoning.
     pub reasoning: ReasoningHints,
     /// How its answers are read, if they are more than text.
@@ -169,17 +170,11 @@ async fn prepared(
     let fetch = begun.elapsed();
     let has_settings =
         matches!(&prompt, Prompt::Chat(chat) if !chat.media.is_empty() && !chat.media_kwargs.processor.is_empty());
-    let needs = Lacks {
-        bad_words: !sampling.bad_words.is_empty(),
-        prompt_logprobs: sampling.prompt_logprobs.is_some(),
+    let needs = Supports {
         processor_kwargs: has_settings,
-        allowed_token_ids: !sampling.allowed_token_ids.is_empty(),
-        logit_bias: !sampling.logit_bias.is_empty(),
-        thinking_budget: sampling.thinking_budget.is_some(),
-        repetition: sampling.repetition.is_some(),
-        skip_reading_prefix_cache: sampling.skip_reading_prefix_cache,
         media: !media.is_empty(),
         cache_salt: cache_salt.is_some(),
+        ..sampling::needs(&sampling)
     };
     let apart = Apart { adapter: adapter.clone(), salt: cache_salt.clone() };
     let preparation = Preparation { frontend, cpu: &caller.cpu, classes, apart };

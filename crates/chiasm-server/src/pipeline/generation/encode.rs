@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::attempts::Failure;
-use super::prefill::{of_prompt, to_end};
+use super::prefill::to_end;
 use crate::fleet::{Trial, Worker};
 use crate::frontend::Frontend;
 use crate::pipeline::deadlines::within;
@@ -89,7 +89,7 @@ fn job(frontend: &Frontend, prepared: &Prepared, serving: &Worker, items: &[MmHa
         id: prepared.id.clone(),
         input: Input::Tokens(Arc::new(tokens)),
         media: media.into(),
-        sampling: of_prompt(resolved),
+        sampling: sampling::of_prompt(resolved),
         adapter: None,
         cache_salt: prepared.cache_salt.clone(),
         priority: prepared.priority,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Death, Delivered, Job, JobError, Left, Prefill, RunningJob, Sampling, Stage};
+use chiasm_backend::{Death, Delivered, Job, JobError, Left, Prefill, RunningJob, Stage};
 use chiasm_router::Reservation;
 use chiasm_types::{MmHash, WorkerId};
 use tokio::time::Instant;
@@ -15,6 +15,7 @@ use crate::fleet::Trial;
 use crate::frontend::Frontend;
 use crate::pipeline::deadlines::within;
 use crate::pipeline::prepare::Prepared;
+use crate::pipeline::sampling::of_prompt;
 
 /// What came of a prompt on a worker of its own.
 pub(super) struct Prefilled {
@@ -88,26 +89,6 @@ pub(super) async fn prefill(
     };
     frontend.metrics.prefilled(&by);
     Ok(Prefilled { left: running.left(), by })
-}
-
-/// One token that nobody sees: nothing that makes it dear, or could end the job another way.
-pub(super) fn of_prompt(sampling: Sampling) -> Sampling {
-    Sampling {
-        n: 1,
-        max_tokens: 1,
-        min_tokens: 0,
-        stop_token_ids: Vec::new(),
-        eos_token: None,
-        all_stop_token_ids: Vec::new(),
-        ignore_eos: true,
-        logprobs: None,
-        prompt_logprobs: None,
-        bad_words: Vec::new(),
-        structured: None,
-        thinking_budget: None,
-        repetition: None,
-        ..sampling
-    }
 }
 
 /// Waits until a job has ended; how it computed its prompt, if it tells.
