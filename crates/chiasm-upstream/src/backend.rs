@@ -205,7 +205,7 @@ impl PassedOn {
             return None;
         }
         let running = shared.passed_on.fetch_add(1, Relaxed) + 1;
-        shared.tell_load(Load { running, ..Load::default() });
+        shared.tell_load(load_of(running, 0, 0.0));
         Some(Self(shared.clone()))
     }
 
@@ -221,7 +221,7 @@ impl PassedOn {
 impl Drop for PassedOn {
     fn drop(&mut self) {
         let running = self.0.passed_on.fetch_sub(1, Relaxed).saturating_sub(1);
-        self.0.tell_load(Load { running, ..Load::default() });
+        self.0.tell_load(load_of(running, 0, 0.0));
     }
 }
 
@@ -236,12 +236,14 @@ fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
 /// Parses a server's load out of its metrics.
 fn load(text: &str, names: &Gauges) -> Load {
     let sum = |name| gauges::sum(text, name).unwrap_or(0.0).max(0.0) as u64;
-    Load {
-        running: sum(names.running),
-        waiting: sum(names.waiting),
-        kv_usage: gauges::mean(text, names.kv_usage).unwrap_or(0.0).clamp(0.0, 1.0),
-        ..Load::default()
-    }
+    let kv_usage = gauges::mean(text, names.kv_usage).unwrap_or(0.0).clamp(0.0, 1.0);
+    load_of(sum(names.running), sum(names.waiting), kv_usage)
+}
+
+/// The load of a server that tells this much of itself.
+fn load_of(running: u64, waiting: u64, kv_usage: f64) -> Load {
+    // No server tells the rest.
+    Load { running, waiting, kv_usage, pending_tokens_of_others: 0, draining: false, media: None }
 }
 
 impl UpstreamBackend {

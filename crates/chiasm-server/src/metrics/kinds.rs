@@ -1,26 +1,25 @@
 //! What counts are told apart by.
 
-/// A part of a request's time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// Getting the bytes of its media items.
-    Fetch,
-    /// Template, tokens, plans of its media items, block keys.
-    Plan,
-    /// Making one media item's tensors, waiting for a thread included.
-    Process,
-    /// Until the backend has taken it.
-    HandOff,
-    /// Waiting in the engine.
-    Queue,
-    /// The time between routing and the first token.
-    Prefill,
+chiasm_types::every_variant! {
+    /// A part of a request's time.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Stage {
+        /// Getting the bytes of its media items.
+        Fetch,
+        /// Template, tokens, plans of its media items, block keys.
+        Plan,
+        /// Making one media item's tensors, waiting for a thread included.
+        Process,
+        /// Until the backend has taken it.
+        HandOff,
+        /// Waiting in the engine.
+        Queue,
+        /// The time between routing and the first token.
+        Prefill,
+    }
 }
 
 impl Stage {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Fetch, Self::Plan, Self::Process, Self::HandOff, Self::Queue, Self::Prefill];
-
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Fetch => "fetch",
@@ -33,20 +32,20 @@ impl Stage {
     }
 }
 
-/// How a streamed answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StreamEnd {
-    /// It was sent to its end.
-    Finished,
-    /// An error ended it.
-    Failed,
-    /// The client left.
-    Left,
+chiasm_types::every_variant! {
+    /// How a streamed answer ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum StreamEnd {
+        /// It was sent to its end.
+        Finished,
+        /// An error ended it.
+        Failed,
+        /// The client left.
+        Left,
+    }
 }
 
 impl StreamEnd {
-    pub(super) const ALL: [Self; 3] = [Self::Finished, Self::Failed, Self::Left];
-
     /// The name in metrics and the log.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -57,24 +56,24 @@ impl StreamEnd {
     }
 }
 
-/// What became of a request that lost its worker before the client was sent a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retry {
-    /// The worker never had it: another one is tried.
-    NotTaken,
-    /// The worker died or hangs with it: it moves to another one.
-    Lost,
-    /// The worker is suspect: it is begun on another one, too.
-    Suspect,
-    /// Too many workers died with it.
-    Quarantined,
-    /// Too many requests move.
-    OverBudget,
+chiasm_types::every_variant! {
+    /// What became of a request that lost its worker before the client was sent a token.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Retry {
+        /// The worker never had it: another one is tried.
+        NotTaken,
+        /// The worker died or hangs with it: it moves to another one.
+        Lost,
+        /// The worker is suspect: it is begun on another one, too.
+        Suspect,
+        /// Too many workers died with it.
+        Quarantined,
+        /// Too many requests move.
+        OverBudget,
+    }
 }
 
 impl Retry {
-    pub(super) const ALL: [Self; 5] = [Self::NotTaken, Self::Lost, Self::Suspect, Self::Quarantined, Self::OverBudget];
-
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::NotTaken => "not_taken",

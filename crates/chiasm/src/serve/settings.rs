@@ -10,7 +10,7 @@ use chiasm_server::fleet::Patience;
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Limits, RoutingOptions, TrustedProxies};
 
-use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
+use crate::cli::{LimitArgs, MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;
 use crate::vllm_flags::VllmFlags;
 
@@ -140,37 +140,67 @@ pub(super) fn media_door(args: &MediaArgs, has_helper: bool) -> Result<MediaDoor
 
 /// With vLLM's processor, images of formats that are not read here are not refused at once.
 fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
-    let image = ImageLimits {
-        max_bytes: args.max_image_bytes,
-        max_pixels: args.max_image_pixels,
-        max_side: args.max_image_side,
-        max_aspect_ratio: args.max_image_aspect_ratio,
-        max_scans: args.max_image_scans,
-    };
+    let MediaArgs {
+        ref allowed_local_media_path,
+        ref allowed_media_domains,
+        ref allowed_media_ports,
+        allow_private_media,
+        max_image_bytes,
+        max_image_pixels,
+        max_image_side,
+        max_image_aspect_ratio,
+        max_image_scans,
+        max_video_bytes,
+        max_audio_bytes,
+        media_cache_bytes,
+        max_media_names,
+        media_timeout,
+        media_connect_timeout,
+        media_first_byte_timeout,
+        media_min_rate,
+        media_max_redirects,
+        max_media_fetches,
+        max_media_fetches_per_origin,
+        media_min_freshness,
+        media_max_freshness,
+        media_error_ttl,
+        // In `limits`.
+        limit_mm_per_prompt: _,
+        processed_cache_bytes: _,
+        // In `byte_budget`.
+        max_bytes_in_flight: _,
+    } = *args;
     MediaConfig {
         limits: MediaLimits {
-            image,
+            image: ImageLimits {
+                max_bytes: max_image_bytes,
+                max_pixels: max_image_pixels,
+                max_side: max_image_side,
+                max_aspect_ratio: max_image_aspect_ratio,
+                max_scans: max_image_scans,
+            },
             foreign_images: has_helper,
-            video_bytes: args.max_video_bytes,
-            audio_bytes: args.max_audio_bytes,
+            video_bytes: max_video_bytes,
+            audio_bytes: max_audio_bytes,
         },
-        connect_timeout: args.media_connect_timeout,
-        first_byte_timeout: args.media_first_byte_timeout,
-        min_body_rate: args.media_min_rate,
-        total_timeout: args.media_timeout,
-        max_fetches: args.max_media_fetches,
-        max_fetches_per_origin: args.max_media_fetches_per_origin,
-        max_redirects: args.media_max_redirects,
-        cache_bytes: args.media_cache_bytes,
-        max_known_names: args.max_media_names,
-        failures_last: args.media_error_ttl,
-        allowed_local_media_path: args.allowed_local_media_path.clone(),
-        allow_private_addresses: args.allow_private_media,
-        allowed_ports: args.allowed_media_ports.clone(),
-        allowed_domains: args.allowed_media_domains.clone(),
-        min_freshness: args.media_min_freshness,
-        max_freshness: args.media_max_freshness,
-        ..MediaConfig::default()
+        connect_timeout: media_connect_timeout,
+        first_byte_timeout: media_first_byte_timeout,
+        // There is no flag for it.
+        stall_timeout: MediaConfig::default().stall_timeout,
+        min_body_rate: media_min_rate,
+        total_timeout: media_timeout,
+        max_fetches: max_media_fetches,
+        max_fetches_per_origin: max_media_fetches_per_origin,
+        max_redirects: media_max_redirects,
+        cache_bytes: media_cache_bytes,
+        max_known_names: max_media_names,
+        failures_last: media_error_ttl,
+        allowed_local_media_path: allowed_local_media_path.clone(),
+        allow_private_addresses: allow_private_media,
+        allowed_ports: allowed_media_ports.clone(),
+        allowed_domains: allowed_media_domains.clone(),
+        min_freshness: media_min_freshness,
+        max_freshness: media_max_freshness,
     }
 }
 
@@ -181,26 +211,52 @@ fn byte_budget(args: &MediaArgs) -> ByteBudget {
 }
 
 pub(super) fn limits(args: &ServeArgs) -> Limits {
-    let defaults = Limits::default();
+    let LimitArgs {
+        max_body_bytes,
+        max_json_values,
+        max_messages,
+        max_content_parts,
+        body_timeout,
+        min_body_rate,
+        max_connections,
+        head_timeout,
+        write_timeout,
+        max_requests,
+        ref trusted_proxies,
+        max_request_cost,
+        cpu_threads,
+        first_token_timeout,
+        request_timeout,
+        quarantine,
+        // Limits of the process.
+        max_unread_bytes: _,
+        async_threads: _,
+        // What is counted, which limits nothing.
+        slo_ttft: _,
+        slo_itl: _,
+        // Of the shutdown.
+        drain_delay: _,
+        drain_timeout: _,
+    } = args.limits;
     Limits {
-        body_bytes: args.limits.max_body_bytes,
-        body_timeout: args.limits.body_timeout,
-        min_body_rate: args.limits.min_body_rate,
-        json_values: args.limits.max_json_values,
-        messages: args.limits.max_messages,
-        content_parts: args.limits.max_content_parts,
+        body_bytes: max_body_bytes,
+        body_timeout,
+        min_body_rate,
+        json_values: max_json_values,
+        messages: max_messages,
+        content_parts: max_content_parts,
         items_per_prompt: args.media.limit_mm_per_prompt.clone(),
         processed_bytes: args.media.processed_cache_bytes,
-        connections: args.limits.max_connections,
-        head_timeout: args.limits.head_timeout,
-        write_timeout: args.limits.write_timeout,
-        requests: args.limits.max_requests,
-        trusted_proxies: TrustedProxies::new(args.limits.trusted_proxies.clone()),
-        cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
-        request_cost: args.limits.max_request_cost,
-        first_token_timeout: some_time(args.limits.first_token_timeout),
-        request_timeout: some_time(args.limits.request_timeout),
-        quarantine: args.limits.quarantine,
+        connections: max_connections,
+        head_timeout,
+        write_timeout,
+        requests: max_requests,
+        trusted_proxies: TrustedProxies::new(trusted_proxies.clone()),
+        cpu_threads: cpu_threads.unwrap_or_else(|| Limits::default().cpu_threads),
+        request_cost: max_request_cost,
+        first_token_timeout: some_time(first_token_timeout),
+        request_timeout: some_time(request_timeout),
+        quarantine,
     }
 }
 
