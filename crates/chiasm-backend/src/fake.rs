@@ -24,8 +24,8 @@ use tokio::time::Instant;
 use crate::{
     Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death,
     Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality,
-    MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes,
-    TensorFormat, TensorMemory, TensorOrder, VllmItems,
+    MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, Supports,
+    TensorBytes, TensorFormat, TensorMemory, TensorOrder, VllmItems,
 };
 
 /// What a fake backend does with one job.
