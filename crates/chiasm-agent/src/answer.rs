@@ -152,13 +152,7 @@ pub(crate) fn failure_to_message(error: &JobError) -> proto::JobFailure {
         JobError::KeepsLosingMedia => failure(Kind::KeepsLosingMedia, String::new()),
         JobError::Unread => failure(Kind::Unread, String::new()),
         JobError::Unfinished => failure(Kind::Unfinished, String::new()),
-        JobError::Failed
-        // Errors of servers, of which no agent has one.
-        | JobError::ServerFailed { .. }
-        | JobError::KeyRefused { .. }
-        | JobError::Overloaded { .. }
-        | JobError::UnknownModel { .. }
-        | JobError::Rejected { .. } => failure(Kind::Failed, error.to_string()),
+        error => failure(Kind::Failed, error.to_string()),
     }
 }
 
