@@ -196,30 +196,5 @@ fn job(bytes: usize) -> Job {
 }
 
 fn sampling() -> Sampling {
-    Sampling {
-        n: 1,
-        max_tokens: 1,
-        min_tokens: 0,
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        seed: None,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        stop_token_ids: Vec::new(),
-        eos_token: None,
-        all_stop_token_ids: Vec::new(),
-        ignore_eos: false,
-        logprobs: None,
-        prompt_logprobs: None,
-        skip_reading_prefix_cache: true,
-        logit_bias: Vec::new(),
-        allowed_token_ids: Vec::new(),
-        bad_words: Vec::new(),
-        structured: None,
-        thinking_budget: None,
-        repetition: None,
-    }
+    Sampling { skip_reading_prefix_cache: true, ..Sampling::greedy(1) }
 }

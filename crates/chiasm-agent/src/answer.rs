@@ -13,12 +13,14 @@ use crate::job::hash;
 use crate::proto::{self, finish::Reason, job_failure::Kind};
 
 pub(crate) fn embeddings_to_message(left: &Embeddings) -> proto::Embeddings {
-    proto::Embeddings { item: Bytes::copy_from_slice(left.item.as_bytes()), bytes: left.bytes }
+    let Embeddings { item, bytes } = left;
+    proto::Embeddings { item: Bytes::copy_from_slice(item.as_bytes()), bytes: *bytes }
 }
 
 /// `None` if they are malformed.
 pub(crate) fn embeddings_from_message(left: &proto::Embeddings) -> Option<Embeddings> {
-    Some(Embeddings { item: hash(&left.item)?, bytes: left.bytes })
+    let proto::Embeddings { item, bytes } = left;
+    Some(Embeddings { item: hash(item)?, bytes: *bytes })
 }
 
 pub(crate) fn delivered_to_message(delivered: Delivered, hand_off: Duration) -> proto::Delivered {
@@ -75,23 +77,22 @@ pub(crate) fn output_to_message(output: Output) -> proto::Output {
 
 /// `None` if an agent says what it must not.
 pub(crate) fn output_from_message(message: proto::Output) -> Option<Output> {
-    let logprobs = message.logprobs.into_iter().map(logprob_from_message).collect::<Option<Vec<_>>>()?;
-    let tokens = message.tokens.into_iter().map(TokenId).collect();
-    let finish = match message.finish {
+    let proto::Output { choice, tokens, logprobs, has_logprobs, finish, prefill, prompt_logprobs } = message;
+    let logprobs = logprobs.into_iter().map(logprob_from_message).collect::<Option<Vec<_>>>()?;
+    let tokens = tokens.into_iter().map(TokenId).collect();
+    let finish = match finish {
         Some(finish) => Some(finish_from_message(finish)?),
         None => None,
     };
-    let prompt_logprobs = message.prompt_logprobs.map(|message| PromptLogprobs {
-        width: message.width as usize,
-        tokens: message.tokens.into_iter().map(TokenId).collect(),
-        logprobs: message.logprobs,
-        ranks: message.ranks,
+    let prompt_logprobs = prompt_logprobs.map(|proto::PromptLogprobs { width, tokens, logprobs, ranks }| {
+        let tokens = tokens.into_iter().map(TokenId).collect();
+        PromptLogprobs { width: width as usize, tokens, logprobs, ranks }
     });
     Some(Output {
-        choice: message.choice as usize,
-        content: Content::Tokens { tokens, logprobs: message.has_logprobs.then_some(logprobs) },
+        choice: choice as usize,
+        content: Content::Tokens { tokens, logprobs: has_logprobs.then_some(logprobs) },
         finish,
-        prefill: message.prefill.map(|proto::Prefill { cached_tokens, created_tokens, queued_us }| Prefill {
+        prefill: prefill.map(|proto::Prefill { cached_tokens, created_tokens, queued_us }| Prefill {
             cached_tokens: cached_tokens as usize,
             created_tokens: created_tokens.map(|tokens| tokens as usize),
             queued: queued_us.map(Duration::from_micros),

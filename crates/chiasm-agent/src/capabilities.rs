@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Lacks, Locality, MediaForm, OwnAdapter, PlaceholderForm,
-    PlanClass, TensorFormat, VllmItems, adapter_engine_name,
+    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, OwnAdapter, PlaceholderForm, PlanClass,
+    TensorFormat, VllmItems, adapter_engine_name,
 };
 use chiasm_types::{BlockSize, Dtype, Role};
 
+use crate::job::SUPPORTS;
 use crate::proto;
 
 /// The name of raw values among the types of tensors.
@@ -29,29 +30,62 @@ pub(crate) struct OfAgent {
 
 pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready {
     let OfAgent { life, tensor_bytes, fetches_media, adapters } = of_agent;
+    let Capabilities {
+        engine,
+        class:
+            PlanClass {
+                processor,
+                block_size,
+                // Follows from the engine and from whether tensors are taken.
+                vllm_items: _,
+                // As of every EngineCore.
+                placeholders: _,
+                keys: _,
+            },
+        role,
+        embedding_store_bytes,
+        max_model_len,
+        max_batched_tokens,
+        max_running,
+        total_blocks,
+        encoder_cache_tokens,
+        receiver_cache_bytes,
+        // Frontends load no adapters at agents: `adapters` of the agent are those that there are.
+        max_loras: _,
+        adapters: _,
+        // As of every engine of an agent: `job::SUPPORTS`.
+        supports: _,
+        input: _,
+        media,
+        // These are of the agent's machine, and others than what a frontend has to do with it.
+        hand_off: _,
+        locality: _,
+        private_network,
+        kv,
+    } = can;
     proto::Ready {
         life,
-        engine: can.engine.clone(),
-        processor: can.class.processor.to_vec().into(),
-        block_size: can.class.block_size.get() as u32,
-        max_model_len: can.max_model_len as u64,
-        max_batched_tokens: can.max_batched_tokens as u64,
-        max_running: can.max_running as u64,
-        total_blocks: can.total_blocks,
-        encoder_cache_tokens: can.encoder_cache_tokens,
-        receiver_cache_bytes: can.receiver_cache_bytes,
-        takes_media: can.media != MediaForm::None,
-        kv_unknown: match &can.kv {
+        engine: engine.clone(),
+        processor: processor.to_vec().into(),
+        block_size: block_size.get() as u32,
+        max_model_len: *max_model_len as u64,
+        max_batched_tokens: *max_batched_tokens as u64,
+        max_running: *max_running as u64,
+        total_blocks: *total_blocks,
+        encoder_cache_tokens: *encoder_cache_tokens,
+        receiver_cache_bytes: *receiver_cache_bytes,
+        takes_media: *media != MediaForm::None,
+        kv_unknown: match kv {
             KvSource::Unknown { why } => why.clone(),
             KvSource::Events(_) | KvSource::Backend => String::new(),
         },
         takes_tensors: tensor_bytes.is_some(),
-        role: can.role.name().to_owned(),
-        embedding_store_bytes: can.embedding_store_bytes,
-        private_network: can.private_network.map(|network| network.to_string()).unwrap_or_default(),
+        role: role.name().to_owned(),
+        embedding_store_bytes: *embedding_store_bytes,
+        private_network: private_network.map(|network| network.to_string()).unwrap_or_default(),
         adapters: adapters.into_iter().map(adapter_to_message).collect(),
         fetches_media,
-        image_tensors: match (can.media, tensor_bytes) {
+        image_tensors: match (media, tensor_bytes) {
             (MediaForm::Tensors(TensorFormat::Raw), Some(_)) => RAW.to_owned(),
             (MediaForm::Tensors(TensorFormat::Normalized(dtype)), Some(_)) => dtype.torch_name().to_owned(),
             _ => String::new(),
@@ -87,44 +121,61 @@ fn adapter_from_message(message: proto::Adapter) -> Option<(String, OwnAdapter)>
 
 /// The capabilities of an engine on the machine of this address. `None` if they are malformed.
 pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Option<Capabilities> {
+    let proto::Ready {
+        engine,
+        processor,
+        block_size,
+        max_model_len,
+        max_batched_tokens,
+        max_running,
+        total_blocks,
+        encoder_cache_tokens,
+        receiver_cache_bytes,
+        takes_media,
+        kv_unknown,
+        takes_tensors,
+        role,
+        embedding_store_bytes,
+        private_network,
+        adapters,
+        // The connector looks at these.
+        life: _,
+        fetches_media: _,
+        image_tensors: _,
+        most_tensor_bytes: _,
+    } = ready;
     Some(Capabilities {
         class: PlanClass {
-            processor: ready.processor.as_ref().into(),
-            vllm_items: match ready.takes_tensors {
-                true => VllmItems::of_engine(&ready.engine),
-                false => VllmItems::None,
-            },
+            processor: processor.as_ref().into(),
+            vllm_items: if takes_tensors { VllmItems::of_engine(&engine) } else { VllmItems::None },
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
-            block_size: BlockSize::new(ready.block_size)?,
+            block_size: BlockSize::new(block_size)?,
         },
-        role: match ready.role.as_str() {
+        role: match role.as_str() {
             "" => Role::Aggregated,
             name => Role::parse(name)?,
         },
-        embedding_store_bytes: ready.embedding_store_bytes,
-        engine: ready.engine,
-        max_model_len: ready.max_model_len.try_into().ok()?,
-        max_batched_tokens: ready.max_batched_tokens.try_into().ok()?,
-        max_running: ready.max_running.try_into().ok()?,
-        total_blocks: ready.total_blocks,
-        encoder_cache_tokens: ready.encoder_cache_tokens,
-        receiver_cache_bytes: ready.receiver_cache_bytes,
+        embedding_store_bytes,
+        engine,
+        max_model_len: max_model_len.try_into().ok()?,
+        max_batched_tokens: max_batched_tokens.try_into().ok()?,
+        max_running: max_running.try_into().ok()?,
+        total_blocks,
+        encoder_cache_tokens,
+        receiver_cache_bytes,
         // Frontends load none: which it has is for the agent's operator to say.
         max_loras: 0,
-        adapters: ready.adapters.into_iter().map(adapter_from_message).collect::<Option<_>>()?,
-        lacks: Lacks::default(),
+        adapters: adapters.into_iter().map(adapter_from_message).collect::<Option<_>>()?,
+        supports: SUPPORTS,
         input: InputForm::Tokens,
-        media: if ready.takes_media { MediaForm::Encoded } else { MediaForm::None },
-        private_network: match ready.private_network.as_str() {
+        media: if takes_media { MediaForm::Encoded } else { MediaForm::None },
+        private_network: match private_network.as_str() {
             "" => None,
             network => Some(network.parse().ok()?),
         },
         hand_off: HandOff::None,
         locality: address.map_or(Locality::Unknown, Locality::Host),
-        kv: match ready.kv_unknown {
-            why if why.is_empty() => KvSource::Backend,
-            why => KvSource::Unknown { why },
-        },
+        kv: if kv_unknown.is_empty() { KvSource::Backend } else { KvSource::Unknown { why: kv_unknown } },
     })
 }

@@ -1,12 +1,10 @@
 //! Jobs as messages, and back.
 
 mod head;
+mod sampling;
 
 use bytes::Bytes;
-use chiasm_backend::{
-    Constraint, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage, Structured, TensorFormat,
-    TraceContext,
-};
+use chiasm_backend::{Job, JobItem, Left, ReasoningHints, RequestId, Sampling, Stage, TensorFormat, TraceContext};
 use chiasm_media::ContentHash;
 use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
@@ -17,6 +15,7 @@ use crate::{MOST_MESSAGE_BYTES, proto};
 #[cfg(test)]
 pub(crate) use head::MOST_ENTRIES;
 pub(crate) use head::{claimed_bytes, head, number_at};
+pub(crate) use sampling::SUPPORTS;
 
 /// The variables of templates that a message may name.
 const THINKING_VARIABLES: [&str; 2] = ["thinking", "enable_thinking"];
@@ -36,10 +35,6 @@ pub(crate) struct JobParts {
     pub(crate) embedded: Vec<MmHash>,
     /// The LoRA adapter, by the name that engines know it by.
     pub(crate) adapter: Option<String>,
-}
-
-fn raw(tokens: &[TokenId]) -> Vec<u32> {
-    tokens.iter().map(|token| token.0).collect()
 }
 
 /// Continuations of a job: more than a frontend asks for. Each is a request of the engine.
@@ -92,10 +87,6 @@ fn expanded(once: &[u8], repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> {
 /// The longest URL that an agent is told: some servers take no longer ones.
 const MOST_URL_BYTES: usize = 8 << 10;
 
-fn tokens(raw: Vec<u32>) -> Vec<TokenId> {
-    raw.into_iter().map(TokenId).collect()
-}
-
 /// What an agent is told of media items beside what they are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MediaTold {
@@ -107,35 +98,47 @@ pub(crate) struct MediaTold {
 
 /// The message of a job, without its number. `None` if an item is too long. Those that can't be had as files are to be had as tensors.
 pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Option<proto::Job> {
-    let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
+    let Job {
+        id,
+        // `prompt` is the part of it that is sent.
+        input: _,
+        media: items,
+        sampling,
+        adapter,
+        cache_salt,
+        priority,
+        trace,
+        reasoning: ReasoningHints { is_over, variables },
+        stage,
+        embedded,
+    } = job;
+    let headers: Vec<_> = trace.iter().flat_map(TraceContext::headers).collect();
     let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
     let (tokens, repeats) = collapsed(prompt);
     Some(proto::Job {
         number: 0,
-        request_id: job.id.as_str().to_owned(),
+        request_id: id.as_str().to_owned(),
         tokens,
         repeats,
-        media: job.media.iter().map(|item| item_to_message(item, media)).collect::<Option<_>>()?,
-        sampling: Some(sampling_to_message(&job.sampling)),
-        cache_salt: job.cache_salt.clone(),
-        priority: job.priority,
+        media: items.iter().map(|item| item_to_message(item, media)).collect::<Option<_>>()?,
+        sampling: Some(sampling::to_message(sampling)),
+        cache_salt: cache_salt.clone(),
+        priority: *priority,
         traceparent: header("traceparent"),
         tracestate: header("tracestate"),
-        reasoning_is_over: job.reasoning.is_over,
-        reasoning_variables: job
-            .reasoning
-            .variables
+        reasoning_is_over: *is_over,
+        reasoning_variables: variables
             .iter()
             .map(|(name, value)| proto::ReasoningVariable { name: (*name).to_owned(), value: *value })
             .collect(),
-        leaves_prompt: job.stage == Stage::Prefill,
-        left: match &job.stage {
+        leaves_prompt: *stage == Stage::Prefill,
+        left: match stage {
             Stage::Decode(left) => left.words().clone(),
             Stage::Whole | Stage::Encode | Stage::Prefill => Bytes::new(),
         },
-        leaves_embeddings: job.stage == Stage::Encode,
-        embedded: job.embedded.iter().map(|item| Bytes::copy_from_slice(item.as_bytes())).collect(),
-        adapter: job.adapter.as_ref().map(|adapter| adapter.name.clone()).unwrap_or_default(),
+        leaves_embeddings: *stage == Stage::Encode,
+        embedded: embedded.iter().map(|item| Bytes::copy_from_slice(item.as_bytes())).collect(),
+        adapter: adapter.as_ref().map(|adapter| adapter.name.clone()).unwrap_or_default(),
     })
 }
 
@@ -145,11 +148,31 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Opt
 /// The field at fault, and what is wrong with it.
 pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, String)> {
     let wrong = |field: &str, what: &str| (field.to_owned(), what.to_owned());
-    let sampling = message.sampling.ok_or_else(|| wrong("sampling_params", "is missing"))?;
-    let prompt = expanded(&message.tokens, &message.repeats);
+    let proto::Job {
+        // The call knows the job by it.
+        number: _,
+        request_id,
+        tokens,
+        repeats,
+        media,
+        sampling,
+        cache_salt,
+        priority,
+        traceparent,
+        tracestate,
+        reasoning_is_over,
+        reasoning_variables,
+        leaves_prompt,
+        left,
+        leaves_embeddings,
+        embedded,
+        adapter,
+    } = message;
+    let sampling = sampling.ok_or_else(|| wrong("sampling_params", "is missing"))?;
+    let prompt = expanded(&tokens, &repeats);
     let prompt = prompt.ok_or_else(|| wrong("tokens", "are malformed, or too many"))?;
-    let (length, media) = (prompt.len(), message.media.into_iter().enumerate());
-    let media = media.map(|(number, item)| {
+    let length = prompt.len();
+    let media = media.into_iter().enumerate().map(|(number, item)| {
         item_from_message(item, length).ok_or_else(|| (format!("media[{number}]"), "is malformed".to_owned()))
     });
     let variable = |proto::ReasoningVariable { name, value }| {
@@ -157,49 +180,49 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
         known.map(|name| (name, value)).ok_or_else(|| wrong("chat_template_kwargs", &format!("'{name}' is unknown")))
     };
     Ok(JobParts {
-        id: RequestId::new(&message.request_id).ok_or_else(|| wrong("request_id", "is no id"))?,
+        id: RequestId::new(&request_id).ok_or_else(|| wrong("request_id", "is no id"))?,
         tokens: prompt,
         media: media.collect::<Result<_, _>>()?,
-        sampling: sampling_from_message(sampling).ok_or_else(|| wrong("sampling_params", "is malformed"))?,
-        cache_salt: message.cache_salt,
-        priority: message.priority,
-        trace: message.traceparent.and_then(|parent| TraceContext::parse(&parent, message.tracestate.as_deref())),
+        sampling: sampling::from_message(sampling).ok_or_else(|| wrong("sampling_params", "is malformed"))?,
+        cache_salt,
+        priority,
+        trace: traceparent.and_then(|parent| TraceContext::parse(&parent, tracestate.as_deref())),
         reasoning: ReasoningHints {
-            is_over: message.reasoning_is_over,
-            variables: message.reasoning_variables.into_iter().map(variable).collect::<Result<_, _>>()?,
+            is_over: reasoning_is_over,
+            variables: reasoning_variables.into_iter().map(variable).collect::<Result<_, _>>()?,
         },
-        stage: match (message.leaves_prompt, message.left) {
-            _ if message.leaves_embeddings => Stage::Encode,
+        stage: match (leaves_prompt, left) {
+            _ if leaves_embeddings => Stage::Encode,
             (true, _) => Stage::Prefill,
             (false, left) if left.is_empty() => Stage::Whole,
             (false, left) => Stage::Decode(Left::new(left).ok_or_else(|| wrong("left", "is too long"))?),
         },
-        embedded: message
-            .embedded
+        embedded: embedded
             .iter()
             .map(|item| hash(item))
             .collect::<Option<_>>()
             .ok_or_else(|| wrong("embedded", "is malformed"))?,
-        adapter: Some(message.adapter).filter(|name| !name.is_empty()),
+        adapter: Some(adapter).filter(|name| !name.is_empty()),
     })
 }
 
 fn item_to_message(item: &JobItem, told: MediaTold) -> Option<proto::MediaItem> {
     let MediaTold { urls, image_tensors } = told;
-    let encoded = item.source.encoded();
-    let making = image_tensors.and_then(|format| item.source.making(format));
+    let JobItem { modality, hash, placeholder, elements, source } = item;
+    let encoded = source.encoded();
+    let making = image_tensors.and_then(|format| source.making(format));
     let (width, height) = making.map_or((0, 0), |making| making.size);
-    let Placeholder { offset, length, is_embed } = &item.placeholder;
+    let Placeholder { offset, length, is_embed } = placeholder;
     let url = encoded.as_ref().and_then(|encoded| encoded.url.as_deref());
     Some(proto::MediaItem {
-        modality: item.modality.name().to_owned(),
-        mm_hash: Bytes::copy_from_slice(item.hash.as_bytes()),
+        modality: modality.name().to_owned(),
+        mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
         content: encoded.as_ref().map(|encoded| Bytes::copy_from_slice(&encoded.content)).unwrap_or_default(),
         processor_kwargs: encoded.as_ref().map(|encoded| encoded.processor_kwargs.to_string()).unwrap_or_default(),
         offset: u32::try_from(*offset).ok()?,
         length: u32::try_from(*length).ok()?,
         embeds: is_embed.as_deref().map(turns).unwrap_or_default(),
-        elements: if encoded.is_none() { item.elements } else { 0 },
+        elements: if encoded.is_none() { *elements } else { 0 },
         url: url.filter(|url| urls && url.len() <= MOST_URL_BYTES).unwrap_or_default().to_owned(),
         width,
         height,
@@ -208,31 +231,40 @@ fn item_to_message(item: &JobItem, told: MediaTold) -> Option<proto::MediaItem> 
 
 /// The item of a prompt of so many tokens. `None` if it can't be in it, or is malformed.
 fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedItem> {
+    let proto::MediaItem {
+        modality,
+        mm_hash,
+        content,
+        processor_kwargs,
+        offset,
+        length,
+        embeds,
+        elements,
+        url,
+        width,
+        height,
+    } = item;
     // Before memory is taken for what a message claims.
-    let length = Some(item.length as usize).filter(|length| (1..=prompt).contains(length))?;
-    let is_embed = match item.embeds.is_empty() {
-        true => None,
-        false => Some(mask(&item.embeds, length)?),
-    };
-    let origin = match item.content.is_empty() {
-        true => ItemOrigin::Tensors { elements: item.elements },
-        false => {
-            let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&item.processor_kwargs) else { return None };
-            let content = ContentHash::new(item.content.as_ref().try_into().ok()?);
-            let url = Some(item.url).filter(|url| !url.is_empty());
-            // Nothing else of this machine is a frontend's to name.
-            if !url.as_deref().is_none_or(is_on_the_web) {
-                return None;
-            }
-            let size = Some((item.width, item.height)).filter(|&(width, height)| width > 0 && height > 0);
-            ItemOrigin::File { content, processor_kwargs, url, size }
+    let length = Some(length as usize).filter(|length| (1..=prompt).contains(length))?;
+    let is_embed = if embeds.is_empty() { None } else { Some(mask(&embeds, length)?) };
+    let origin = if content.is_empty() {
+        ItemOrigin::Tensors { elements }
+    } else {
+        let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&processor_kwargs) else { return None };
+        let content = ContentHash::new(content.as_ref().try_into().ok()?);
+        let url = Some(url).filter(|url| !url.is_empty());
+        // Nothing else of this machine is a frontend's to name.
+        if !url.as_deref().is_none_or(is_on_the_web) {
+            return None;
         }
+        let size = Some((width, height)).filter(|&(width, height)| width > 0 && height > 0);
+        ItemOrigin::File { content, processor_kwargs, url, size }
     };
     Some(PlannedItem {
-        modality: Modality::from_name(&item.modality),
-        hash: hash(&item.mm_hash)?,
+        modality: Modality::from_name(&modality),
+        hash: hash(&mm_hash)?,
         origin,
-        placeholder: Placeholder { offset: item.offset as usize, length, is_embed },
+        placeholder: Placeholder { offset: offset as usize, length, is_embed },
     })
 }
 
@@ -267,108 +299,6 @@ fn mask(turns: &[u32], length: usize) -> Option<Vec<bool>> {
     }
     let embeds = [false, true].into_iter().cycle();
     Some(turns.iter().zip(embeds).flat_map(|(count, embed)| std::iter::repeat_n(embed, *count as usize)).collect())
-}
-
-fn sampling_to_message(sampling: &Sampling) -> proto::Sampling {
-    let (bias_tokens, logit_bias) = sampling.logit_bias.iter().map(|(token, bias)| (token.0, *bias)).unzip();
-    proto::Sampling {
-        n: sampling.n as u32,
-        max_tokens: sampling.max_tokens,
-        min_tokens: sampling.min_tokens,
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        top_k: sampling.top_k,
-        min_p: sampling.min_p,
-        seed: sampling.seed,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        repetition_penalty: sampling.repetition_penalty,
-        stop_token_ids: raw(&sampling.stop_token_ids),
-        eos_token: sampling.eos_token.map(|token| token.0),
-        all_stop_token_ids: raw(&sampling.all_stop_token_ids),
-        ignore_eos: sampling.ignore_eos,
-        logprobs: sampling.logprobs,
-        prompt_logprobs: sampling.prompt_logprobs,
-        skip_reading_prefix_cache: sampling.skip_reading_prefix_cache,
-        logit_bias_tokens: bias_tokens,
-        logit_bias,
-        allowed_token_ids: raw(&sampling.allowed_token_ids),
-        bad_words: sampling.bad_words.iter().map(|word| proto::TokenList { tokens: raw(word) }).collect(),
-        constraint: sampling.structured.as_ref().map(|structured| constraint_to_message(&structured.constraint)),
-        thinking_budget: sampling.thinking_budget,
-        repetition: sampling.repetition.map(|Repetition { max_pattern, min_pattern, count }| proto::Repetition {
-            max_pattern,
-            min_pattern,
-            count,
-        }),
-    }
-}
-
-/// `None` if a part is malformed. Ranges are the engine client's to check.
-fn sampling_from_message(message: proto::Sampling) -> Option<Sampling> {
-    if message.logit_bias_tokens.len() != message.logit_bias.len() || message.n as usize > MOST_CHOICES {
-        return None;
-    }
-    let structured = match message.constraint {
-        // The frontend knows the field that it came from, and names that.
-        Some(constraint) => {
-            Some(Structured { constraint: constraint_from_message(constraint)?, field: "structured_outputs" })
-        }
-        None => None,
-    };
-    Some(Sampling {
-        n: message.n as usize,
-        max_tokens: message.max_tokens,
-        min_tokens: message.min_tokens,
-        temperature: message.temperature,
-        top_p: message.top_p,
-        top_k: message.top_k,
-        min_p: message.min_p,
-        seed: message.seed,
-        presence_penalty: message.presence_penalty,
-        frequency_penalty: message.frequency_penalty,
-        repetition_penalty: message.repetition_penalty,
-        stop_token_ids: tokens(message.stop_token_ids),
-        eos_token: message.eos_token.map(TokenId),
-        all_stop_token_ids: tokens(message.all_stop_token_ids),
-        ignore_eos: message.ignore_eos,
-        logprobs: message.logprobs,
-        prompt_logprobs: message.prompt_logprobs,
-        skip_reading_prefix_cache: message.skip_reading_prefix_cache,
-        logit_bias: message.logit_bias_tokens.into_iter().map(TokenId).zip(message.logit_bias).collect(),
-        allowed_token_ids: tokens(message.allowed_token_ids),
-        bad_words: message.bad_words.into_iter().map(|word| tokens(word.tokens)).collect(),
-        structured,
-        thinking_budget: message.thinking_budget,
-        repetition: message.repetition.map(|proto::Repetition { max_pattern, min_pattern, count }| Repetition {
-            max_pattern,
-            min_pattern,
-            count,
-        }),
-    })
-}
-
-fn constraint_to_message(constraint: &Constraint) -> proto::Constraint {
-    use proto::constraint::Kind;
-    let kind = match constraint {
-        Constraint::JsonSchema(schema) => Kind::JsonSchema(schema.to_string()),
-        Constraint::JsonObject => Kind::JsonObject(true),
-        Constraint::Regex(regex) => Kind::Regex(regex.to_string()),
-        Constraint::Grammar(grammar) => Kind::Grammar(grammar.to_string()),
-        Constraint::StructuralTag(tag) => Kind::StructuralTag(tag.to_string()),
-    };
-    proto::Constraint { kind: Some(kind) }
-}
-
-fn constraint_from_message(constraint: proto::Constraint) -> Option<Constraint> {
-    use proto::constraint::Kind;
-    Some(match constraint.kind? {
-        Kind::JsonSchema(schema) => Constraint::JsonSchema(schema.into()),
-        Kind::JsonObject(_) => Constraint::JsonObject,
-        Kind::Regex(regex) => Constraint::Regex(regex.into()),
-        Kind::Grammar(grammar) => Constraint::Grammar(grammar.into()),
-        Kind::StructuralTag(tag) => Constraint::StructuralTag(tag.into()),
-    })
 }
 
 #[cfg(test)]

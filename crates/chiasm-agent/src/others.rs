@@ -11,13 +11,14 @@ use crate::proto::watch_event::Event;
 const KEY: usize = 16;
 
 pub(crate) fn to_message(job: u64, told: &OthersJob) -> proto::OthersJob {
-    let mut block_keys = BytesMut::with_capacity(KEY * told.keys.len());
-    told.keys.iter().for_each(|key| block_keys.extend_from_slice(&key.to_le_bytes()));
+    let OthersJob { keys, prompt_tokens, media } = told;
+    let mut block_keys = BytesMut::with_capacity(KEY * keys.len());
+    keys.iter().for_each(|key| block_keys.extend_from_slice(&key.to_le_bytes()));
     proto::OthersJob {
         job,
         block_keys: block_keys.freeze(),
-        prompt_tokens: told.prompt_tokens as u32,
-        media: told.media.iter().map(item_to_message).collect(),
+        prompt_tokens: *prompt_tokens as u32,
+        media: media.iter().map(item_to_message).collect(),
     }
 }
 

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use chiasm_backend::fake::{FakeBackend, FakeConnector, Script, fake_capabilities};
 use chiasm_backend::{
     Backend, Capabilities, Connected, Connector, Constraint, Delivered, EncodedItem, Finish, Input, ItemField, Job,
-    JobError, JobItem, MediaObserver, MediaSource, Output, PlanClass, ReasoningHints, Repetition, RequestId,
-    RunningJob, Sampling, SourceError, Stage, Structured, TensorOrder, TraceContext,
+    JobError, JobItem, MediaObserver, MediaSource, Output, PlanClass, ReasoningHints, RequestId, RunningJob, Sampling,
+    SourceError, Stage, Structured, TensorOrder, TraceContext,
 };
 use chiasm_fleet::adapters::Adapters;
 use chiasm_fleet::{Fleet, Patience};
@@ -184,41 +184,12 @@ impl MediaSource for File {
     }
 }
 
-fn sampling() -> Sampling {
-    Sampling {
-        n: 2,
-        max_tokens: 10,
-        min_tokens: 1,
-        temperature: 0.5,
-        top_p: 0.25,
-        top_k: 3,
-        min_p: 0.125,
-        seed: Some(-4),
-        presence_penalty: 1.5,
-        frequency_penalty: -1.5,
-        repetition_penalty: 1.25,
-        stop_token_ids: vec![TokenId(4)],
-        eos_token: Some(TokenId(5)),
-        all_stop_token_ids: vec![TokenId(4), TokenId(5)],
-        ignore_eos: true,
-        logprobs: Some(0),
-        prompt_logprobs: Some(2),
-        skip_reading_prefix_cache: true,
-        logit_bias: vec![(TokenId(6), -7.5)],
-        allowed_token_ids: vec![TokenId(6), TokenId(7)],
-        bad_words: vec![vec![TokenId(8)], vec![TokenId(9), TokenId(10)]],
-        structured: Some(Structured { constraint: Constraint::Regex("a+".into()), field: "structured_outputs" }),
-        thinking_budget: Some(11),
-        repetition: Some(Repetition { max_pattern: 3, min_pattern: 2, count: 4 }),
-    }
-}
-
 fn job(tokens: &[TokenId]) -> Job {
     Job {
         id: RequestId::new("id").unwrap(),
         input: Input::Tokens(Arc::new(tokens.to_vec())),
         media: Arc::default(),
-        sampling: sampling(),
+        sampling: Sampling::distinctive(),
         adapter: None,
         cache_salt: Some("salt".to_owned()),
         priority: -3,

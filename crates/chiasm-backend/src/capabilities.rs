@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use chiasm_types::{Dtype, Role};
 
-use crate::{Network, OwnAdapter, PlanClass};
+use crate::{Network, OwnAdapter, PlanClass, Supports};
 
 /// What one worker can do, as its backend found out when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +33,8 @@ pub struct Capabilities {
     pub max_loras: usize,
     /// LoRA adapters that it has by itself, by the names that engines know them by.
     pub adapters: BTreeMap<String, OwnAdapter>,
-    /// What it can't be asked for.
-    pub lacks: Lacks,
+    /// The optional parts of a request that it supports.
+    pub supports: Supports,
     /// What a job for it consists of.
     pub input: InputForm,
     /// The form in which it takes media items.
@@ -47,70 +47,6 @@ pub struct Capabilities {
     pub private_network: Option<Network>,
     /// Where knowledge of its KV cache comes from.
     pub kv: KvSource,
-}
-
-/// Parts of a request that some workers can't be given, each of which is refused with [`JobError::Refused`](crate::JobError::Refused).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lacks {
-    /// [`Sampling::bad_words`](crate::Sampling::bad_words).
-    pub bad_words: bool,
-    /// [`Sampling::prompt_logprobs`](crate::Sampling::prompt_logprobs).
-    pub prompt_logprobs: bool,
-    /// Settings of a request for the processor of its media items.
-    pub processor_kwargs: bool,
-    /// [`Sampling::allowed_token_ids`](crate::Sampling::allowed_token_ids).
-    pub allowed_token_ids: bool,
-    /// [`Sampling::logit_bias`](crate::Sampling::logit_bias).
-    pub logit_bias: bool,
-    /// [`Sampling::thinking_budget`](crate::Sampling::thinking_budget).
-    pub thinking_budget: bool,
-    /// [`Sampling::repetition`](crate::Sampling::repetition).
-    pub repetition: bool,
-    /// [`Sampling::skip_reading_prefix_cache`](crate::Sampling::skip_reading_prefix_cache).
-    pub skip_reading_prefix_cache: bool,
-    /// Media items.
-    pub media: bool,
-    /// [`Job::cache_salt`](crate::Job::cache_salt).
-    pub cache_salt: bool,
-}
-
-impl Lacks {
-    /// Whether any of these is among what a worker lacks.
-    pub fn any_of(self, needed: Self) -> bool {
-        self.parts().into_iter().zip(needed.parts()).any(|(lacks, needed)| lacks && needed)
-    }
-
-    /// What one or the other lacks.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            bad_words: self.bad_words || other.bad_words,
-            prompt_logprobs: self.prompt_logprobs || other.prompt_logprobs,
-            processor_kwargs: self.processor_kwargs || other.processor_kwargs,
-            allowed_token_ids: self.allowed_token_ids || other.allowed_token_ids,
-            logit_bias: self.logit_bias || other.logit_bias,
-            thinking_budget: self.thinking_budget || other.thinking_budget,
-            repetition: self.repetition || other.repetition,
-            skip_reading_prefix_cache: self.skip_reading_prefix_cache || other.skip_reading_prefix_cache,
-            media: self.media || other.media,
-            cache_salt: self.cache_salt || other.cache_salt,
-        }
-    }
-
-    fn parts(self) -> [bool; 10] {
-        [
-            self.bad_words,
-            self.prompt_logprobs,
-            self.processor_kwargs,
-            self.allowed_token_ids,
-            self.logit_bias,
-            self.thinking_budget,
-            self.repetition,
-            self.skip_reading_prefix_cache,
-            self.media,
-            self.cache_salt,
-        ]
-    }
 }
 
 /// What a job's prompt has to be.
@@ -232,32 +168,4 @@ fn reachable(endpoint: &str, locality: &Locality) -> Option<String> {
         (host, _) => host.to_owned(),
     };
     Some(format!("tcp://{host}:{port}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_worker_lacks_what_is_needed_only_if_it_is_the_same_part() {
-        let parts = [
-            Lacks { bad_words: true, ..Lacks::default() },
-            Lacks { prompt_logprobs: true, ..Lacks::default() },
-            Lacks { processor_kwargs: true, ..Lacks::default() },
-            Lacks { allowed_token_ids: true, ..Lacks::default() },
-            Lacks { thinking_budget: true, ..Lacks::default() },
-            Lacks { repetition: true, ..Lacks::default() },
-            Lacks { skip_reading_prefix_cache: true, ..Lacks::default() },
-            Lacks { logit_bias: true, ..Lacks::default() },
-            Lacks { media: true, ..Lacks::default() },
-            Lacks { cache_salt: true, ..Lacks::default() },
-        ];
-        for lacks in parts {
-            for needed in parts {
-                assert_eq!(lacks.any_of(needed), lacks == needed);
-                assert!(lacks.or(needed).any_of(needed) && needed.or(lacks).any_of(needed));
-            }
-            assert!(!lacks.any_of(Lacks::default()) && !Lacks::default().any_of(lacks));
-        }
-    }
 }

@@ -23,9 +23,9 @@ use tokio::time::Instant;
 
 use crate::{
     Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death,
-    Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Lacks, Life, Load, LoadSink, Locality,
-    MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes,
-    TensorFormat, TensorMemory, TensorOrder, VllmItems,
+    Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality,
+    MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, Supports,
+    TensorBytes, TensorFormat, TensorMemory, TensorOrder, VllmItems,
 };
 
 /// What a fake backend does with one job.
@@ -225,7 +225,7 @@ pub fn fake_capabilities() -> Capabilities {
         receiver_cache_bytes: 1 << 20,
         max_loras: 0,
         adapters: BTreeMap::new(),
-        lacks: Lacks::default(),
+        supports: Supports::EVERYTHING,
         input: InputForm::Tokens,
         media: MediaForm::Tensors(TensorFormat::Raw),
         hand_off: HandOff::Inline,

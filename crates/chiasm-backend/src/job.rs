@@ -4,7 +4,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 
-use crate::{Adapter, MediaSource};
+use crate::{Adapter, MediaSource, Sampling};
 
 /// A prepared request for one backend.
 #[derive(Clone, Debug)]
@@ -141,104 +141,6 @@ impl fmt::Debug for JobItem {
             .field("offset", &self.placeholder.offset)
             .field("length", &self.placeholder.length)
             .finish_non_exhaustive()
-    }
-}
-
-/// How tokens are chosen and when to stop, with all defaults filled in. Ranges are those of vLLM's `SamplingParams`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// Number of continuations, 1 or more.
-    pub n: usize,
-    /// Most new tokens of each continuation, at least 1.
-    pub max_tokens: u32,
-    /// No stop before so many new tokens.
-    pub min_tokens: u32,
-    /// 0 is greedy.
-    pub temperature: f64,
-    /// Above 0, to 1.
-    pub top_p: f64,
-    /// 0 considers all tokens.
-    pub top_k: i32,
-    /// 0 to 1.
-    pub min_p: f64,
-    /// Makes sampling repeatable. Continuation `i` uses `seed + i`, so that they differ.
-    pub seed: Option<i64>,
-    /// -2 to 2.
-    pub presence_penalty: f64,
-    /// -2 to 2.
-    pub frequency_penalty: f64,
-    /// Above 0; 1 is none.
-    pub repetition_penalty: f64,
-    /// Tokens that end a continuation, without the end-of-sequence token.
-    pub stop_token_ids: Vec<TokenId>,
-    /// The end-of-sequence token; `None` if it does not end a continuation.
-    pub eos_token: Option<TokenId>,
-    /// All tokens that could end a continuation: what `min_tokens` holds back.
-    pub all_stop_token_ids: Vec<TokenId>,
-    /// Goes on after the end-of-sequence token.
-    pub ignore_eos: bool,
-    /// Log probabilities of each new token and so many alternatives.
-    pub logprobs: Option<u32>,
-    /// Log probabilities of each prompt token but the first, and of so many alternatives. The whole prompt is computed for them.
-    pub prompt_logprobs: Option<u32>,
-    /// Computes the whole prompt, whatever of it is in the KV cache.
-    pub skip_reading_prefix_cache: bool,
-    /// Added to the logits of single tokens, -100 to 100.
-    pub logit_bias: Vec<(TokenId, f64)>,
-    /// Only these can be generated, unless empty.
-    pub allowed_token_ids: Vec<TokenId>,
-    /// The last token of none of these sequences is generated behind the others.
-    pub bad_words: Vec<Vec<TokenId>>,
-    /// What the text has to be.
-    pub structured: Option<Structured>,
-    /// At most so many tokens of reasoning: then it is ended.
-    pub thinking_budget: Option<u32>,
-    /// What counts as going round in circles, which ends a continuation.
-    pub repetition: Option<Repetition>,
-}
-
-/// A pattern of tokens that is repeated at the end of a continuation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Repetition {
-    /// Most tokens of the pattern, at least 1.
-    pub max_pattern: u32,
-    /// Fewest tokens of the pattern, at most `max_pattern`; 0 is as good as 1.
-    pub min_pattern: u32,
-    /// How often it has to be there, at least 2.
-    pub count: u32,
-}
-
-/// What the text of an answer has to be, and where the client said so.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Structured {
-    /// The constraint. A backend that does not take it refuses the job with [`JobError::Refused`](crate::JobError::Refused).
-    pub constraint: Constraint,
-    /// The field of the request that it came from.
-    pub field: &'static str,
-}
-
-/// Exactly one constraint of an answer's text, in the forms that engines compile.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Constraint {
-    /// JSON of this schema, which is JSON too.
-    JsonSchema(Arc<str>),
-    /// Any JSON object.
-    JsonObject,
-    /// Text that this regular expression matches as a whole.
-    Regex(Arc<str>),
-    /// A word of this grammar: GBNF with the start symbol `root`.
-    Grammar(Arc<str>),
-    /// Text in which some tags begin parts of a form of their own: xgrammar's structural tag, as JSON.
-    StructuralTag(Arc<str>),
-}
-
-impl Constraint {
-    /// Bytes of its text.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Self::JsonObject => 0,
-            Self::JsonSchema(text) | Self::Regex(text) | Self::Grammar(text) | Self::StructuralTag(text) => text.len(),
-        }
     }
 }
 

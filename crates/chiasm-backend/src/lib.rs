@@ -16,6 +16,7 @@
 //! | `capabilities` | what one worker can do, and where knowledge of its KV cache comes from |
 //! | `plan_class` | what decides how a prompt is expanded and keyed for a worker |
 //! | `job` | what is asked for |
+//! | `sampling` | how tokens are chosen, and the parts of a request that not every worker supports |
 //! | `forward` | requests that are passed on as they came |
 //! | `largest_item` | how much the encoder cache of a model's engines holds |
 //! | `media` | items, and the forms in which their sources give them |
@@ -42,21 +43,17 @@ mod media;
 mod output;
 mod plan_class;
 mod private_network;
+mod sampling;
 pub mod unread;
 
 pub use adapter::{Adapter, AdapterError, OwnAdapter, adapter_engine_name};
 pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob};
 pub use begun::{Begun, BegunPart};
-pub use capabilities::{
-    Capabilities, HandOff, InputForm, KvEventStream, KvSource, Lacks, Locality, MediaForm, TensorFormat,
-};
+pub use capabilities::{Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat};
 pub use connector::{Activity, ConnectError, Connected, Connector, Elsewhere, Life};
 pub use error::{Death, JobError, KvSinkError, SourceError};
 pub use forward::{ForeseenPrompt, Forward, Forwarded};
-pub use job::{
-    Constraint, Embeddings, Input, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage,
-    Structured, TraceContext,
-};
+pub use job::{Embeddings, Input, Job, JobItem, Left, ReasoningHints, RequestId, Stage, TraceContext};
 pub use largest_item::LargestItem;
 pub use media::{
     Delivered, EncodedItem, FieldValue, ItemField, Making, MediaLoad, MediaObserver, MediaSource, SentForm, Tensor,
@@ -65,3 +62,4 @@ pub use media::{
 pub use output::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
 pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, VllmItems};
 pub use private_network::{Network, NetworkError, PrivateNetwork};
+pub use sampling::{Constraint, Repetition, Sampling, Structured, Supports};

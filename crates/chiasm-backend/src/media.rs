@@ -42,20 +42,17 @@ pub struct Making {
     pub at_once: bool,
 }
 
-/// How large a piece of CPU-heavy work is. Smaller ones wait for no larger ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum WorkSize {
-    /// Some milliseconds of one core at most.
-    Short,
-    /// What images mostly take.
-    Usual,
-    /// Very large images.
-    Heavy,
-}
-
-impl WorkSize {
-    /// All sizes, the smallest first.
-    pub const ALL: [Self; 3] = [Self::Short, Self::Usual, Self::Heavy];
+chiasm_types::every_variant! {
+    /// How large a piece of CPU-heavy work is. Smaller ones wait for no larger ones.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum WorkSize {
+        /// Some milliseconds of one core at most.
+        Short,
+        /// What images mostly take.
+        Usual,
+        /// Very large images.
+        Heavy,
+    }
 }
 
 /// What a machine has to do with media items.
@@ -64,7 +61,7 @@ pub struct MediaLoad {
     /// Threads that do it.
     pub threads: u32,
     /// Time of one core, by estimate, of what waits or is being done: of each [`WorkSize`], the smallest first.
-    pub pending: [Duration; 3],
+    pub pending: [Duration; WorkSize::ALL.len()],
 }
 
 impl MediaLoad {
@@ -198,10 +195,11 @@ impl Delivered {
 
 impl std::ops::AddAssign for Delivered {
     fn add_assign(&mut self, other: Self) {
-        self.cached += other.cached;
-        self.shared_memory += other.shared_memory;
-        self.inline += other.inline;
-        self.unfound += other.unfound;
+        let Self { cached, shared_memory, inline, unfound } = other;
+        self.cached += cached;
+        self.shared_memory += shared_memory;
+        self.inline += inline;
+        self.unfound += unfound;
     }
 }
 

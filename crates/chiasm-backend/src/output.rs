@@ -40,10 +40,11 @@ impl PromptLogprobs {
 
     /// Adds the positions that come after.
     pub fn append(&mut self, next: Self) {
-        self.width = self.width.max(next.width);
-        self.tokens.extend(next.tokens);
-        self.logprobs.extend(next.logprobs);
-        self.ranks.extend(next.ranks);
+        let Self { width, tokens, logprobs, ranks } = next;
+        self.width = self.width.max(width);
+        self.tokens.extend(tokens);
+        self.logprobs.extend(logprobs);
+        self.ranks.extend(ranks);
     }
 }
 

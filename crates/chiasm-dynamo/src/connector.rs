@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chiasm_backend::{
     Backend, Capabilities, ConnectError, Connected, Connector, Elsewhere, HandOff, InputForm, KeyScheme, KvSource,
-    Lacks, LargestItem, Locality, MediaForm, MediaObserver, PlaceholderForm, PlanClass, VllmItems,
+    LargestItem, Locality, MediaForm, MediaObserver, PlaceholderForm, PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -18,6 +18,7 @@ use tokio::time::{sleep, timeout};
 use crate::backend::{DynamoBackend, Images};
 use crate::call_home::CallHome;
 use crate::directory::{Events, Worker, Workers};
+use crate::request::SUPPORTS;
 use crate::tensors::ReadyTensors;
 use crate::wire::Wire;
 
@@ -131,7 +132,7 @@ impl Connector for DynamoConnector {
             let mut capabilities = capabilities(&worker, self.processor.clone(), peer);
             if self.takes_images {
                 capabilities.media = MediaForm::Encoded;
-                capabilities.lacks.media = false;
+                capabilities.supports.media = true;
                 // As much as vLLM has room for, though other engines may be behind it: too much is the lesser error.
                 let step = worker.max_batched_tokens;
                 let cache = self.largest_item.encoder_cache(step, worker.context);
@@ -200,18 +201,7 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
         receiver_cache_bytes: 0,
         max_loras: 0,
         adapters: BTreeMap::new(),
-        lacks: Lacks {
-            bad_words: true,
-            prompt_logprobs: true,
-            processor_kwargs: true,
-            media: true,
-            cache_salt: true,
-            allowed_token_ids: true,
-            logit_bias: true,
-            repetition: true,
-            skip_reading_prefix_cache: true,
-            ..Lacks::default()
-        },
+        supports: Supports { media: false, ..SUPPORTS },
         input: InputForm::Tokens,
         media: MediaForm::None,
         hand_off: HandOff::None,

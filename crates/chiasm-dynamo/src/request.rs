@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, Sampling};
+use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, Sampling, Structured, Supports};
 use chiasm_types::{Modality, TokenId};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -92,13 +92,57 @@ pub(crate) fn of(
     packed: Option<&Packed>,
 ) -> Result<Vec<Vec<u8>>, JobError> {
     let tokens = taken(job, takes_images)?;
-    let sampling = &job.sampling;
+    let Job {
+        input,
+        media,
+        sampling,
+        priority,
+        // Beside the request.
+        id: _,
+        // A request has no place for these.
+        trace: _,
+        reasoning: _,
+        // Refused by `taken`.
+        adapter: _,
+        cache_salt: _,
+        // A worker computes whole requests, or has others of Dynamo help: it has no role here.
+        stage: _,
+        embedded: _,
+    } = job;
+    let Sampling {
+        n,
+        max_tokens,
+        min_tokens,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        seed,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        ref stop_token_ids,
+        eos_token,
+        // The worker makes them of the others.
+        all_stop_token_ids: _,
+        ignore_eos,
+        logprobs,
+        ref structured,
+        thinking_budget,
+        // Refused by `taken`.
+        prompt_logprobs: _,
+        skip_reading_prefix_cache: _,
+        logit_bias: _,
+        allowed_token_ids: _,
+        bad_words: _,
+        repetition: _,
+    } = *sampling;
     let numbers = |tokens: &[TokenId]| tokens.iter().map(|token| token.0).collect::<Vec<u32>>();
-    let eos = sampling.eos_token.map(|token| token.0);
-    let urls: Vec<Medium> = job.media.iter().map(image).collect::<Result<_, _>>()?;
-    let uuids: Vec<String> = job.media.iter().map(JobItem::name).collect();
-    let has_images = !job.media.is_empty();
-    let expanded = match &job.input {
+    let eos = eos_token.map(|token| token.0);
+    let urls: Vec<Medium> = media.iter().map(image).collect::<Result<_, _>>()?;
+    let uuids: Vec<String> = media.iter().map(JobItem::name).collect();
+    let has_images = !media.is_empty();
+    let expanded = match input {
         Input::Marked { expanded, .. } if packed.is_some() => numbers(expanded),
         _ => Vec::new(),
     };
@@ -106,36 +150,69 @@ pub(crate) fn of(
         model,
         token_ids: numbers(tokens),
         stop_conditions: StopConditions {
-            max_tokens: sampling.max_tokens,
-            min_tokens: sampling.min_tokens,
-            ignore_eos: sampling.ignore_eos,
-            stop_token_ids_hidden: numbers(&sampling.stop_token_ids).into_iter().chain(eos).collect(),
-            max_thinking_tokens: sampling.thinking_budget,
+            max_tokens,
+            min_tokens,
+            ignore_eos,
+            stop_token_ids_hidden: numbers(stop_token_ids).into_iter().chain(eos).collect(),
+            max_thinking_tokens: thinking_budget,
         },
-        sampling_options: sampling_options(sampling)?,
-        output_options: OutputOptions { logprobs: sampling.logprobs, skip_special_tokens: false },
+        sampling_options: SamplingOptions {
+            n: 1,
+            temperature,
+            top_p,
+            // 0 is all tokens here, and not to all engines.
+            top_k: if top_k == 0 { -1 } else { top_k },
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            // Of each continuation its own.
+            seed: None,
+            guided_decoding: structured.as_ref().map(guided_decoding).transpose()?,
+        },
+        output_options: OutputOptions { logprobs, skip_special_tokens: false },
         eos_token_ids: eos.into_iter().collect(),
         annotations: [],
-        // There the higher is the more urgent.
-        routing: match job.priority {
-            0 => None,
-            priority => {
-                let number = priority.checked_neg().and_then(|priority| i32::try_from(priority).ok());
-                let priority = number.ok_or_else(|| refused("priority", "is of 32 bits for a worker of Dynamo"))?;
-                Some(Routing { priority })
-            }
-        },
+        routing: routing(*priority)?,
         multi_modal_data: has_images.then_some((IMAGES, urls)).into_iter().collect(),
         multi_modal_uuids: has_images.then_some((IMAGES, uuids)).into_iter().collect(),
         extra_args: packed.filter(|_| !expanded.is_empty()).and_then(|packed| packed.told(job, &expanded)),
     };
-    (0..sampling.n)
+    (0..n)
         .map(|choice| {
-            request.sampling_options.seed = sampling.seed.map(|seed| seed.wrapping_add(choice as i64));
+            request.sampling_options.seed = seed.map(|seed| seed.wrapping_add(choice as i64));
             // Strings and numbers of ours: nothing in it can fail.
             rmp_serde::to_vec_named(&request).map_err(|error| refused("body", &error.to_string()))
         })
         .collect()
+}
+
+/// Returns the priority as workers expect it: there the higher is the more urgent.
+fn routing(priority: i64) -> Result<Option<Routing>, JobError> {
+    if priority == 0 {
+        return Ok(None);
+    }
+    let number = priority.checked_neg().and_then(|priority| i32::try_from(priority).ok());
+    let priority = number.ok_or_else(|| refused("priority", "is of 32 bits for a worker of Dynamo"))?;
+    Ok(Some(Routing { priority }))
+}
+
+/// Returns a constraint in Dynamo's words.
+fn guided_decoding(structured: &Structured) -> Result<Value, JobError> {
+    let Structured { constraint, field } = structured;
+    let json = |text: &str| {
+        let value: Result<&RawValue, _> = serde_json::from_str(text);
+        let value = value.and_then(|raw| serde_json::from_str::<Value>(raw.get()));
+        value.map_err(|error| refused(field, &format!("is no JSON: {error}")))
+    };
+    Ok(match constraint {
+        Constraint::JsonSchema(schema) => json!({"json": json(schema)?}),
+        // Not all engines know a word for it.
+        Constraint::JsonObject => json!({"json": {"type": "object"}}),
+        Constraint::Regex(regex) => json!({"regex": &**regex}),
+        Constraint::Grammar(grammar) => json!({"grammar": &**grammar}),
+        Constraint::StructuralTag(tag) => json!({"structural_tag": json(tag)?}),
+    })
 }
 
 fn refused(field: &str, message: &str) -> JobError {
@@ -158,6 +235,21 @@ fn image(item: &JobItem) -> Result<Medium, JobError> {
     Ok(Medium::Url(url))
 }
 
+/// The optional parts of jobs that a request to a worker has a place for. Workers for text alone lack
+/// media too.
+pub(crate) const SUPPORTS: Supports = Supports {
+    bad_words: false,
+    prompt_logprobs: false,
+    processor_kwargs: false,
+    logit_bias: false,
+    allowed_token_ids: false,
+    thinking_budget: true,
+    repetition: false,
+    skip_reading_prefix_cache: false,
+    media: true,
+    cache_salt: false,
+};
+
 /// The tokens that a worker is given, if it can be asked for a job at all.
 ///
 /// # Errors
@@ -177,56 +269,8 @@ pub(crate) fn taken(job: &Job, takes_images: bool) -> Result<&[TokenId], JobErro
     if job.cache_salt.is_some() {
         return Err(refused("cache_salt", "is not known to all workers of Dynamo"));
     }
-    check(&job.sampling)?;
-    Ok(tokens)
-}
-
-/// What a request to a worker has no place for.
-fn check(sampling: &Sampling) -> Result<(), JobError> {
-    let lacks = [
-        ("bad_words", !sampling.bad_words.is_empty()),
-        ("prompt_logprobs", sampling.prompt_logprobs.is_some()),
-        ("logit_bias", !sampling.logit_bias.is_empty()),
-        ("allowed_token_ids", !sampling.allowed_token_ids.is_empty()),
-        ("repetition_detection", sampling.repetition.is_some()),
-        ("skip_reading_prefix_cache", sampling.skip_reading_prefix_cache),
-    ];
-    match lacks.iter().find(|(_, is_asked)| *is_asked) {
-        Some((field, _)) => Err(refused(field, "can't be passed on to workers of Dynamo")),
-        None => Ok(()),
+    match SUPPORTS.first_missing(job.sampling.needs()) {
+        Some(field) => Err(refused(field, "can't be passed on to workers of Dynamo")),
+        None => Ok(tokens),
     }
-}
-
-fn sampling_options(sampling: &Sampling) -> Result<SamplingOptions, JobError> {
-    let guided_decoding = match &sampling.structured {
-        None => None,
-        Some(structured) => {
-            let json = |text: &str| {
-                let value: Result<&RawValue, _> = serde_json::from_str(text);
-                let value = value.and_then(|raw| serde_json::from_str::<Value>(raw.get()));
-                value.map_err(|error| refused(structured.field, &format!("is no JSON: {error}")))
-            };
-            Some(match &structured.constraint {
-                Constraint::JsonSchema(schema) => json!({"json": json(schema)?}),
-                // Not all engines know a word for it.
-                Constraint::JsonObject => json!({"json": {"type": "object"}}),
-                Constraint::Regex(regex) => json!({"regex": &**regex}),
-                Constraint::Grammar(grammar) => json!({"grammar": &**grammar}),
-                Constraint::StructuralTag(tag) => json!({"structural_tag": json(tag)?}),
-            })
-        }
-    };
-    Ok(SamplingOptions {
-        n: 1,
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        // 0 is all tokens here, and not to all engines.
-        top_k: if sampling.top_k == 0 { -1 } else { sampling.top_k },
-        min_p: sampling.min_p,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        repetition_penalty: sampling.repetition_penalty,
-        seed: None,
-        guided_decoding,
-    })
 }

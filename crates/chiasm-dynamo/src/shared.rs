@@ -80,7 +80,15 @@ impl Shared {
     /// Tells how many jobs of ours run: a worker tells nothing of others.
     fn tell_load(&self, running: u64) {
         if let Some(sink) = &*self.load.lock().unwrap_or_else(PoisonError::into_inner) {
-            sink(Load { running, ..Load::default() });
+            sink(Load {
+                running,
+                // A worker tells none of these.
+                waiting: 0,
+                kv_usage: 0.0,
+                pending_tokens_of_others: 0,
+                draining: false,
+                media: None,
+            });
         }
     }
 

@@ -23,12 +23,9 @@ const SOON: Duration = Duration::from_secs(20);
 
 fn sampling() -> Sampling {
     Sampling {
-        n: 1,
-        max_tokens: 4,
         min_tokens: 1,
         temperature: 0.5,
         top_p: 0.9,
-        top_k: 0,
         min_p: 0.1,
         seed: Some(7),
         presence_penalty: 0.2,
@@ -36,17 +33,8 @@ fn sampling() -> Sampling {
         repetition_penalty: 1.1,
         stop_token_ids: vec![TokenId(7)],
         eos_token: Some(TokenId(2)),
-        all_stop_token_ids: Vec::new(),
-        ignore_eos: false,
-        logprobs: None,
-        prompt_logprobs: None,
-        skip_reading_prefix_cache: false,
-        logit_bias: Vec::new(),
-        allowed_token_ids: Vec::new(),
-        bad_words: Vec::new(),
-        structured: None,
         thinking_budget: Some(3),
-        repetition: None,
+        ..Sampling::greedy(4)
     }
 }
 

@@ -11,8 +11,8 @@ mod kv_connector;
 mod launch_host;
 mod media;
 mod memory;
+mod request;
 mod running;
-mod sampling;
 mod stage;
 
 use std::sync::Arc;

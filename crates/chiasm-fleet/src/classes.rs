@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chiasm_backend::{Capabilities, InputForm, Lacks, PlanClass};
+use chiasm_backend::{Capabilities, InputForm, PlanClass, Supports};
 use chiasm_types::{PlanClassId, WorkerId};
 
 /// A plan class that at least one worker is of.
@@ -31,14 +31,14 @@ pub type PresentClasses = Arc<[PresentClass]>;
 pub(crate) struct Classes {
     workers: BTreeMap<WorkerId, Member>,
     present: PresentClasses,
-    /// What any of the workers lacks.
-    lacks: Lacks,
+    /// The optional parts of requests that every worker supports.
+    supported_by_all: Supports,
     next: u32,
 }
 
 struct Member {
     class: PlanClassId,
-    lacks: Lacks,
+    supports: Supports,
     max_model_len: usize,
     max_batched_tokens: usize,
 }
@@ -49,9 +49,9 @@ impl Classes {
         self.present.clone()
     }
 
-    /// What any of the workers lacks.
-    pub(crate) fn lacks(&self) -> Lacks {
-        self.lacks
+    /// Returns the optional parts of requests that every worker supports.
+    pub(crate) fn supported_by_all(&self) -> Supports {
+        self.supported_by_all
     }
 
     /// Takes note of a worker; its class.
@@ -61,8 +61,8 @@ impl Classes {
             self.next += 1;
             PlanClassId(self.next - 1)
         });
-        let Capabilities { max_model_len, max_batched_tokens, lacks, .. } = *can;
-        self.workers.insert(id, Member { class, lacks, max_model_len, max_batched_tokens });
+        let Capabilities { max_model_len, max_batched_tokens, supports, .. } = *can;
+        self.workers.insert(id, Member { class, supports, max_model_len, max_batched_tokens });
         self.update(Some((class, &can.class, can.input)));
         class
     }
@@ -74,7 +74,8 @@ impl Classes {
     }
 
     fn update(&mut self, new: Option<(PlanClassId, &PlanClass, InputForm)>) {
-        self.lacks = self.workers.values().fold(Lacks::default(), |all, member| all.or(member.lacks));
+        let members = self.workers.values();
+        self.supported_by_all = members.fold(Supports::EVERYTHING, |all, member| all.and(member.supports));
         let old = self.present.clone();
         let known = old.iter().map(|known| (known.id, &known.class, known.input));
         let mut classes: Vec<_> = known.chain(new).collect();

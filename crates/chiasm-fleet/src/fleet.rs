@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use chiasm_backend::{Backend, Death, KvSource, Lacks, Load, MediaForm, TensorFormat};
+use chiasm_backend::{Backend, Death, KvSource, Load, MediaForm, Supports, TensorFormat};
 use chiasm_router::{Router, WorkerInfo};
 use chiasm_types::{PlanClassId, WorkerId};
 use tokio::sync::watch;
@@ -177,17 +177,18 @@ impl Fleet {
         self.state().workers.get(&id).cloned()
     }
 
-    /// The workers that lack any of what a request needs. Asked for many requests, of which most need nothing that any lacks.
-    pub fn workers_lacking(&self, needs: Lacks) -> Vec<WorkerId> {
-        if needs == Lacks::default() {
+    /// Returns the workers that do not support every part that a request has.
+    pub fn workers_lacking(&self, needs: Supports) -> Vec<WorkerId> {
+        // Most requests have no such part, or none that any worker lacks.
+        if needs == Supports::default() {
             return Vec::new();
         }
         let state = self.state();
-        if !state.classes.lacks().any_of(needs) {
+        if state.classes.supported_by_all().covers(needs) {
             return Vec::new();
         }
-        let lacking = state.workers.values().filter(|worker| worker.backend.capabilities().lacks.any_of(needs));
-        lacking.map(|worker| worker.id).collect()
+        let lacks = |worker: &&Arc<Worker>| !worker.backend.capabilities().supports.covers(needs);
+        state.workers.values().filter(lacks).map(|worker| worker.id).collect()
     }
 
     /// The workers that can take requests, by their ids.

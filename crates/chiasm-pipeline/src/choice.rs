@@ -94,16 +94,16 @@ impl Choice {
     }
 
     fn read(&mut self, output: Output) -> ChoiceDelta {
-        let (mut tokens, logprobs) = match output.content {
+        // The generation has looked at `choice` and `prefill`.
+        let Output { choice: _, content, mut finish, prefill: _, prompt_logprobs } = output;
+        let (mut tokens, logprobs) = match content {
             Content::Tokens { tokens, logprobs } => (tokens, logprobs),
             Content::Text { text, tool_calls } => {
-                let events = self.already_read(text, tool_calls, output.finish.as_ref());
-                return ChoiceDelta { index: self.index, events, finish: output.finish, ..ChoiceDelta::default() };
+                let events = self.already_read(text, tool_calls, finish.as_ref());
+                return ChoiceDelta { index: self.index, events, finish, ..ChoiceDelta::default() };
             }
         };
-        let mut finish = output.finish;
-        let mut delta =
-            ChoiceDelta { index: self.index, prompt_logprobs: output.prompt_logprobs, ..ChoiceDelta::default() };
+        let mut delta = ChoiceDelta { index: self.index, prompt_logprobs, ..ChoiceDelta::default() };
         if std::mem::take(&mut self.wants_prompt_logprobs) {
             // A prompt of one token has none, and engines say nothing of them then.
             delta.prompt_logprobs.get_or_insert_default();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Constraint, Input, JobItem, Lacks, PlaceholderForm, ReasoningHints, RequestId, Structured, TraceContext,
+    Constraint, Input, JobItem, PlaceholderForm, ReasoningHints, RequestId, Structured, Supports, TraceContext,
 };
 use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_fleet::{PresentClass, PresentClasses, keys_for, spans};
@@ -31,6 +31,7 @@ use super::observer::{ExplainedPlan, PromptEntry};
 use super::opening::open_all;
 use super::prompt_price::{is_small, price_of};
 use super::reading::{Reading, calls_or};
+use super::sampling;
 use super::tried::Attempts;
 use crate::Pipeline;
 use crate::cpu::CpuBudget;
@@ -48,7 +49,7 @@ pub struct Prepared {
     /// How tokens are chosen, as the client asked.
     pub sampling: Sampling,
     /// What of it not every worker can be asked for.
-    pub needs: Lacks,
+    pub needs: Supports,
     /// What a backend is told of its reasoning.
     pub reasoning: ReasoningHints,
     /// How its answers are read, if they are more than text.
@@ -181,17 +182,11 @@ async fn prepared(
     let fetch = begun.elapsed();
     let has_settings =
         matches!(&prompt, Prompt::Chat(chat) if !chat.media.is_empty() && !chat.media_kwargs.processor.is_empty());
-    let needs = Lacks {
-        bad_words: !sampling.bad_words.is_empty(),
-        prompt_logprobs: sampling.prompt_logprobs.is_some(),
+    let needs = Supports {
         processor_kwargs: has_settings,
-        allowed_token_ids: !sampling.allowed_token_ids.is_empty(),
-        logit_bias: !sampling.logit_bias.is_empty(),
-        thinking_budget: sampling.thinking_budget.is_some(),
-        repetition: sampling.repetition.is_some(),
-        skip_reading_prefix_cache: sampling.skip_reading_prefix_cache,
         media: !media.is_empty(),
         cache_salt: cache_salt.is_some(),
+        ..sampling::needs(&sampling)
     };
     let apart = Apart { adapter: adapter.clone(), salt: cache_salt.clone() };
     let preparation = Preparation { pipeline, cpu: &caller.cpu, classes, apart };

@@ -1,6 +1,7 @@
 //! A request's sampling, the model's defaults and the room in the context become what a backend is told.
 
 use chiasm_backend as backend;
+use chiasm_backend::Supports;
 use chiasm_request::{Sampling, ThinkingBudget};
 use chiasm_types::TokenId;
 
@@ -21,6 +22,37 @@ pub(super) fn resolve(
     prompt_tokens: usize,
     max_model_len: usize,
 ) -> Result<backend::Sampling, RequestError> {
+    let Sampling {
+        n,
+        max_tokens,
+        min_tokens,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        seed,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        // Text is made here, and ends here.
+        stop: _,
+        include_stop: _,
+        ref stop_token_ids,
+        ignore_eos,
+        skip_special_tokens: _,
+        logprobs,
+        logprobs_of_text: _,
+        prompt_logprobs,
+        // In `reads_prefix_cache`.
+        skip_reading_prefix_cache: _,
+        ref logit_bias,
+        ref allowed_token_ids,
+        bad_words: ref words,
+        ref structured,
+        // In `thinking_budget`.
+        thinking_budget: _,
+        repetition,
+    } = *sampling;
     let defaults = &model.generation;
     // An engine spins on a prompt that leaves no room for a token.
     let room = max_model_len.saturating_sub(prompt_tokens);
@@ -28,73 +60,177 @@ pub(super) fn resolve(
         return Err(Cause::ContextFull { tokens: prompt_tokens, max_model_len }.into());
     }
     let room = u32::try_from(room).unwrap_or(u32::MAX);
-    let max_tokens = sampling.max_tokens.or(defaults.max_new_tokens).unwrap_or(room).min(room).max(1);
-    if sampling.min_tokens > max_tokens {
+    let max_tokens = max_tokens.or(defaults.max_new_tokens).unwrap_or(room).min(room).max(1);
+    if min_tokens > max_tokens {
         return Err(RequestError::invalid(
             "min_tokens",
-            format!("'min_tokens' must be at most {max_tokens}, got {}", sampling.min_tokens),
+            format!("'min_tokens' must be at most {max_tokens}, got {min_tokens}"),
         ));
     }
     check_prompt_logprobs(sampling, prompt_tokens, MAX_PROMPT_LOGPROBS)?;
     // Any of them ends an engine.
-    let biased: Vec<TokenId> = sampling.logit_bias.iter().map(|&(token, _)| token).collect();
-    for (field, tokens) in [
-        ("stop_token_ids", &sampling.stop_token_ids),
-        ("allowed_token_ids", &sampling.allowed_token_ids),
-        ("logit_bias", &biased),
-    ] {
+    let biased: Vec<TokenId> = logit_bias.iter().map(|&(token, _)| token).collect();
+    for (field, tokens) in
+        [("stop_token_ids", stop_token_ids), ("allowed_token_ids", allowed_token_ids), ("logit_bias", &biased)]
+    {
         if let Some(token) = tokens.iter().find(|&&token| token > model.last_token()) {
             return Err(RequestError::invalid(field, format!("token id {token} is outside the vocabulary")));
         }
     }
 
-    let mut temperature = sampling.temperature.or(defaults.temperature).unwrap_or(1.0);
+    let mut temperature = temperature.or(defaults.temperature).unwrap_or(1.0);
     let greedy = temperature == 0.0;
-    if greedy && sampling.n > 1 {
-        return Err(RequestError::invalid("n", format!("'n' must be 1 with greedy sampling, got {}", sampling.n)));
+    if greedy && n > 1 {
+        return Err(RequestError::invalid("n", format!("'n' must be 1 with greedy sampling, got {n}")));
     }
     if !greedy {
         temperature = temperature.max(LOWEST_TEMPERATURE);
     }
-    let top_k = sampling.top_k.or(defaults.top_k).unwrap_or(0);
+    let top_k = top_k.or(defaults.top_k).unwrap_or(0);
 
     let eos = model.tokenizer.eos_token();
-    let mut stop_token_ids = sampling.stop_token_ids.clone();
+    let mut stop_token_ids = stop_token_ids.clone();
     let mut all_stop_token_ids = stop_token_ids.clone();
     all_stop_token_ids.extend(eos);
     for token in defaults.eos_tokens() {
         all_stop_token_ids.push(token);
-        if !sampling.ignore_eos && Some(token) != eos {
+        if !ignore_eos && Some(token) != eos {
             stop_token_ids.push(token);
         }
     }
     Ok(backend::Sampling {
-        n: sampling.n as usize,
-        presence_penalty: sampling.presence_penalty.or(defaults.presence_penalty).unwrap_or(0.0),
-        frequency_penalty: sampling.frequency_penalty.or(defaults.frequency_penalty).unwrap_or(0.0),
-        repetition_penalty: sampling.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
+        n: n as usize,
+        presence_penalty: presence_penalty.or(defaults.presence_penalty).unwrap_or(0.0),
+        frequency_penalty: frequency_penalty.or(defaults.frequency_penalty).unwrap_or(0.0),
+        repetition_penalty: repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
         temperature,
-        top_p: if greedy { 1.0 } else { sampling.top_p.or(defaults.top_p).unwrap_or(1.0) },
+        top_p: if greedy { 1.0 } else { top_p.or(defaults.top_p).unwrap_or(1.0) },
         top_k: if greedy { 0 } else { i32::try_from(top_k).unwrap_or(0) },
-        min_p: if greedy { 0.0 } else { sampling.min_p.or(defaults.min_p).unwrap_or(0.0) },
+        min_p: if greedy { 0.0 } else { min_p.or(defaults.min_p).unwrap_or(0.0) },
         // -1 is "no seed".
-        seed: sampling.seed.filter(|&seed| seed != -1),
+        seed: seed.filter(|&seed| seed != -1),
         stop_token_ids: distinct(stop_token_ids),
-        ignore_eos: sampling.ignore_eos,
+        ignore_eos,
         max_tokens,
-        min_tokens: sampling.min_tokens,
-        logprobs: sampling.logprobs,
-        prompt_logprobs: sampling.prompt_logprobs,
+        min_tokens,
+        logprobs,
+        prompt_logprobs,
         skip_reading_prefix_cache: !sampling.reads_prefix_cache(),
-        logit_bias: sampling.logit_bias.clone(),
-        allowed_token_ids: sampling.allowed_token_ids.clone(),
-        bad_words: bad_words(model, &sampling.bad_words)?,
-        structured: sampling.structured.clone(),
+        logit_bias: logit_bias.clone(),
+        allowed_token_ids: allowed_token_ids.clone(),
+        bad_words: bad_words(model, words)?,
+        structured: structured.clone(),
         thinking_budget: thinking_budget(model, sampling)?,
-        repetition: sampling.repetition,
-        eos_token: eos.filter(|_| !sampling.ignore_eos),
+        repetition,
+        eos_token: eos.filter(|_| !ignore_eos),
         all_stop_token_ids: distinct(all_stop_token_ids),
     })
+}
+
+/// Returns the optional parts that a request's sampling has; parts of the rest of the request are
+/// left out.
+pub(super) fn needs(sampling: &Sampling) -> Supports {
+    let Sampling {
+        // Every worker supports these.
+        n: _,
+        max_tokens: _,
+        min_tokens: _,
+        temperature: _,
+        top_p: _,
+        top_k: _,
+        min_p: _,
+        seed: _,
+        presence_penalty: _,
+        frequency_penalty: _,
+        repetition_penalty: _,
+        stop_token_ids: _,
+        ignore_eos: _,
+        // Backends refuse these themselves, as `backend::Sampling::needs` says.
+        logprobs: _,
+        structured: _,
+        // These are done here.
+        stop: _,
+        include_stop: _,
+        skip_special_tokens: _,
+        logprobs_of_text: _,
+        prompt_logprobs,
+        skip_reading_prefix_cache,
+        logit_bias,
+        allowed_token_ids,
+        bad_words,
+        thinking_budget,
+        repetition,
+    } = sampling;
+    Supports {
+        bad_words: !bad_words.is_empty(),
+        prompt_logprobs: prompt_logprobs.is_some(),
+        logit_bias: !logit_bias.is_empty(),
+        allowed_token_ids: !allowed_token_ids.is_empty(),
+        thinking_budget: thinking_budget.is_some(),
+        repetition: repetition.is_some(),
+        skip_reading_prefix_cache: *skip_reading_prefix_cache,
+        processor_kwargs: false,
+        media: false,
+        cache_salt: false,
+    }
+}
+
+/// Returns the sampling of a stage that computes a prompt: one token that nobody sees, without
+/// anything that makes it dear or could end the job another way.
+pub(super) fn of_prompt(sampling: backend::Sampling) -> backend::Sampling {
+    let backend::Sampling {
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        seed,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        skip_reading_prefix_cache,
+        logit_bias,
+        allowed_token_ids,
+        // Replaced below.
+        n: _,
+        max_tokens: _,
+        min_tokens: _,
+        stop_token_ids: _,
+        eos_token: _,
+        all_stop_token_ids: _,
+        ignore_eos: _,
+        logprobs: _,
+        prompt_logprobs: _,
+        bad_words: _,
+        structured: _,
+        thinking_budget: _,
+        repetition: _,
+    } = sampling;
+    backend::Sampling {
+        n: 1,
+        max_tokens: 1,
+        min_tokens: 0,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        seed,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        stop_token_ids: Vec::new(),
+        eos_token: None,
+        all_stop_token_ids: Vec::new(),
+        ignore_eos: true,
+        logprobs: None,
+        prompt_logprobs: None,
+        skip_reading_prefix_cache,
+        logit_bias,
+        allowed_token_ids,
+        bad_words: Vec::new(),
+        structured: None,
+        thinking_budget: None,
+        repetition: None,
+    }
 }
 
 /// Returns the maximum number of reasoning tokens. Only an engine with a reasoning parser knows when a

@@ -16,7 +16,7 @@ use crate::child::Child;
 use crate::connection::Connection;
 use crate::message::{FirstWords, Greeting};
 use crate::output::{self, LastLines};
-use crate::{ProcessorError, ProcessorOptions, python};
+use crate::{ItemLimits, ProcessorError, ProcessorOptions, python};
 
 /// Time for a fork, on a machine that is busy. It takes some tens of milliseconds.
 const FORK_PATIENCE: Duration = Duration::from_secs(30);
@@ -53,15 +53,15 @@ impl Server {
         // Read once: children have the modules of the server.
         let sources = python::unpack().map_err(gone)?;
         let (mut connection, theirs) = Connection::pair().map_err(gone)?;
-        let limits = &options.limits;
+        let ItemLimits { video_duration, video_pixels, audio_duration } = &options.limits;
         let mut command = Command::new(&options.python);
         command
             // Without files of compiled modules.
             .args(["-B", "-m", python::PACKAGE, "--sandbox", options.sandbox.name()])
             .args(["--address-space", &options.address_space.to_string()])
-            .args(["--video-seconds", &limits.video_duration.as_secs_f64().to_string()])
-            .args(["--video-pixels", &limits.video_pixels.to_string()])
-            .args(["--audio-seconds", &limits.audio_duration.as_secs_f64().to_string(), "--", "--model"])
+            .args(["--video-seconds", &video_duration.as_secs_f64().to_string()])
+            .args(["--video-pixels", &video_pixels.to_string()])
+            .args(["--audio-seconds", &audio_duration.as_secs_f64().to_string(), "--", "--model"])
             .arg(&options.model)
             .args(&options.vllm_flags)
             .env_clear()

@@ -4,35 +4,34 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How a worker is picked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// The lowest cost, see `docs/routing.md`: prompt blocks to compute, images to process and to encode, work that
-    /// waits, blocks in use.
-    #[default]
-    KvMedia,
-    /// The cost of [`Policy::KvMedia`], but blind to images that the engine could reuse without their KV blocks.
-    Kv,
-    /// One after the other, in the order of their ids.
-    RoundRobin,
-    /// Each worker with equal chance.
-    Random,
-    /// The fewest blocks in use by running requests. Ties are broken at random.
-    LeastLoaded,
-    /// Two workers at random, and of these the one with fewer blocks in use.
-    PowerOfTwo,
+chiasm_types::every_variant! {
+    /// How a worker is picked.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Policy {
+        /// The lowest cost, see `docs/routing.md`: prompt blocks to compute, images to process and
+        /// to encode, work that waits, blocks in use.
+        #[default]
+        KvMedia,
+        /// The cost of [`Policy::KvMedia`], but blind to images that the engine could reuse without
+        /// their KV blocks.
+        Kv,
+        /// One after the other, in the order of their ids.
+        RoundRobin,
+        /// Each worker with equal chance.
+        Random,
+        /// The fewest blocks in use by running requests. Ties are broken at random.
+        LeastLoaded,
+        /// Two workers at random, and of these the one with fewer blocks in use.
+        PowerOfTwo,
+    }
 }
 
 /// A policy's name is none of the known ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown routing policy '{0}'; use kv+media, kv, round-robin, random, least-loaded or power-of-two")]
+#[error("unknown routing policy '{0}'; use {names}", names = Policy::names())]
 pub struct UnknownPolicy(String);
 
 impl Policy {
-    /// Every policy, in the order of reports.
-    pub const ALL: [Self; 6] =
-        [Self::KvMedia, Self::Kv, Self::RoundRobin, Self::Random, Self::LeastLoaded, Self::PowerOfTwo];
-
     /// The name on command lines and in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -43,6 +42,13 @@ impl Policy {
             Self::LeastLoaded => "least-loaded",
             Self::PowerOfTwo => "power-of-two",
         }
+    }
+
+    /// Returns the names as a list for people.
+    fn names() -> String {
+        let names = Self::ALL.map(Self::name);
+        let [others @ .., last] = &names;
+        format!("{} or {last}", others.join(", "))
     }
 }
 

@@ -19,25 +19,30 @@ pub(crate) use trace::Trace;
 pub use trace::TraceSummary;
 use zipf::Zipf;
 
-/// A kind of requests. All prompts begin with the 24 tokens of a chat template; answers have 150 tokens on average, between 1
-/// and 1,200, distributed exponentially. Images have 20 to 48 patches of 28 pixels along each side, so 400 to 2,304
-/// embeddings, 1,156 on average.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workload {
-    /// An image from a catalogue, then a question of 20 to 100 tokens that nobody asked before.
-    SharedImageQa,
-    /// Conversations of five turns on average, with an image in the first and in 30 % of the others. Each turn has 20 to
-    /// 150 tokens of text and repeats all before it, answers included.
-    MultiTurnImages,
-    /// 50 to 400 tokens of text that nobody sent before, an image from a catalogue, a question: the KV cache can't help
-    /// with the image, its embeddings and its tensors can.
-    ImageAfterText,
-    /// An image that nobody sent before, then a question.
-    UniqueImages,
-    /// No images: one of 16 system prompts of 1,000 to 3,000 tokens (Zipf, exponent 1), then 50 to 500 tokens of text.
-    SharedSystemPrompt,
-    /// 30 % of the first, 30 % of the second, 10 % each of the third and the fourth, 20 % of the fifth.
-    Mixed,
+chiasm_types::every_variant! {
+    /// A kind of requests. All prompts begin with the 24 tokens of a chat template; answers have
+    /// 150 tokens on average, between 1 and 1,200, distributed exponentially. Images have 20 to 48
+    /// patches of 28 pixels along each side, so 400 to 2,304 embeddings, 1,156 on average.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Workload {
+        /// An image from a catalogue, then a question of 20 to 100 tokens that nobody asked before.
+        SharedImageQa,
+        /// Conversations of five turns on average, with an image in the first and in 30 % of the
+        /// others. Each turn has 20 to 150 tokens of text and repeats all before it, answers
+        /// included.
+        MultiTurnImages,
+        /// 50 to 400 tokens of text that nobody sent before, an image from a catalogue, a question:
+        /// the KV cache can't help with the image, its embeddings and its tensors can.
+        ImageAfterText,
+        /// An image that nobody sent before, then a question.
+        UniqueImages,
+        /// No images: one of 16 system prompts of 1,000 to 3,000 tokens (Zipf, exponent 1), then 50
+        /// to 500 tokens of text.
+        SharedSystemPrompt,
+        /// 30 % of the first, 30 % of the second, 10 % each of the third and the fourth, 20 % of
+        /// the fifth.
+        Mixed,
+    }
 }
 
 /// How large a generated workload's world is.
@@ -65,34 +70,27 @@ pub(crate) struct Request {
     pub(crate) sequence: Sequence,
 }
 
-const NAMES: [(Workload, &str); 6] = [
-    (Workload::SharedImageQa, "shared-image-qa"),
-    (Workload::MultiTurnImages, "multi-turn-images"),
-    (Workload::ImageAfterText, "image-after-text"),
-    (Workload::UniqueImages, "unique-images"),
-    (Workload::SharedSystemPrompt, "shared-system-prompt"),
-    (Workload::Mixed, "mixed"),
-];
-
 impl Workload {
-    /// All workloads, in the order of reports.
-    pub const ALL: [Self; 6] = [
-        Self::SharedImageQa,
-        Self::MultiTurnImages,
-        Self::ImageAfterText,
-        Self::UniqueImages,
-        Self::SharedSystemPrompt,
-        Self::Mixed,
-    ];
+    /// Returns the name on command lines and in reports.
+    fn name(self) -> &'static str {
+        match self {
+            Self::SharedImageQa => "shared-image-qa",
+            Self::MultiTurnImages => "multi-turn-images",
+            Self::ImageAfterText => "image-after-text",
+            Self::UniqueImages => "unique-images",
+            Self::SharedSystemPrompt => "shared-system-prompt",
+            Self::Mixed => "mixed",
+        }
+    }
 
-    fn names() -> String {
-        NAMES.map(|(_, name)| name).join(", ")
+    pub(crate) fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
     }
 }
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(NAMES.iter().find(|(workload, _)| workload == self).map_or("", |(_, name)| name))
+        f.pad(self.name())
     }
 }
 
@@ -100,9 +98,8 @@ impl FromStr for Workload {
     type Err = SimulateError;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let known = NAMES.iter().find(|(_, known)| *known == name);
-        let unknown = || SimulateError::UnknownWorkload { name: name.to_owned(), known: Self::names() };
-        known.map(|(workload, _)| *workload).ok_or_else(unknown)
+        let known = Self::ALL.into_iter().find(|known| known.name() == name);
+        known.ok_or_else(|| SimulateError::UnknownWorkload { name: name.to_owned(), known: Self::names() })
     }
 }
 

@@ -1,26 +1,28 @@
-/// Element type of a tensor that is handed to an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// `torch.uint8`
-    U8,
-    /// `torch.bool`, one byte each
-    Bool,
-    /// `torch.int8`
-    I8,
-    /// `torch.int16`
-    I16,
-    /// `torch.int32`
-    I32,
-    /// `torch.int64`
-    I64,
-    /// `torch.float16`
-    F16,
-    /// `torch.bfloat16`
-    BF16,
-    /// `torch.float32`
-    F32,
-    /// `torch.float64`
-    F64,
+crate::every_variant! {
+    /// Element type of a tensor that is handed to an engine.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Dtype {
+        /// `torch.uint8`
+        U8,
+        /// `torch.bool`, one byte each
+        Bool,
+        /// `torch.int8`
+        I8,
+        /// `torch.int16`
+        I16,
+        /// `torch.int32`
+        I32,
+        /// `torch.int64`
+        I64,
+        /// `torch.float16`
+        F16,
+        /// `torch.bfloat16`
+        BF16,
+        /// `torch.float32`
+        F32,
+        /// `torch.float64`
+        F64,
+    }
 }
 
 impl Dtype {
@@ -52,18 +54,6 @@ impl Dtype {
 
     /// The reverse of [`Dtype::torch_name`]; `None` for a name that Chiasm does not hand over.
     pub fn from_torch_name(name: &str) -> Option<Self> {
-        const ALL: [Dtype; 10] = [
-            Dtype::U8,
-            Dtype::Bool,
-            Dtype::I8,
-            Dtype::I16,
-            Dtype::I32,
-            Dtype::I64,
-            Dtype::F16,
-            Dtype::BF16,
-            Dtype::F32,
-            Dtype::F64,
-        ];
-        ALL.into_iter().find(|dtype| dtype.torch_name() == name)
+        Self::ALL.into_iter().find(|dtype| dtype.torch_name() == name)
     }
 }

@@ -14,10 +14,13 @@
 //! | [`Modality`] | image, video, audio, or what a model's own processor brings |
 //! | [`Role`] | which stages of a request a worker computes |
 //! | [`VllmVersion`] | the release number of an engine's vLLM |
+//!
+//! [`every_variant!`] declares enums that know all of their variants.
 #![forbid(unsafe_code)]
 
 mod block_size;
 mod dtype;
+mod every_variant;
 mod mm_hash;
 mod modality;
 mod placeholder;

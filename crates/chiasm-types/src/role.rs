@@ -1,23 +1,23 @@
 use std::fmt;
 
-/// Which stages of a request a worker computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Role {
-    /// Prompts and answers: requests that are its own from the first token to the last.
-    #[default]
-    Aggregated,
-    /// Media items, whose embeddings other workers of its machine find.
-    Encode,
-    /// Prompts, whose keys and values other workers read.
-    Prefill,
-    /// Answers behind prompts that others have computed; also what an aggregated worker computes.
-    Decode,
+crate::every_variant! {
+    /// Which stages of a request a worker computes.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Role {
+        /// Prompts and answers: requests that are its own from the first token to the last.
+        #[default]
+        Aggregated,
+        /// Media items, whose embeddings other workers of its machine find.
+        Encode,
+        /// Prompts, whose keys and values other workers read.
+        Prefill,
+        /// Answers behind prompts that others have computed; also what an aggregated worker
+        /// computes.
+        Decode,
+    }
 }
 
 impl Role {
-    /// Every role, in the order of the stages.
-    pub const ALL: [Self; 4] = [Self::Aggregated, Self::Encode, Self::Prefill, Self::Decode];
-
     /// The name on command lines and in reports.
     pub fn name(self) -> &'static str {
         match self {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Forward, Forwarded, Job, JobError, KvSink, Load, LoadSink,
+    Adapter, AdapterError, Backend, Capabilities, Death, Forward, Forwarded, Job, JobError, KvSink, LoadSink,
     MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
@@ -20,7 +20,7 @@ use crate::request;
 use crate::running::RunningUpstreamJob;
 use crate::server::Server;
 use crate::sglang;
-use crate::shared::{Mode, Shared};
+use crate::shared::{Mode, Shared, server_load};
 use crate::trtllm;
 
 /// One server, from when it was found to when it is gone.
@@ -41,7 +41,7 @@ impl PassedOn {
             return None;
         }
         let running = shared.passed_on.fetch_add(1, Relaxed) + 1;
-        shared.tell_load(Load { running, ..Load::default() });
+        shared.tell_load(server_load(running, 0, 0.0));
         Some(Self(shared.clone()))
     }
 
@@ -57,7 +57,7 @@ impl PassedOn {
 impl Drop for PassedOn {
     fn drop(&mut self) {
         let running = self.0.passed_on.fetch_sub(1, Relaxed).saturating_sub(1);
-        self.0.tell_load(Load { running, ..Load::default() });
+        self.0.tell_load(server_load(running, 0, 0.0));
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, LargestItem, Locality, MediaForm,
-    PlaceholderForm, PlanClass, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality, MediaForm,
+    PlaceholderForm, PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
@@ -14,6 +14,7 @@ use serde::Deserialize;
 use crate::encoder_cache::encoder_cache;
 use crate::gauges;
 use crate::models::{self, Models, Names};
+use crate::request::SUPPORTS;
 use crate::server::{AskError, Server};
 use crate::unusable::Unusable;
 
@@ -74,20 +75,55 @@ impl Found {
         Ok(Self { version, model, max_model_len, block_size, total_blocks: setting("num_gpu_blocks").unwrap_or(0), kv })
     }
 
-    /// The capabilities of a worker that is this server, if it is given tokens. `processor` is that of the model that is served here.
+    /// Returns the capabilities of a worker that is this server, if it is given tokens. `processor` is
+    /// that of the model that is served here.
     pub(crate) fn given_tokens(
         self,
         processor: Arc<[u8]>,
         largest_item: &LargestItem,
         locality: Locality,
     ) -> Capabilities {
+        let given = Given {
+            mode: "token",
+            placeholders: PlaceholderForm::Marker,
+            supports: SUPPORTS,
+            input: InputForm::Tokens,
+        };
+        self.capabilities(given, processor, largest_item, locality)
+    }
+
+    /// Returns the same if it is given requests as they come: it expands a prompt as it likes, which
+    /// shows afterwards.
+    pub(crate) fn given_messages(
+        self,
+        processor: Arc<[u8]>,
+        largest_item: &LargestItem,
+        locality: Locality,
+    ) -> Capabilities {
+        let given = Given {
+            mode: "chat",
+            placeholders: PlaceholderForm::Expanded,
+            supports: Supports::EVERYTHING,
+            input: InputForm::Messages,
+        };
+        self.capabilities(given, processor, largest_item, locality)
+    }
+
+    fn capabilities(
+        self,
+        given: Given,
+        processor: Arc<[u8]>,
+        largest_item: &LargestItem,
+        locality: Locality,
+    ) -> Capabilities {
+        let Given { mode, placeholders, supports, input } = given;
         Capabilities {
-            engine: format!("vllm serve {}, token mode", self.version),
+            engine: format!("vllm serve {}, {mode} mode", self.version),
             class: PlanClass {
                 processor,
                 // It is given files, and says what becomes of them only afterwards.
                 vllm_items: VllmItems::None,
-                placeholders: PlaceholderForm::Marker,
+                placeholders,
                 keys: KeyScheme::Chiasm,
                 block_size: self.block_size,
             },
@@ -102,8 +138,8 @@ impl Found {
             receiver_cache_bytes: 0,
             max_loras: 0,
             adapters: BTreeMap::new(),
-            lacks: Lacks { bad_words: true, prompt_logprobs: true, processor_kwargs: true, ..Lacks::default() },
-            input: InputForm::Tokens,
+            supports,
+            input,
             media: MediaForm::Encoded,
             hand_off: HandOff::None,
             locality,
@@ -111,19 +147,14 @@ impl Found {
             kv: self.kv,
         }
     }
+}
 
-    /// The same if it is given requests as they come: it expands a prompt as it likes, which shows afterwards.
-    pub(crate) fn given_messages(
-        self,
-        processor: Arc<[u8]>,
-        largest_item: &LargestItem,
-        locality: Locality,
-    ) -> Capabilities {
-        let engine = format!("vllm serve {}, chat mode", self.version);
-        let given_tokens = self.given_tokens(processor, largest_item, locality);
-        let class = PlanClass { placeholders: PlaceholderForm::Expanded, ..given_tokens.class };
-        Capabilities { engine, class, lacks: Lacks::default(), input: InputForm::Messages, ..given_tokens }
-    }
+/// The form in which a server is given requests, and what follows from it.
+struct Given {
+    mode: &'static str,
+    placeholders: PlaceholderForm,
+    supports: Supports,
+    input: InputForm,
 }
 
 /// Checks that a server takes tokens: then it refuses an empty request, and does not answer that

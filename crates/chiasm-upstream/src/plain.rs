@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use chiasm_backend::{
-    Capabilities, Death, Forward, Forwarded, HandOff, InputForm, JobError, KeyScheme, KvSource, Lacks, Locality,
-    MediaForm, PlaceholderForm, PlanClass, VllmItems,
+    Capabilities, Death, Forward, Forwarded, HandOff, InputForm, JobError, KeyScheme, KvSource, Locality, MediaForm,
+    PlaceholderForm, PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -74,7 +74,7 @@ impl FoundPlain {
             receiver_cache_bytes: 0,
             max_loras: 0,
             adapters: BTreeMap::new(),
-            lacks: Lacks::default(),
+            supports: Supports::EVERYTHING,
             input: InputForm::Messages,
             media: MediaForm::Encoded,
             hand_off: HandOff::None,

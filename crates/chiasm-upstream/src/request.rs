@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm_backend::{
-    Constraint, EncodedItem, Input, Job, JobError, JobItem, Repetition, RequestId, Sampling, TraceContext,
+    Constraint, EncodedItem, Input, Job, JobError, JobItem, ReasoningHints, Repetition, RequestId, Sampling, Supports,
+    TraceContext,
 };
 use chiasm_types::{Modality, TokenId};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -107,10 +108,24 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// # Errors
 /// [`JobError::Refused`] names what such a server can't be asked for.
 pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
-    let tokens = match &job.input {
+    let Job {
+        id,
+        input,
+        media,
+        sampling,
+        adapter,
+        cache_salt,
+        priority,
+        trace,
+        reasoning: ReasoningHints { is_over, variables },
+        // A server computes whole requests: its worker has no role.
+        stage: _,
+        embedded: _,
+    } = job;
+    let tokens = match input {
         Input::Marked { tokens, .. } => tokens,
         // Without items both are the same.
-        Input::Tokens(tokens) if job.media.is_empty() => tokens,
+        Input::Tokens(tokens) if media.is_empty() => tokens,
         Input::Tokens(_) | Input::Messages(_) => {
             return Err(refused(
                 "input",
@@ -118,26 +133,25 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
             ));
         }
     };
-    if job.adapter.is_some() {
+    if adapter.is_some() {
         return Err(refused("model", "is an adapter, and none are used at servers that somebody else has started"));
     }
-    let has_variables = !job.reasoning.variables.is_empty();
-    let variables = || job.reasoning.variables.iter().map(|&(name, value)| (name.to_owned(), Value::Bool(value)));
+    let has_variables = !variables.is_empty();
+    let variables = || variables.iter().map(|&(name, value)| (name.to_owned(), Value::Bool(value)));
     let body = Generate {
         token_ids: tokens,
-        sampling_params: sampling_params(&job.sampling)?,
+        sampling_params: sampling_params(sampling)?,
         output_mode: "tokens",
         stream: true,
         stream_options: StreamOptions { include_usage: true },
-        return_token_ids: !job.media.is_empty(),
-        cache_salt: job.cache_salt.as_deref(),
-        priority: job.priority,
-        reasoning_ended: job.reasoning.is_over.then_some(true),
+        return_token_ids: !media.is_empty(),
+        cache_salt: cache_salt.as_deref(),
+        priority: *priority,
+        reasoning_ended: is_over.then_some(true),
         reasoning_parser_kwargs: has_variables
             .then(|| json!({"chat_template_kwargs": variables().collect::<Map<String, Value>>()})),
     };
-    let images =
-        job.media.iter().map(|item| Ok((encoded(item)?, item.name()))).collect::<Result<Vec<_>, JobError>>()?;
+    let images = media.iter().map(|item| Ok((encoded(item)?, item.name()))).collect::<Result<Vec<_>, JobError>>()?;
     let bytes_of_images: usize = images.iter().map(|(image, _)| image.bytes.len() / 3 * 4 + FEW_BYTES).sum();
     let mut written = Vec::with_capacity(BYTES_OF_TOKEN * tokens.len() + bytes_of_images + FEW_BYTES);
     // Strings and numbers of ours: nothing in it can fail.
@@ -145,7 +159,7 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
     if !images.is_empty() {
         add_images(&mut written, &images);
     }
-    Ok((written, headers(&job.id, job.trace.as_ref())))
+    Ok((written, headers(id, trace.as_ref())))
 }
 
 /// Adds images to the object that has been written. They are written as they are, as to look for what is to be escaped in them takes as
@@ -214,42 +228,85 @@ fn is_empty_object(text: &str) -> bool {
     text.is_empty() || serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(text).is_ok_and(|map| map.is_empty())
 }
 
+/// The optional parts of jobs that a server supports in token mode.
+pub(crate) const SUPPORTS: Supports = Supports {
+    bad_words: false,
+    prompt_logprobs: false,
+    processor_kwargs: false,
+    logit_bias: true,
+    allowed_token_ids: true,
+    thinking_budget: true,
+    repetition: true,
+    skip_reading_prefix_cache: true,
+    media: true,
+    cache_salt: true,
+};
+
 fn sampling_params(sampling: &Sampling) -> Result<SamplingParams<'_>, JobError> {
-    if !sampling.bad_words.is_empty() {
+    let Sampling {
+        n,
+        max_tokens,
+        min_tokens,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        seed,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        ref stop_token_ids,
+        // The server has the tokenizer, and knows these two itself.
+        eos_token: _,
+        all_stop_token_ids: _,
+        ignore_eos,
+        logprobs,
+        prompt_logprobs,
+        skip_reading_prefix_cache,
+        ref logit_bias,
+        ref allowed_token_ids,
+        ref bad_words,
+        ref structured,
+        thinking_budget,
+        repetition,
+    } = *sampling;
+    if !bad_words.is_empty() {
         return Err(refused("bad_words", "are words to such a server, and tokens here"));
     }
-    if sampling.prompt_logprobs.is_some() {
+    if prompt_logprobs.is_some() {
         return Err(refused("prompt_logprobs", "are not told by such a server while it streams"));
     }
     Ok(SamplingParams {
-        n: sampling.n,
-        max_tokens: sampling.max_tokens,
-        min_tokens: sampling.min_tokens,
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        top_k: sampling.top_k,
-        min_p: sampling.min_p,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        repetition_penalty: sampling.repetition_penalty,
-        ignore_eos: sampling.ignore_eos,
+        n,
+        max_tokens,
+        min_tokens,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        ignore_eos,
         detokenize: false,
-        stop_token_ids: numbers(&sampling.stop_token_ids),
-        seed: sampling.seed,
-        logprobs: sampling.logprobs,
-        skip_reading_prefix_cache: sampling.skip_reading_prefix_cache,
-        logit_bias: sampling.logit_bias.iter().map(|&(token, bias)| (token.0, bias)).collect(),
-        allowed_token_ids: numbers(&sampling.allowed_token_ids),
-        structured_outputs: sampling.structured.as_ref().map(|structured| match &structured.constraint {
+        stop_token_ids: numbers(stop_token_ids),
+        seed,
+        logprobs,
+        skip_reading_prefix_cache,
+        logit_bias: logit_bias.iter().map(|&(token, bias)| (token.0, bias)).collect(),
+        allowed_token_ids: numbers(allowed_token_ids),
+        structured_outputs: structured.as_ref().map(|structured| match &structured.constraint {
             Constraint::JsonSchema(schema) => StructuredOutputs::Json(schema),
             Constraint::JsonObject => StructuredOutputs::JsonObject(true),
             Constraint::Regex(regex) => StructuredOutputs::Regex(regex),
             Constraint::Grammar(grammar) => StructuredOutputs::Grammar(grammar),
             Constraint::StructuralTag(tag) => StructuredOutputs::StructuralTag(tag),
         }),
-        thinking_token_budget: sampling.thinking_budget,
-        repetition_detection: sampling.repetition.map(|Repetition { max_pattern, min_pattern, count }| {
-            RepetitionDetection { max_pattern_size: max_pattern, min_pattern_size: min_pattern, min_count: count }
+        thinking_token_budget: thinking_budget,
+        repetition_detection: repetition.map(|Repetition { max_pattern, min_pattern, count }| RepetitionDetection {
+            max_pattern_size: max_pattern,
+            min_pattern_size: min_pattern,
+            min_count: count,
         }),
     })
 }

@@ -203,10 +203,12 @@ fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
 /// Parses a server's load out of its metrics.
 fn load(text: &str, names: &Gauges) -> Load {
     let sum = |name| gauges::sum(text, name).unwrap_or(0.0).max(0.0) as u64;
-    Load {
-        running: sum(names.running),
-        waiting: sum(names.waiting),
-        kv_usage: gauges::mean(text, names.kv_usage).unwrap_or(0.0).clamp(0.0, 1.0),
-        ..Load::default()
-    }
+    let kv_usage = gauges::mean(text, names.kv_usage).unwrap_or(0.0).clamp(0.0, 1.0);
+    server_load(sum(names.running), sum(names.waiting), kv_usage)
+}
+
+/// Returns the load of a server that tells this much of itself.
+pub(crate) fn server_load(running: u64, waiting: u64, kv_usage: f64) -> Load {
+    // No server tells the rest.
+    Load { running, waiting, kv_usage, pending_tokens_of_others: 0, draining: false, media: None }
 }

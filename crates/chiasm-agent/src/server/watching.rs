@@ -140,11 +140,20 @@ async fn tell_load(
             || drain.has_changed().unwrap_or_default();
         if is_new {
             is_first = false;
-            let BackendLoad { running, waiting, kv_usage, draining, .. } = *loads.borrow_and_update();
+            let BackendLoad {
+                running,
+                waiting,
+                kv_usage,
+                draining,
+                // Jobs of others are told one by one, as `OthersJob`.
+                pending_tokens_of_others: _,
+                // The agent's own: engines have nothing to do with media.
+                media: _,
+            } = *loads.borrow_and_update();
             let draining = draining || *drain.borrow_and_update();
             told = media;
-            let media_pending_us = media.pending.map(|pending| pending.as_micros() as u64).to_vec();
-            let media_threads = media.threads;
+            let MediaLoad { threads: media_threads, pending } = media;
+            let media_pending_us = pending.map(|pending| pending.as_micros() as u64).to_vec();
             let load = Load { running, waiting, kv_usage, draining, media_threads, media_pending_us };
             tell(events, Event::Load(load)).await?;
         }

@@ -64,17 +64,15 @@ impl RequestBody for MessagesRequest {
         };
         let is_streamed = fields.take("stream")?.unwrap_or(false);
         let cache_salt = sampling::take_salt(fields)?;
-        let (model, generate) = body.finish(Some(max_tokens))?;
-        let Sampling { structured, thinking_budget, .. } = generate.sampling;
-        let sampling = Sampling { structured, thinking_budget, ..sampling };
-        let generate = GenerateRequest { sampling, cache_salt, ..generate };
+        let (model, generate) = body.finish(sampling)?;
+        let generate = GenerateRequest { cache_salt, ..generate };
         Ok((Self { model, is_streamed, generate }, intake.into_charge()))
     }
 }
 
 impl RequestBody for CountRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
-        let (model, generate) = intake.read::<Body>()?.finish(None)?;
+        let (model, generate) = intake.read::<Body>()?.finish(Sampling::default())?;
         Ok((Self { model, generate }, intake.into_charge()))
     }
 }
@@ -113,15 +111,16 @@ impl<'de> Visitor<'de> for Seed<'_, Body> {
 }
 
 impl Body {
-    /// What both endpoints have: the model's name, and the conversation with all that changes its prompt.
-    fn finish(self, max_tokens: Option<u32>) -> Result<(Option<String>, GenerateRequest), ApiError> {
+    /// Takes the fields that both endpoints have: the model's name, and the conversation with all that
+    /// changes its prompt. `sampling` is what other fields say about it.
+    fn finish(self, sampling: Sampling) -> Result<(Option<String>, GenerateRequest), ApiError> {
         let Self { mut fields, system, messages } = self;
         let Messages { mut messages, media } = messages.ok_or_else(|| ApiError::missing("messages"))?;
         if let Some(System(text)) = system.filter(|System(text)| !text.is_empty()) {
             messages.insert(0, message("system", text));
         }
         let (effort, structured) = take_output_config(&mut fields)?;
-        let Thinking { is_off, budget } = take_thinking(&mut fields, max_tokens)?;
+        let Thinking { is_off, budget } = take_thinking(&mut fields, sampling.max_tokens)?;
         let tools = tools::take(&mut fields)?;
         let chat = Chat {
             messages,
@@ -137,7 +136,7 @@ impl Body {
         fields.finish()?;
         let generate = GenerateRequest {
             prompt: Prompt::Chat(chat),
-            sampling: Sampling { structured, thinking_budget: budget, ..Sampling::default() },
+            sampling: Sampling { structured, thinking_budget: budget, ..sampling },
             cache_salt: None,
             priority: 0,
             tools,

@@ -91,8 +91,9 @@ impl<'a> Ending<'a> {
             Finish::StopString(stop) if !calls => {
                 return Self { stop_reason: Some("stop_sequence"), stop_sequence: Some(stop) };
             }
-            _ if calls || *finish == Finish::ToolCalls => Some("tool_use"),
-            _ => Some("end_turn"),
+            Finish::ToolCalls => Some("tool_use"),
+            Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) if calls => Some("tool_use"),
+            Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) => Some("end_turn"),
         };
         Self { stop_reason, stop_sequence: None }
     }

@@ -26,6 +26,6 @@ pub(super) fn stop_reason(finish: &Finish) -> Option<StopReason<'_>> {
     match finish {
         Finish::StopToken(token) => Some(StopReason::Token(token.0)),
         Finish::StopString(stop) => Some(StopReason::Text(stop)),
-        _ => None,
+        Finish::Eos | Finish::Length | Finish::Repetition | Finish::ToolCalls => None,
     }
 }

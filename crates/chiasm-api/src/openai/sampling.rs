@@ -129,7 +129,36 @@ impl Common {
 
     /// Refuses what is too much for so many continuations, each of which is given it.
     pub fn check_given(&self, choices: usize) -> Result<(), ApiError> {
-        let Sampling { logit_bias, allowed_token_ids, stop_token_ids, bad_words, structured, .. } = &self.sampling;
+        let Sampling {
+            logit_bias,
+            allowed_token_ids,
+            stop_token_ids,
+            bad_words,
+            structured,
+            // Of these no continuation has more than a few bytes.
+            n: _,
+            max_tokens: _,
+            min_tokens: _,
+            temperature: _,
+            top_p: _,
+            top_k: _,
+            min_p: _,
+            seed: _,
+            presence_penalty: _,
+            frequency_penalty: _,
+            repetition_penalty: _,
+            ignore_eos: _,
+            skip_special_tokens: _,
+            logprobs: _,
+            logprobs_of_text: _,
+            prompt_logprobs: _,
+            skip_reading_prefix_cache: _,
+            thinking_budget: _,
+            repetition: _,
+            // Engines are not given these.
+            stop: _,
+            include_stop: _,
+        } = &self.sampling;
         // A word may be as many tokens as it has bytes, and others behind a space; four bytes of a constraint are as long as an id.
         let of_words = bad_words.iter().map(|word| 2 * word.len()).sum();
         let (constrained, of_constraint) =

@@ -202,7 +202,7 @@ impl Answer {
                 self.events.tell(Event { input: Some(&item.text), ..done });
             }
             (Kind::Call { name, .. }, None) => {
-                self.events.tell(Event { name: Some(&name), arguments: Some(&item.text), ..done });
+                self.events.tell(Event { name: Some(name), arguments: Some(&item.text), ..done });
             }
             (_, None) => {}
         }

@@ -5,13 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, LargestItem, Locality, MediaForm,
-    Network, PlaceholderForm, PlanClass, TensorFormat, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality, MediaForm, Network,
+    PlaceholderForm, PlanClass, TensorFormat, VllmItems,
 };
 use chiasm_types::{BlockSize, Dtype, Role};
 
 use super::format_policy::FormatPolicy;
 use crate::wire::EngineReady;
+use crate::wire::SUPPORTS;
 use crate::wire::handshake::KvEventsConfig;
 
 /// What an engine is asked for beyond what it says itself.
@@ -69,7 +70,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, Un
         receiver_cache_bytes: beyond.receiver_cache_bytes,
         max_loras: if ready.supports_lora { ready.max_loras as usize } else { 0 },
         adapters: BTreeMap::new(),
-        lacks: Lacks::default(),
+        supports: SUPPORTS,
         input: InputForm::Tokens,
         media: MediaForm::Tensors(beyond.format),
         hand_off: if beyond.has_arena { HandOff::SharedMemory } else { HandOff::Inline },

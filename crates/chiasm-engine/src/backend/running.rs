@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::unread::{Unread, UnreadJob};
 use chiasm_backend::{
@@ -13,14 +12,14 @@ use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::media::{Tensors, Wanted};
-use super::{Engine, adapters, sampling, stage};
+use super::request::{self, RequestParts};
+use super::{Engine, adapters, stage};
 use crate::client::OutputStream;
 use crate::error::EngineError;
 use crate::launch::Complaint;
 use crate::wire::output::Brought;
 use crate::wire::{
-    EngineCoreOutput, EngineCoreRequest, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams,
-    StopReason,
+    EngineCoreOutput, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams, StopReason,
 };
 
 /// Times that one continuation is sent again because the engine lacked media items. More would mean a fault of ours.
@@ -235,31 +234,53 @@ impl RunningEngineJob {
         if finish.is_some() {
             continuation.state = State::Ended;
         }
+        let queued = output.time_in_queue();
+        let EngineCoreOutput {
+            new_token_ids,
+            new_logprobs,
+            prompt_logprobs,
+            kv_transfer_params,
+            ec_transfer_params,
+            prefill_stats,
+            // In `finish` and `queued`.
+            finish_reason: _,
+            stop_reason: _,
+            events: _,
+            // These come with failures, which are no outputs.
+            mm_cache_miss_hashes: _,
+            error: _,
+            // The registry has found the continuation by it.
+            request_id: _,
+            // Not reported.
+            num_nans_in_logits: _,
+        } = output;
         let Engine { private_network, embeddings: store, .. } = &*self.sender.engine;
         match self.sender.job.stage {
             Stage::Prefill => {
-                let left = || output.kv_transfer_params.as_ref().and_then(|said| stage::left(said, *private_network));
+                let left = || kv_transfer_params.as_ref().and_then(|said| stage::left(said, *private_network));
                 self.left = self.left.take().or_else(left);
             }
             Stage::Encode => {
-                let (said, items) = (output.ec_transfer_params.iter(), &self.sender.job.media);
+                let (said, items) = (ec_transfer_params.iter(), &self.sender.job.media);
                 self.embeddings.extend(said.flat_map(|said| stage::embeddings(said, items, store.as_deref())));
             }
             Stage::Whole | Stage::Decode(_) => {}
         }
         let top = self.sender.job.sampling.logprobs;
-        let logprobs = top.map(|top| {
-            output.new_logprobs.as_ref().map(|logprobs| top_logprobs(logprobs, top as usize)).unwrap_or_default()
-        });
-        let prefill = output.prefill_stats.as_ref().map(|stats| Prefill {
+        let logprobs = top
+            .map(|top| new_logprobs.as_ref().map(|logprobs| top_logprobs(logprobs, top as usize)).unwrap_or_default());
+        let prefill = prefill_stats.as_ref().map(|stats| Prefill {
             cached_tokens: stats.num_cached_tokens as usize,
             created_tokens: Some(stats.num_cache_creation_tokens as usize),
-            queued: output.time_in_queue(),
+            queued,
         });
-        let prompt_logprobs = output.prompt_logprobs.map(|Logprobs { width, token_ids, logprobs, ranks }| {
-            PromptLogprobs { width, tokens: token_ids, logprobs, ranks }
+        let prompt_logprobs = prompt_logprobs.map(|Logprobs { width, token_ids, logprobs, ranks }| PromptLogprobs {
+            width,
+            tokens: token_ids,
+            logprobs,
+            ranks,
         });
-        let content = Content::Tokens { tokens: output.new_token_ids, logprobs };
+        let content = Content::Tokens { tokens: new_token_ids, logprobs };
         Output { choice: index, content, finish, prefill, prompt_logprobs }
     }
 }
@@ -342,30 +363,18 @@ impl Sender {
             let sent: Result<Vec<_>, _> = choices
                 .clone()
                 .map(|choice| {
-                    let request = EngineCoreRequest {
+                    let extra_args = self.extra_args.clone();
+                    let parts = RequestParts {
                         request_id: format!("{id}-{choice}"),
                         prompt_token_ids: self.prompt.clone(),
                         mm_features: features.clone(),
-                        sampling_params: SamplingParams {
-                            extra_args: self.extra_args.clone(),
-                            ..sampling::params(&job.sampling, choice)
-                        },
-                        arrival_time: SystemTime::now()
-                            .duration_since(UNIX_EPOCH)
-                            .map_or(0.0, |since| since.as_secs_f64()),
                         lora_request: self.lora.clone(),
-                        cache_salt: job.cache_salt.clone(),
-                        priority: job.priority,
-                        trace_headers: job.trace.iter().flat_map(|trace| trace.headers()).map(owned).collect(),
-                        reasoning_ended: job.reasoning.is_over.then_some(true),
-                        reasoning_variables: job
-                            .reasoning
-                            .variables
-                            .iter()
-                            .map(|&(name, value)| (name.to_owned(), value))
-                            .collect(),
-                        ..EngineCoreRequest::default()
+                        sampling_params: SamplingParams {
+                            extra_args,
+                            ..SamplingParams::for_choice(&job.sampling, choice)
+                        },
                     };
+                    let request = request::from_job(job, parts);
                     engine.client.submit_one_of(job.sampling.n, &self.unread, request)
                 })
                 .collect();
@@ -395,13 +404,10 @@ impl Sender {
     }
 }
 
-fn owned((name, value): (&str, &str)) -> (String, String) {
-    (name.to_owned(), value.to_owned())
-}
-
 fn delivered(stream: &OutputStream) -> Delivered {
-    let how = stream.delivered();
-    Delivered { cached: how.cached, shared_memory: how.shm, inline: how.inline, unfound: 0 }
+    // What had no lease is counted apart, when it is sent.
+    let crate::Delivered { cached, shm, inline, no_lease: _ } = stream.delivered();
+    Delivered { cached, shared_memory: shm, inline, unfound: 0 }
 }
 
 /// What an engine's own words about an error mean, where they tell more than that the request failed.

@@ -163,6 +163,8 @@ impl Nothing {
 
 /// Implements [`Wire`] for a struct that travels as a map from field names to values.
 ///
+/// The struct is destructured whole, so a field that is not listed does not compile.
+///
 /// A key that is absent leaves the field's default; an unknown key is passed over. With `sparse`, fields that
 /// have their default value are not written, as msgspec's `omit_defaults` does. Fields after `passed over` are written
 /// as what the other side has for none and not read: it may insist on the key.
@@ -170,8 +172,9 @@ macro_rules! wire_map {
     ($name:ident { $($field:ident = $key:literal),* $(,)? } $(passed over { $($absent:literal = $none:ident),* $(,)? })?) => {
         impl $crate::wire::codec::Wire for $name {
             fn write(&self, to: &mut $crate::wire::writer::Writer) {
+                let Self { $($field),* } = self;
                 to.map([$($key,)* $($($absent,)*)?].len());
-                $( to.str($key); self.$field.write(to); )*
+                $( to.str($key); $field.write(to); )*
                 $($( to.str($absent); $crate::wire::codec::Nothing::$none.write(to); )*)?
             }
             $crate::wire::codec::wire_map!(@read $($field = $key),*);
@@ -180,9 +183,10 @@ macro_rules! wire_map {
     (sparse $name:ident { $($field:ident = $key:literal),* $(,)? }) => {
         impl $crate::wire::codec::Wire for $name {
             fn write(&self, to: &mut $crate::wire::writer::Writer) {
+                let Self { $($field),* } = self;
                 let default = Self::default();
-                to.map([$(self.$field != default.$field),*].into_iter().filter(|&differs| differs).count());
-                $( if self.$field != default.$field { to.str($key); self.$field.write(to); } )*
+                to.map([$(*$field != default.$field),*].into_iter().filter(|&differs| differs).count());
+                $( if *$field != default.$field { to.str($key); $field.write(to); } )*
             }
             $crate::wire::codec::wire_map!(@read $($field = $key),*);
         }

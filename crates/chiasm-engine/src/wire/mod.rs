@@ -41,6 +41,7 @@ pub use output::{
     EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, RequestError, StopReason, UtilityOutput,
 };
 pub use request::{ClientMessage, EngineCoreRequest, Utility};
+pub(crate) use sampling::SUPPORTS;
 pub use sampling::{ExtraArgs, RepetitionDetection, SamplingParams, StructuredOutputs, XGRAMMAR};
 pub use stats::{PrefillStats, SchedulerStats};
 pub use tensor::{TensorData, WireTensor};

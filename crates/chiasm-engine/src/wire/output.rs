@@ -293,30 +293,45 @@ impl<Output: Wire> Wire for EngineCoreOutputs<Output> {
 
 impl Wire for EngineCoreOutput {
     fn write(&self, to: &mut Writer) {
+        let Self {
+            request_id,
+            new_token_ids,
+            new_logprobs,
+            prompt_logprobs,
+            finish_reason,
+            stop_reason,
+            events,
+            kv_transfer_params,
+            ec_transfer_params,
+            prefill_stats,
+            num_nans_in_logits,
+            mm_cache_miss_hashes,
+            error,
+        } = self;
         // Engines before 0.33 have no such field.
-        to.array(OUTPUT_FIELDS + usize::from(self.error.is_some()));
-        self.request_id.write(to);
-        self.new_token_ids.write(to);
-        for (logprobs, arrays) in [(&self.new_logprobs, Arrays::Numpy), (&self.prompt_logprobs, Arrays::Torch)] {
+        to.array(OUTPUT_FIELDS + usize::from(error.is_some()));
+        request_id.write(to);
+        new_token_ids.write(to);
+        for (logprobs, arrays) in [(new_logprobs, Arrays::Numpy), (prompt_logprobs, Arrays::Torch)] {
             match logprobs {
                 Some(logprobs) => logprobs.write(arrays, to),
                 None => to.nil(),
             }
         }
         to.nil(); // pooling_output
-        self.finish_reason.write(to);
-        self.stop_reason.write(to);
-        write_list_or_nil(&self.events, to);
-        self.kv_transfer_params.write(to);
-        self.ec_transfer_params.write(to);
+        finish_reason.write(to);
+        stop_reason.write(to);
+        write_list_or_nil(events, to);
+        kv_transfer_params.write(to);
+        ec_transfer_params.write(to);
         to.nil(); // trace_headers
-        self.prefill_stats.write(to);
+        prefill_stats.write(to);
         to.nil(); // routed_experts
-        self.num_nans_in_logits.write(to);
-        write_list_or_nil(&self.mm_cache_miss_hashes, to);
+        num_nans_in_logits.write(to);
+        write_list_or_nil(mm_cache_miss_hashes, to);
         (0..3).for_each(|_| to.nil()); // new_sampling_mask, spec_decode_metrics, prompt_token_id_logprobs
-        if self.error.is_some() {
-            self.error.write(to);
+        if error.is_some() {
+            error.write(to);
         }
     }
 

@@ -160,29 +160,44 @@ impl EngineCoreRequest {
 
 impl Wire for EngineCoreRequest {
     fn write(&self, to: &mut Writer) {
+        let Self {
+            request_id,
+            prompt_token_ids,
+            mm_features,
+            sampling_params,
+            arrival_time,
+            lora_request,
+            cache_salt,
+            client_index,
+            priority,
+            trace_headers,
+            external_req_id,
+            reasoning_ended,
+            reasoning_variables,
+        } = self;
         let len = self.len();
         debug_assert!(len <= REQUEST_FIELDS);
         to.array(len);
         for position in 0..len {
             match position {
-                0 => self.request_id.write(to),
-                1 => self.prompt_token_ids.write(to),
-                2 => write_list_or_nil(&self.mm_features, to),
-                3 => self.sampling_params.write(to),
-                5 => self.arrival_time.write(to),
-                6 => match &self.lora_request {
+                0 => request_id.write(to),
+                1 => prompt_token_ids.write(to),
+                2 => write_list_or_nil(mm_features, to),
+                3 => sampling_params.write(to),
+                5 => arrival_time.write(to),
+                6 => match lora_request {
                     Some(lora) => lora.write(to),
                     None => to.nil(),
                 },
-                7 => self.cache_salt.write(to),
-                11 => self.client_index.write(to),
+                7 => cache_salt.write(to),
+                11 => client_index.write(to),
                 12 => to.uint(0), // current_wave
-                13 => self.priority.write(to),
-                14 if !self.trace_headers.is_empty() => self.trace_headers.write(to),
+                13 => priority.write(to),
+                14 if !trace_headers.is_empty() => trace_headers.write(to),
                 15 => to.bool(false), // resumable
-                16 => self.external_req_id.write(to),
-                17 => self.reasoning_ended.write(to),
-                18 => ReasoningVariables(self.reasoning_variables.clone()).write(to),
+                16 => external_req_id.write(to),
+                17 => reasoning_ended.write(to),
+                18 => ReasoningVariables(reasoning_variables.clone()).write(to),
                 // pooling_params, data_parallel_rank, prompt_embeds, prompt_is_token_ids
                 _ => to.nil(),
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chiasm_backend::Constraint;
+use chiasm_backend::{Constraint, Repetition, Sampling, Supports};
 use chiasm_types::TokenId;
 use rmpv::Value;
 
@@ -100,6 +100,89 @@ pub struct StructuredOutputs {
 
 /// The compiler that vLLM itself takes first.
 pub const XGRAMMAR: &str = "xgrammar";
+
+/// The optional parts of jobs that an EngineCore supports: its requests have a place for each.
+pub(crate) const SUPPORTS: Supports = Supports {
+    bad_words: true,
+    prompt_logprobs: true,
+    processor_kwargs: true,
+    logit_bias: true,
+    allowed_token_ids: true,
+    thinking_budget: true,
+    repetition: true,
+    skip_reading_prefix_cache: true,
+    media: true,
+    cache_salt: true,
+};
+
+impl SamplingParams {
+    /// Creates the parameters of a job's continuation `choice`. An engine request has one
+    /// continuation, so a job is `n` requests.
+    pub(crate) fn for_choice(sampling: &Sampling, choice: usize) -> Self {
+        let Sampling {
+            n: _,
+            max_tokens,
+            min_tokens,
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            seed,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            ref stop_token_ids,
+            eos_token,
+            ref all_stop_token_ids,
+            ignore_eos,
+            logprobs,
+            prompt_logprobs,
+            skip_reading_prefix_cache,
+            ref logit_bias,
+            ref allowed_token_ids,
+            ref bad_words,
+            ref structured,
+            thinking_budget,
+            repetition,
+        } = *sampling;
+        Self {
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            // As vLLM does for parallel sampling, so that continuations differ and are repeatable.
+            seed: seed.map(|seed| seed.wrapping_add(choice as i64)),
+            stop_token_ids: stop_token_ids.clone(),
+            ignore_eos,
+            max_tokens,
+            min_tokens,
+            logprobs: logprobs.and_then(|top| i32::try_from(top).ok()),
+            prompt_logprobs: prompt_logprobs.and_then(|top| i32::try_from(top).ok()),
+            eos_token_id: eos_token,
+            all_stop_token_ids: all_stop_token_ids.clone(),
+            logit_bias: logit_bias.clone(),
+            allowed_token_ids: allowed_token_ids.clone(),
+            skip_reading_prefix_cache: skip_reading_prefix_cache.then_some(true),
+            bad_words: bad_words.clone(),
+            structured_outputs: structured.as_ref().map(|structured| StructuredOutputs {
+                constraint: structured.constraint.clone(),
+                backend: XGRAMMAR.to_owned(),
+            }),
+            thinking_token_budget: thinking_budget,
+            repetition_detection: repetition.map(RepetitionDetection::from),
+            extra_args: None,
+        }
+    }
+}
+
+impl From<Repetition> for RepetitionDetection {
+    fn from(Repetition { max_pattern, min_pattern, count }: Repetition) -> Self {
+        Self { max_pattern_size: max_pattern, min_pattern_size: min_pattern, min_count: count }
+    }
+}
 
 impl Default for SamplingParams {
     fn default() -> Self {

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::attempts::Failure;
-use super::prefill::{of_prompt, to_end};
+use super::prefill::to_end;
 use crate::Pipeline;
 use crate::deadlines::{begun_within, within};
 use crate::prepare::{Planned, Prepared};
@@ -78,7 +78,7 @@ fn job(pipeline: &Pipeline, prepared: &Prepared, serving: &Worker, items: &[MmHa
         id: prepared.id.clone(),
         input: Input::Tokens(Arc::new(tokens)),
         media: media.into(),
-        sampling: of_prompt(resolved),
+        sampling: sampling::of_prompt(resolved),
         adapter: None,
         cache_salt: prepared.cache_salt.clone(),
         priority: prepared.priority,

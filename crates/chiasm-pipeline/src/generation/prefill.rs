@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chiasm_backend::{Death, Job, JobError, Left, Prefill, RunningJob, Sampling, Stage};
+use chiasm_backend::{Death, Job, JobError, Left, Prefill, RunningJob, Stage};
 use chiasm_fleet::Trial;
 use chiasm_request::PrefillOutcome;
 use chiasm_router::Reservation;
@@ -15,6 +15,7 @@ use super::moving::WaitsFor;
 use crate::Pipeline;
 use crate::deadlines::{begun_within, within};
 use crate::prepare::Prepared;
+use crate::sampling::of_prompt;
 
 /// What came of a prompt on a worker of its own.
 pub(super) struct Prefilled {
@@ -71,26 +72,6 @@ pub(super) async fn prefill(
     };
     pipeline.metrics.prefilled(&by);
     Ok(Prefilled { left: running.left(), by })
-}
-
-/// One token that nobody sees: nothing that makes it dear, or could end the job another way.
-pub(super) fn of_prompt(sampling: Sampling) -> Sampling {
-    Sampling {
-        n: 1,
-        max_tokens: 1,
-        min_tokens: 0,
-        stop_token_ids: Vec::new(),
-        eos_token: None,
-        all_stop_token_ids: Vec::new(),
-        ignore_eos: true,
-        logprobs: None,
-        prompt_logprobs: None,
-        bad_words: Vec::new(),
-        structured: None,
-        thinking_budget: None,
-        repetition: None,
-        ..sampling
-    }
 }
 
 /// Waits until a job has ended; how it computed its prompt, if it tells.

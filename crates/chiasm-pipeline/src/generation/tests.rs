@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
 use chiasm_backend::{
-    Capabilities, Content, Finish, Input, InputForm, JobError, Lacks, Load, PlaceholderForm, ToolCallDelta,
+    Capabilities, Content, Finish, Input, InputForm, JobError, Load, PlaceholderForm, Supports, ToolCallDelta,
 };
 use chiasm_fleet::{Condition, Patience};
 use chiasm_parse::CallEnd;
@@ -531,8 +531,8 @@ async fn a_prompt_goes_only_where_it_fits() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_worker_lacks_is_asked_of_others_if_there_are_any() {
-    let lacks = Lacks { bad_words: true, ..Lacks::default() };
-    let lacking = || FakeBackend::with(Capabilities { lacks, ..fake_capabilities() });
+    let supports = Supports { bad_words: false, ..Supports::EVERYTHING };
+    let lacking = || FakeBackend::with(Capabilities { supports, ..fake_capabilities() });
     let words = Sampling { bad_words: vec!["fox".to_owned()], ..Sampling::default() };
     let test = TestPipeline::with(vec![lacking(), FakeBackend::new(), lacking()]).await;
     for (sampling, worker) in [(words.clone(), 1), (words.clone(), 1), (Sampling::default(), 2)] {

@@ -7,7 +7,7 @@ use chiasm_api::anthropic::MessagesRequest;
 use chiasm_api::openai::chat::ChatRequest;
 use chiasm_api::openai::completions::CompletionRequest;
 use chiasm_api::responses::ResponsesRequest;
-use chiasm_backend::{ForeseenPrompt, InputForm, JobItem, Lacks, PlaceholderForm};
+use chiasm_backend::{ForeseenPrompt, InputForm, JobItem, PlaceholderForm, Supports};
 use chiasm_fleet::PresentClasses;
 use chiasm_pipeline::{Caller, Planned, Prepared, prepare};
 use chiasm_request::GenerateRequest;
@@ -87,8 +87,8 @@ impl Foreseen {
         })
     }
 
-    /// Returns the features of the request that some workers lack.
-    pub(super) fn needs(&self) -> Lacks {
+    /// Returns the optional parts that the request has.
+    pub(super) fn needs(&self) -> Supports {
         self.prepared.needs
     }
 

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use chiasm_backend::{Death, Forward, Forwarded, InputForm, JobError, KeyScheme, Lacks};
+use chiasm_backend::{Death, Forward, Forwarded, InputForm, JobError, KeyScheme, Supports};
 use chiasm_fleet::{PresentClass, Trial, Worker, WorkerFault, keys_for};
 use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_pipeline::cpu::price;
@@ -234,7 +234,8 @@ async fn prospects(
     };
     let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
     let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
-    let unable = state.pipeline.fleet.workers_lacking(foreseen.as_ref().map_or_else(Lacks::default, Foreseen::needs));
+    let unable =
+        state.pipeline.fleet.workers_lacking(foreseen.as_ref().map_or_else(Supports::default, Foreseen::needs));
     Ok(Prospects { texts, foreseen, unforeseen, unable, pieces: pieces.len().max(1) })
 }
 

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, LargestItem, Locality, MediaForm,
-    PlaceholderForm, PlanClass, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality, MediaForm,
+    PlaceholderForm, PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
 
 use super::GENERATE;
+use super::request::SUPPORTS;
 use crate::encoder_cache::encoder_cache;
 use crate::found::{METRICS, MODELS, read, unknown};
 use crate::models::{self, Models, Names};
@@ -205,17 +206,7 @@ impl Found {
             receiver_cache_bytes: 0,
             max_loras: 0,
             adapters: BTreeMap::new(),
-            lacks: Lacks {
-                bad_words: true,
-                prompt_logprobs: true,
-                processor_kwargs: true,
-                allowed_token_ids: true,
-                thinking_budget: true,
-                repetition: true,
-                skip_reading_prefix_cache: true,
-                media: without_images.is_some(),
-                ..Lacks::default()
-            },
+            supports: Supports { media: without_images.is_none(), ..SUPPORTS },
             input: InputForm::Tokens,
             media: if without_images.is_none() { MediaForm::Encoded } else { MediaForm::None },
             hand_off: HandOff::None,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use chiasm_backend::{Constraint, Input, Job, JobError, Sampling};
+use chiasm_backend::{Constraint, Input, Job, JobError, Sampling, Supports};
 use chiasm_types::TokenId;
 use serde::Serialize;
 
@@ -85,21 +85,37 @@ pub(super) struct Asking {
 /// [`JobError::Refused`] names what such a server can't be asked for.
 pub(super) fn of(job: &Job, asking: Asking, choice: usize) -> Result<Vec<u8>, JobError> {
     let Asking { lower_is_earlier, mark, tells_prompt } = asking;
+    let Job {
+        id,
+        // In `tokens`.
+        input: _,
+        media,
+        sampling,
+        // Refused by `check`.
+        adapter: _,
+        cache_salt,
+        priority,
+        // The trace is in headers.
+        trace: _,
+        // A request has no place for it.
+        reasoning: _,
+        // A server computes whole requests: its worker has no role.
+        stage: _,
+        embedded: _,
+    } = job;
     let body = Generate {
-        rid: format!("{}_{mark:08x}_{choice}", job.id),
+        rid: format!("{id}_{mark:08x}_{choice}"),
         input_ids: &numbers(tokens(job)?),
-        image_data: job.media.iter().map(data_url).collect::<Result<_, _>>()?,
-        mm_hashes: job.media.iter().map(|item| item.name()).collect(),
-        sampling_params: sampling_params(&job.sampling, choice),
+        image_data: media.iter().map(data_url).collect::<Result<_, _>>()?,
+        mm_hashes: media.iter().map(|item| item.name()).collect(),
+        sampling_params: sampling_params(sampling, choice),
         stream: true,
-        return_logprob: job.sampling.logprobs.is_some(),
-        top_logprobs_num: job.sampling.logprobs.unwrap_or(0),
+        return_logprob: sampling.logprobs.is_some(),
+        top_logprobs_num: sampling.logprobs.unwrap_or(0),
         return_prompt_token_ids: tells_prompt,
-        cache_salt: job.cache_salt.as_deref(),
-        priority: lower_is_earlier.map(|lower_is_earlier| match lower_is_earlier {
-            true => job.priority,
-            false => job.priority.saturating_neg(),
-        }),
+        cache_salt: cache_salt.as_deref(),
+        priority: lower_is_earlier
+            .map(|lower_is_earlier| if lower_is_earlier { *priority } else { priority.saturating_neg() }),
     };
     // Strings and numbers of ours: nothing in it can fail.
     serde_json::to_vec(&body).map_err(|error| refused("body", &error.to_string()))
@@ -138,6 +154,20 @@ fn tokens(job: &Job) -> Result<&[TokenId], JobError> {
     }
 }
 
+/// The optional parts of jobs that SGLang supports. Models without images lack media too.
+pub(super) const SUPPORTS: Supports = Supports {
+    bad_words: false,
+    prompt_logprobs: false,
+    processor_kwargs: false,
+    logit_bias: true,
+    allowed_token_ids: false,
+    thinking_budget: false,
+    repetition: false,
+    skip_reading_prefix_cache: false,
+    media: true,
+    cache_salt: true,
+};
+
 /// Refuses what the server would ignore.
 ///
 /// # Errors
@@ -149,37 +179,58 @@ pub(super) fn check(job: &Job, manner: &Manner) -> Result<(), JobError> {
     if let Some(why) = manner.without_images.as_ref().filter(|_| !job.media.is_empty()) {
         return Err(refused("messages", &format!("have an image, and SGLang {why}")));
     }
-    let sampling = &job.sampling;
-    let lacking = [
-        ("bad_words", !sampling.bad_words.is_empty()),
-        ("prompt_logprobs", sampling.prompt_logprobs.is_some()),
-        ("allowed_token_ids", !sampling.allowed_token_ids.is_empty()),
-        ("thinking_token_budget", sampling.thinking_budget.is_some()),
-        ("repetition_detection", sampling.repetition.is_some()),
-        ("skip_reading_prefix_cache", sampling.skip_reading_prefix_cache),
-    ];
-    match lacking.into_iter().find(|(_, is_asked)| *is_asked) {
-        Some((field, _)) => Err(refused(field, "can't be asked of SGLang")),
+    match SUPPORTS.first_missing(job.sampling.needs()) {
+        Some(field) => Err(refused(field, "can't be asked of SGLang")),
         None => Ok(()),
     }
 }
 
 fn sampling_params(sampling: &Sampling, choice: usize) -> SamplingParams<'_> {
+    let Sampling {
+        // A request each.
+        n: _,
+        max_tokens,
+        min_tokens,
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        seed,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        ref stop_token_ids,
+        // The server has the tokenizer, and knows these two itself.
+        eos_token: _,
+        all_stop_token_ids: _,
+        ignore_eos,
+        // Beside the parameters.
+        logprobs: _,
+        ref logit_bias,
+        ref structured,
+        // Refused by `check`.
+        prompt_logprobs: _,
+        skip_reading_prefix_cache: _,
+        allowed_token_ids: _,
+        bad_words: _,
+        thinking_budget: _,
+        repetition: _,
+    } = *sampling;
     SamplingParams {
-        max_new_tokens: sampling.max_tokens,
-        min_new_tokens: sampling.min_tokens,
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        top_k: if sampling.top_k == 0 { -1 } else { sampling.top_k },
-        min_p: sampling.min_p,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        repetition_penalty: sampling.repetition_penalty,
-        ignore_eos: sampling.ignore_eos,
-        stop_token_ids: numbers(&sampling.stop_token_ids),
-        sampling_seed: sampling.seed.map(|seed| seed.wrapping_add_unsigned(choice as u64)),
-        logit_bias: sampling.logit_bias.iter().map(|&(token, bias)| (token.0, bias)).collect(),
-        constraint: sampling.structured.as_ref().map(|structured| match &structured.constraint {
+        max_new_tokens: max_tokens,
+        min_new_tokens: min_tokens,
+        temperature,
+        top_p,
+        top_k: if top_k == 0 { -1 } else { top_k },
+        min_p,
+        presence_penalty,
+        frequency_penalty,
+        repetition_penalty,
+        ignore_eos,
+        stop_token_ids: numbers(stop_token_ids),
+        sampling_seed: seed.map(|seed| seed.wrapping_add_unsigned(choice as u64)),
+        logit_bias: logit_bias.iter().map(|&(token, bias)| (token.0, bias)).collect(),
+        constraint: structured.as_ref().map(|structured| match &structured.constraint {
             Constraint::JsonSchema(schema) => Grammar::JsonSchema(schema),
             Constraint::JsonObject => Grammar::JsonSchema(r#"{"type": "object"}"#),
             Constraint::Regex(regex) => Grammar::Regex(regex),

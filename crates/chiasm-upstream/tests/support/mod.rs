@@ -61,30 +61,10 @@ impl MediaSource for Picture {
 
 pub fn sampling() -> Sampling {
     Sampling {
-        n: 1,
-        max_tokens: 4,
-        min_tokens: 0,
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        seed: None,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
         stop_token_ids: vec![TokenId(7)],
         eos_token: Some(TokenId(2)),
-        all_stop_token_ids: Vec::new(),
-        ignore_eos: false,
-        logprobs: None,
-        prompt_logprobs: None,
-        skip_reading_prefix_cache: false,
         logit_bias: vec![(TokenId(5), -1.5)],
-        allowed_token_ids: Vec::new(),
-        bad_words: Vec::new(),
-        structured: None,
-        thinking_budget: None,
-        repetition: None,
+        ..Sampling::greedy(4)
     }
 }
 

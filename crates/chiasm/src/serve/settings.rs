@@ -12,7 +12,7 @@ use chiasm_pipeline::model::ServedModel;
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
 use chiasm_server::{HttpLimits, RoutingOptions, TrustedProxies};
 
-use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
+use crate::cli::{LimitArgs, MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;
 use crate::vllm_flags::VllmFlags;
 
@@ -142,37 +142,67 @@ pub(super) fn media_door(args: &MediaArgs, has_helper: bool) -> Result<MediaDoor
 
 /// With vLLM's processor, images of formats that are not read here are not refused at once.
 fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
-    let image = ImageLimits {
-        max_bytes: args.max_image_bytes,
-        max_pixels: args.max_image_pixels,
-        max_side: args.max_image_side,
-        max_aspect_ratio: args.max_image_aspect_ratio,
-        max_scans: args.max_image_scans,
-    };
+    let MediaArgs {
+        ref allowed_local_media_path,
+        ref allowed_media_domains,
+        ref allowed_media_ports,
+        allow_private_media,
+        max_image_bytes,
+        max_image_pixels,
+        max_image_side,
+        max_image_aspect_ratio,
+        max_image_scans,
+        max_video_bytes,
+        max_audio_bytes,
+        media_cache_bytes,
+        max_media_names,
+        media_timeout,
+        media_connect_timeout,
+        media_first_byte_timeout,
+        media_min_rate,
+        media_max_redirects,
+        max_media_fetches,
+        max_media_fetches_per_origin,
+        media_min_freshness,
+        media_max_freshness,
+        media_error_ttl,
+        // In `limits`.
+        limit_mm_per_prompt: _,
+        processed_cache_bytes: _,
+        // In `byte_budget`.
+        max_bytes_in_flight: _,
+    } = *args;
     MediaConfig {
         limits: MediaLimits {
-            image,
+            image: ImageLimits {
+                max_bytes: max_image_bytes,
+                max_pixels: max_image_pixels,
+                max_side: max_image_side,
+                max_aspect_ratio: max_image_aspect_ratio,
+                max_scans: max_image_scans,
+            },
             foreign_images: has_helper,
-            video_bytes: args.max_video_bytes,
-            audio_bytes: args.max_audio_bytes,
+            video_bytes: max_video_bytes,
+            audio_bytes: max_audio_bytes,
         },
-        connect_timeout: args.media_connect_timeout,
-        first_byte_timeout: args.media_first_byte_timeout,
-        min_body_rate: args.media_min_rate,
-        total_timeout: args.media_timeout,
-        max_fetches: args.max_media_fetches,
-        max_fetches_per_origin: args.max_media_fetches_per_origin,
-        max_redirects: args.media_max_redirects,
-        cache_bytes: args.media_cache_bytes,
-        max_known_names: args.max_media_names,
-        failures_last: args.media_error_ttl,
-        allowed_local_media_path: args.allowed_local_media_path.clone(),
-        allow_private_addresses: args.allow_private_media,
-        allowed_ports: args.allowed_media_ports.clone(),
-        allowed_domains: args.allowed_media_domains.clone(),
-        min_freshness: args.media_min_freshness,
-        max_freshness: args.media_max_freshness,
-        ..MediaConfig::default()
+        connect_timeout: media_connect_timeout,
+        first_byte_timeout: media_first_byte_timeout,
+        // There is no flag for it.
+        stall_timeout: MediaConfig::default().stall_timeout,
+        min_body_rate: media_min_rate,
+        total_timeout: media_timeout,
+        max_fetches: max_media_fetches,
+        max_fetches_per_origin: max_media_fetches_per_origin,
+        max_redirects: media_max_redirects,
+        cache_bytes: media_cache_bytes,
+        max_known_names: max_media_names,
+        failures_last: media_error_ttl,
+        allowed_local_media_path: allowed_local_media_path.clone(),
+        allow_private_addresses: allow_private_media,
+        allowed_ports: allowed_media_ports.clone(),
+        allowed_domains: allowed_media_domains.clone(),
+        min_freshness: media_min_freshness,
+        max_freshness: media_max_freshness,
     }
 }
 
@@ -192,31 +222,53 @@ pub(crate) struct Limits {
 
 /// Returns the server's limits as the flags set them.
 pub(super) fn limits(args: &ServeArgs) -> Limits {
-    let flags = &args.limits;
+    let LimitArgs {
+        max_body_bytes,
+        max_json_values,
+        max_messages,
+        max_content_parts,
+        body_timeout,
+        min_body_rate,
+        max_connections,
+        head_timeout,
+        write_timeout,
+        max_requests,
+        ref trusted_proxies,
+        max_request_cost,
+        cpu_threads,
+        first_token_timeout,
+        request_timeout,
+        quarantine,
+        // Limits of the process.
+        max_unread_bytes: _,
+        async_threads: _,
+        // What is counted, which limits nothing.
+        slo_ttft: _,
+        slo_itl: _,
+        // Of the shutdown.
+        drain_delay: _,
+        drain_timeout: _,
+    } = args.limits;
     Limits {
         http: HttpLimits {
-            body_bytes: flags.max_body_bytes,
-            body_timeout: flags.body_timeout,
-            min_body_rate: flags.min_body_rate,
-            connections: flags.max_connections,
-            head_timeout: flags.head_timeout,
-            write_timeout: flags.write_timeout,
-            trusted_proxies: TrustedProxies::new(flags.trusted_proxies.clone()),
+            body_bytes: max_body_bytes,
+            body_timeout,
+            min_body_rate,
+            connections: max_connections,
+            head_timeout,
+            write_timeout,
+            trusted_proxies: TrustedProxies::new(trusted_proxies.clone()),
         },
-        body: BodyLimits {
-            json_values: flags.max_json_values,
-            messages: flags.max_messages,
-            content_parts: flags.max_content_parts,
-        },
+        body: BodyLimits { json_values: max_json_values, messages: max_messages, content_parts: max_content_parts },
         pipeline: PipelineLimits {
-            requests: flags.max_requests,
+            requests: max_requests,
             items_per_prompt: args.media.limit_mm_per_prompt.clone(),
             processed_bytes: args.media.processed_cache_bytes,
-            cpu_threads: flags.cpu_threads.unwrap_or(PipelineLimits::default().cpu_threads),
-            request_cost: flags.max_request_cost,
-            first_token_timeout: some_time(flags.first_token_timeout),
-            request_timeout: some_time(flags.request_timeout),
-            quarantine: flags.quarantine,
+            cpu_threads: cpu_threads.unwrap_or(PipelineLimits::default().cpu_threads),
+            request_cost: max_request_cost,
+            first_token_timeout: some_time(first_token_timeout),
+            request_timeout: some_time(request_timeout),
+            quarantine,
         },
     }
 }

@@ -12,47 +12,35 @@ use tokio::time::timeout;
 /// The frontend's own limits end everything well before this.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum BadClient {
-    /// Random bytes, then nothing.
-    Garbage,
-    /// Half a head, then nothing.
-    HalfHead,
-    /// A body that is announced and does not come.
-    NoBody,
-    /// Many connections that say nothing.
-    Crowd,
-    /// A long answer that is not read.
-    Unread,
-    /// An answer that is asked for and not awaited.
-    Leaves,
-    /// JSON of nothing but brackets.
-    Nested,
-    /// Very many messages.
-    ManyMessages,
-    /// Fields of wrong types, and values that are out of range.
-    WrongFields,
-    /// An image that breaks off.
-    BrokenImage,
-    /// A body that is larger than any may be.
-    Huge,
+chiasm_types::every_variant! {
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum BadClient {
+        /// Random bytes, then nothing.
+        Garbage,
+        /// Half a head, then nothing.
+        HalfHead,
+        /// A body that is announced and does not come.
+        NoBody,
+        /// Many connections that say nothing.
+        Crowd,
+        /// A long answer that is not read.
+        Unread,
+        /// An answer that is asked for and not awaited.
+        Leaves,
+        /// JSON of nothing but brackets.
+        Nested,
+        /// Very many messages.
+        ManyMessages,
+        /// Fields of wrong types, and values that are out of range.
+        WrongFields,
+        /// An image that breaks off.
+        BrokenImage,
+        /// A body that is larger than any may be.
+        Huge,
+    }
 }
 
 impl BadClient {
-    pub(crate) const ALL: [Self; 11] = [
-        Self::Garbage,
-        Self::HalfHead,
-        Self::NoBody,
-        Self::Crowd,
-        Self::Unread,
-        Self::Leaves,
-        Self::Nested,
-        Self::ManyMessages,
-        Self::WrongFields,
-        Self::BrokenImage,
-        Self::Huge,
-    ];
-
     /// Goes to the frontend once.
     pub(crate) async fn visit(self, address: String, seed: u64) {
         let mut random = SmallRng::seed_from_u64(seed);
