@@ -1,8 +1,8 @@
 //! The code of the protocol between frontends and agents, written again from `agent.proto`.
 
+use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
 /// A workspace of its own: what compiles the protocol is no part of Chiasm's build.

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
 /// Checks the working tree. Changes are those since its merge base with `main`.

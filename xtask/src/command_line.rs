@@ -222,7 +222,10 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             }
             ("--target", Command::Dist { target, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();
-                *target = Some(Target::from_name(found).ok_or_else(|| Error::Target { found: found.to_owned() })?);
+                *target = Some(
+                    Target::from_name(found)
+                        .ok_or_else(|| Error::Target { found: found.to_owned(), known: Target::names() })?,
+                );
             }
             ("--minutes", Command::Soak { minutes, .. }) => {
                 let number = flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
@@ -260,12 +263,15 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
 fn version(name: Option<&str>) -> Result<&'static str, Error> {
     let name = name.unwrap_or_default();
     let is_named = |version: &&str| *version == name || version.strip_suffix(".0") == Some(name);
-    VERSIONS.into_iter().find(is_named).ok_or_else(|| Error::UnknownVersion { name: name.to_owned() })
+    VERSIONS
+        .into_iter()
+        .find(is_named)
+        .ok_or_else(|| Error::UnknownVersion { name: name.to_owned(), known: VERSIONS.join(", ") })
 }
 
 fn sglang_version(name: &str) -> Result<&'static str, Error> {
     let known = sglang_env::VERSIONS.into_iter().find(|version| *version == name);
-    known.ok_or_else(|| Error::UnknownSglang { name: name.to_owned() })
+    known.ok_or_else(|| Error::UnknownSglang { name: name.to_owned(), known: sglang_env::VERSIONS.join(", ") })
 }
 
 /// A full release number, of any version of vLLM.

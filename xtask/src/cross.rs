@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::cargo;
 use crate::child::{self, Cancel, Output};
 use crate::debian;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
 use crate::python;
-use crate::test_run;
 use crate::vllm_env::Setup;
 
 /// The systems that are built for, as Rust names them.
@@ -54,7 +54,7 @@ pub(crate) fn cargo(setup: &Setup, target: Target, profile: &str) -> Result<Comm
     child::run(&mut add, "rustup target add", &setup.output, &setup.cancel)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = [zig.join("bin")].into_iter().chain(std::env::split_paths(&path));
-    let mut cargo = test_run::cargo(&setup.workspace);
+    let mut cargo = cargo::cargo(&setup.workspace);
     // An environment's own folder has no character that a list of folders could not have.
     cargo.env("PATH", std::env::join_paths(folders).unwrap_or(path));
     // The system's strip does not know other systems' programs.

@@ -4,13 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::cargo::cargo;
 use crate::child::{self, Cancel, Output};
 use crate::cross::{self, Target};
 use crate::error::Error;
-use crate::test_run::cargo;
 use crate::vllm_env::{self, Setup};
 use crate::vllm_overlay::{self, NEWEST};
-use crate::workspace::Workspace;
+use crate::workspace::{VERSION, Workspace};
 use crate::{models, notices, python, sbom, wheel};
 
 const MAKE_WHEEL: &str = "python/wheel/make_wheel.py";
@@ -19,9 +19,6 @@ const NOTICES: &str = "THIRD-PARTY-LICENSES.txt";
 const SUMS: &str = "SHA256SUMS";
 /// A binary that outgrows this has something in it that nobody meant to ship.
 const LARGEST: u64 = 40_000_000;
-
-/// The version of everything in this workspace.
-pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// How the binary is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

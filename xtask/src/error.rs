@@ -4,9 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-use crate::sglang_env;
 use crate::structure::StructureError;
-use crate::vllm_overlay::VERSIONS;
 
 /// Why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -32,11 +30,11 @@ pub(crate) enum Error {
     #[error("`--engines` takes a number of at least 1, not `{found}`")]
     Engines { found: String },
 
-    #[error("`--vllm` takes one of {}, not `{name}`", VERSIONS.join(", "))]
-    UnknownVersion { name: String },
+    #[error("`--vllm` takes one of {known}, not `{name}`")]
+    UnknownVersion { name: String, known: String },
 
-    #[error("of SGLang there is one of {}, not `{name}`", sglang_env::VERSIONS.join(", "))]
-    UnknownSglang { name: String },
+    #[error("of SGLang there is one of {known}, not `{name}`")]
+    UnknownSglang { name: String, known: String },
 
     #[error("`vllm-drift` takes a full release number as 0.33.0, not `{found}`")]
     Release { found: String },
@@ -115,8 +113,8 @@ pub(crate) enum Error {
     #[error("{path} has {bytes} bytes, more than {most}: see what has come into it", path = .path.display())]
     TooLarge { path: PathBuf, bytes: u64, most: u64 },
 
-    #[error("`--target` takes {}, not `{found}`", crate::cross::Target::names())]
-    Target { found: String },
+    #[error("`--target` takes {known}, not `{found}`")]
+    Target { found: String, known: String },
 
     #[error("`--profile` takes `dist` or `release`, not `{found}`")]
     Profile { found: String },

@@ -33,6 +33,7 @@
 
 mod agent_proto;
 mod bench_peers;
+mod cargo;
 mod check;
 mod child;
 mod chromium;
@@ -51,6 +52,7 @@ mod models;
 mod models_page;
 mod nginx;
 mod notices;
+mod outcome;
 #[cfg(test)]
 mod page_links;
 mod plugin;
@@ -93,7 +95,7 @@ fn main() -> ExitCode {
 
 /// Runs a command in the release build of this program.
 fn rerun_in_release(setup: &Setup, arguments: &[String]) -> Result<ExitCode, Error> {
-    let mut cargo = test_run::cargo(&setup.workspace);
+    let mut cargo = cargo::cargo(&setup.workspace);
     cargo.args(["run", "--quiet", "--release", "--package", "xtask", "--"]).args(arguments);
     let status = cargo.status().map_err(|source| Error::Spawn { program: "cargo".to_owned(), source })?;
     Ok(exit_code(status.success()))

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::cargo::cargo;
 use crate::child;
-use crate::dist::VERSION;
 use crate::error::Error;
 use crate::notices::Sources;
-use crate::test_run::cargo;
+use crate::workspace::VERSION;
 use crate::workspace::Workspace;
 
 /// The package that the bill is of.

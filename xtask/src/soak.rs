@@ -1,8 +1,8 @@
 //! The soak test of `crates/chiasm/tests/soak.rs`, for as long as is asked.
 
+use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
 /// Cargo's arguments for the soak test, which `cargo xtask test` runs, too.

@@ -116,7 +116,7 @@ impl Report {
         for Measured { package, .. } in measured {
             let name = &package.name;
             let lines = package.product_lines();
-            let limit = limits.lines(name);
+            let limit = limits.crate_lines;
             self.add(&format!("  {name:20} {lines:6} of {limit:6}"));
             self.check(&format!("lines of {name}"), lines, limit);
         }

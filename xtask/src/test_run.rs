@@ -4,10 +4,8 @@
 //! that fails is shown. When the main thread has performed its own steps, it takes steps with real engines, too. Without
 //! real engines the second thread performs the steps that follow `tests`.
 
-use std::env;
 use std::io::{self, Write};
 use std::iter;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -15,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::child::{Cancel, Output};
 use crate::error::Error;
+use crate::outcome::Outcome;
 use crate::real_engines::EngineSetup;
 use crate::test_step_run::StepExecutor;
 use crate::test_steps::{self, Action, Step};
@@ -40,14 +39,6 @@ pub(crate) struct TestOptions {
     pub(crate) steps: Vec<String>,
     /// A step that takes twice its budget fails.
     pub(crate) enforces_budgets: bool,
-}
-
-/// How a step ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Passed,
-    Failed(String),
-    LeftOut(&'static str),
 }
 
 /// The result of one step.
@@ -246,20 +237,6 @@ fn announce(number: usize, total: usize, step: &Step) {
     println!("\n==> {number}/{total} {}{detail}", step.title);
     // Before the output of the step itself. A closed output is the step's to report.
     let _ = io::stdout().flush();
-}
-
-/// The cargo that runs this program, without what it told this program about its own package: build scripts that watch
-/// those variables would run again, here and in the next plain build.
-pub(crate) fn cargo(workspace: &Workspace) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    for (name, _) in env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
-            command.env_remove(&name);
-        }
-    }
-    command.current_dir(&workspace.root).stdin(std::process::Stdio::null());
-    command
 }
 
 /// A table of all steps, the steps that have grown, the failures if there were any, and the total.

@@ -94,7 +94,7 @@ macro_rules! one_at_a_time {
 
 const STEPS: &[Step] = &[
     step("format", "format", Action::Cargo("fmt --all --check")).budget(20),
-    step("structure", "structure", Action::Structure).budget(5),
+    step("structure", "structure", Action::Structure).budget(10),
     step("build", "build", Action::Cargo("test --workspace --no-run")),
     step("lints", "lints", Action::Cargo("clippy --workspace --all-targets -- -Dwarnings")),
     step("docs", "docs", Action::Cargo("doc --workspace --no-deps")).variables(&[("RUSTDOCFLAGS", "-Dwarnings")]),

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
+/// The version of everything in this workspace.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// The two directories that every command works in.
 #[derive(Clone, Debug)]
 pub(crate) struct Workspace {

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::bench_peers::MANIFEST;
+use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
 /// Builds `chiasm` and returns where it is.

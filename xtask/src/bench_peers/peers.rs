@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use serde::de::DeserializeOwned;
 
 use crate::bench_peers::{built, measured, turbojpeg};
+use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
 const MANIFEST: &str = "bench/peers/Cargo.toml";

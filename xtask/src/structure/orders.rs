@@ -27,10 +27,99 @@ pub(super) enum Level {
 }
 
 /// The crates that have an order. Others are not checked.
-pub(super) const ORDERS: &[Order] = &[Order {
-    package: "chiasm-otlp",
-    levels: &[Level::Separate(&["exporter"]), Level::Separate(&["endpoint", "span"])],
-}];
+pub(super) const ORDERS: &[Order] = &[
+    Order {
+        package: "chiasm-api",
+        levels: &[
+            Level::Separate(&["anthropic", "responses", "stream_begin"]),
+            Level::Separate(&["openai", "stream_end"]),
+            Level::Separate(&["sse"]),
+            Level::Separate(&["error", "server_failure"]),
+        ],
+    },
+    Order {
+        package: "chiasm-fleet",
+        levels: &[
+            Level::Separate(&["members"]),
+            Level::Separate(&["keeper", "start"]),
+            Level::Separate(&["events", "gauges", "loading", "trial"]),
+            Level::Separate(&["fleet"]),
+            Level::Separate(&["metrics", "worker_breaker"]),
+            Level::Separate(&["breaker", "followed", "kept", "loaded"]),
+            Level::Separate(&["adapters", "backoff", "classes", "condition", "keys", "media_metrics", "places", "tap"]),
+        ],
+    },
+    Order { package: "chiasm-limit", levels: &[Level::Separate(&["keyed", "owner"])] },
+    Order { package: "chiasm-otlp", levels: &[Level::Separate(&["exporter"]), Level::Separate(&["endpoint", "span"])] },
+    Order {
+        package: "chiasm-pipeline",
+        levels: &[
+            Level::Separate(&["generation"]),
+            Level::Separate(&["machine", "pick", "tokenize"]),
+            Level::Separate(&["prepare"]),
+            Level::Separate(&["opening"]),
+            Level::Separate(&["shared"]),
+            Level::Separate(&["choice", "image"]),
+            Level::Separate(&["deadlines", "helped", "plans", "processed", "prompt_price", "reading", "sampling"]),
+            Level::Separate(&["caller", "error", "metrics", "model"]),
+            Level::Separate(&[
+                "answers",
+                "cpu",
+                "displaced",
+                "item",
+                "limits",
+                "observer",
+                "retries",
+                "text_logprobs",
+                "tried",
+            ]),
+        ],
+    },
+    Order {
+        package: "chiasm-request",
+        levels: &[
+            Level::Separate(&["request"]),
+            Level::Separate(&["answer", "conversation", "outcome"]),
+            Level::Separate(&["answer_events", "defaults", "sampling", "tools"]),
+        ],
+    },
+    Order {
+        package: "chiasm-server",
+        levels: &[
+            Level::Separate(&["server"]),
+            Level::Separate(&["routes"]),
+            Level::Separate(&["forward", "status"]),
+            Level::Separate(&["endpoints"]),
+            Level::Separate(&["meter"]),
+            Level::Separate(&["admission"]),
+            Level::Separate(&["body"]),
+            Level::Separate(&["arrival"]),
+            Level::Separate(&["connections"]),
+            Level::Separate(&["endpoint_state", "layers"]),
+            Level::Separate(&["record", "settings"]),
+            Level::Separate(&["page"]),
+            Level::Separate(&["access", "cors", "http_rules"]),
+            Level::Separate(&["error", "identity", "metrics"]),
+            Level::Separate(&[
+                "connection",
+                "connection_metrics",
+                "draining",
+                "log_counts",
+                "paths",
+                "poll_epoch",
+                "process_metrics",
+                "proxies",
+                "root_path",
+                "routing_headers",
+                "slots",
+                "sse",
+                "tls",
+                "traces",
+                "workers",
+            ]),
+        ],
+    },
+];
 
 impl Level {
     fn modules(self) -> &'static [&'static str] {

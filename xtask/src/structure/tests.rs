@@ -12,7 +12,6 @@ const LEVELS: &[Level] = &[Level::Separate(&["a", "b"]), Level::Together(&["c", 
 
 const LIMITS: Limits = Limits {
     crate_lines: 8,
-    large_crates: &[("large", 20)],
     circles: 0,
     files_per_circle: 2,
     files_in_circles: 2,
@@ -155,7 +154,6 @@ fn lines_of_tests_are_not_counted() {
 fn crate_over_its_limit_is_a_problem() {
     let text = "// A line.\n".repeat(9);
     assert_eq!(problems("some", &[("lib.rs", &text)]), ["lines of some: 9, the limit is 8"]);
-    assert!(problems("large", &[("lib.rs", &text)]).is_empty());
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Stdio;
 
 use super::{FOLDER, script, sources};
+use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::test_run::cargo;
 use crate::vllm_env::{Setup, VllmEnv};
 
 /// What `exchange.py` ends with if this vLLM can't be imported.
