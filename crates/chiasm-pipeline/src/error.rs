@@ -138,6 +138,13 @@ pub enum Cause {
     Internal(String),
 }
 
+impl Cause {
+    /// Returns `true` if an image can't be what the model takes, and another one could.
+    pub fn is_image_fault_of_request(&self) -> bool {
+        matches!(self, Self::Image(error) if error.fault() == chiasm_vision::Fault::Request)
+    }
+}
+
 impl RequestError {
     /// The client can fix it by changing `field`.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
@@ -175,7 +182,7 @@ impl RequestError {
                     | Fault::Corrupt
             ),
             Cause::Prompt(error) => error.is_request_fault(),
-            Cause::Image(error) => error.fault() == chiasm_vision::Fault::Request,
+            Cause::Image(_) => self.cause.is_image_fault_of_request(),
             Cause::Processor(error) => matches!(
                 error,
                 ProcessorError::Refused(_)

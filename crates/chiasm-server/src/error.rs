@@ -263,7 +263,7 @@ impl From<RequestError> for HttpError {
                     None => told,
                 }
             }
-            Cause::Image(error) if error.fault() == chiasm_vision::Fault::Request => {
+            Cause::Image(_) if cause.is_image_fault_of_request() => {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
             }
             Cause::Processor(error) => Self::from_processor(error, message),
