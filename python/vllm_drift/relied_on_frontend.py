@@ -13,7 +13,7 @@ FRONTEND = (
         "fields and their defaults, and what becomes of them before the engine sees them",
         (
             "crates/chiasm-api/src/openai/sampling.rs",
-            "crates/chiasm-pipeline/src/generation_config.rs",
+            "crates/chiasm-request/src/defaults.rs",
             "crates/chiasm-pipeline/src/sampling.rs",
             "crates/chiasm-api/src/openai/request.rs",
         ),

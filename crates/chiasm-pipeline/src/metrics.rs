@@ -354,3 +354,28 @@ fn finished(finish: &Finish) -> FinishedLabel {
     };
     FinishedLabel { finished_reason }
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode_registry;
+
+    use super::*;
+
+    #[test]
+    fn departed_worker_leaves_no_series() {
+        let metrics = PipelineMetrics::default();
+        let worker = WorkerId(7);
+        metrics.routed.get_or_create(&worker.into()).inc();
+        metrics.encoded(worker, 2, 1, Duration::from_secs(1));
+        let has_series = || {
+            let mut registry = Registry::default();
+            metrics.register(&mut registry);
+            let mut text = String::new();
+            encode_registry(&mut text, &registry).unwrap();
+            text.contains("worker=\"worker_7\"")
+        };
+        assert!(has_series());
+        metrics.forget(worker);
+        assert!(!has_series());
+    }
+}

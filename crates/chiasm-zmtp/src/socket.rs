@@ -19,8 +19,8 @@ use crate::sending::write_message;
 /// The most peers of one socket, and the most connections to it that have not introduced themselves yet.
 pub const MAX_PEERS: usize = 64;
 
-/// How long a connection may take to introduce itself.
-const INTRODUCTION: Duration = Duration::from_secs(10);
+/// The time within which a connection has to complete its handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long nothing is accepted after that has failed: mostly for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -82,7 +82,15 @@ impl Router {
     /// # Errors
     /// What is given is no address, or can't be listened on.
     pub async fn bind(address: &str) -> io::Result<Self> {
-        Socket::bind(Kind::Router, address).await.map(Self)
+        Self::bind_within(address, HANDSHAKE_TIMEOUT).await
+    }
+
+    /// Listens as [`bind`](Self::bind) does, for peers that complete their handshakes within this time.
+    ///
+    /// # Errors
+    /// Those of [`bind`](Self::bind).
+    pub async fn bind_within(address: &str, handshake_timeout: Duration) -> io::Result<Self> {
+        Socket::bind(Kind::Router, address, handshake_timeout).await.map(Self)
     }
 
     /// The address as bound.
@@ -129,7 +137,7 @@ impl Pull {
     /// # Errors
     /// What is given is no address, or can't be listened on.
     pub async fn bind(address: &str) -> io::Result<Self> {
-        Socket::bind(Kind::Pull, address).await.map(Self)
+        Socket::bind(Kind::Pull, address, HANDSHAKE_TIMEOUT).await.map(Self)
     }
 
     /// The address as bound.
@@ -183,13 +191,13 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Socket {
-    async fn bind(kind: Kind, address: &str) -> io::Result<Self> {
+    async fn bind(kind: Kind, address: &str, handshake_timeout: Duration) -> io::Result<Self> {
         let listener = Listener::bind(address).await?;
         let address = listener.address()?;
         // All that may have come are heard before anybody's end.
         let (arrived, arrivals) = mpsc::channel(MAX_PEERS);
         let mut accepting = JoinSet::new();
-        accepting.spawn(accept(listener, kind, arrived));
+        accepting.spawn(accept(listener, kind, handshake_timeout, arrived));
         Ok(Self { address, accepting, arrivals, peers: Vec::new(), first: 0, unnamed: 0, takeovers: 0 })
     }
 
@@ -271,13 +279,13 @@ fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
 }
 
 /// Accepts connections and lets them introduce themselves, until nobody waits for them any more.
-async fn accept(listener: Listener, kind: Kind, arrived: mpsc::Sender<Peer>) {
+async fn accept(listener: Listener, kind: Kind, handshake_timeout: Duration, arrived: mpsc::Sender<Peer>) {
     let mut strangers = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept(), if strangers.len() < MAX_PEERS => match accepted {
                 Ok(stream) => {
-                    strangers.spawn(tokio::time::timeout(INTRODUCTION, meet(kind, stream)));
+                    strangers.spawn(tokio::time::timeout(handshake_timeout, meet(kind, stream)));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a connection to a socket can't be accepted");
