@@ -46,7 +46,7 @@ pub(crate) struct BreakerLabels {
     pub(crate) state: &'static str,
 }
 
-/// The metrics of a fleet. Most are gauges, brought up to date by [`FleetMetrics::refresh`].
+/// The metrics of a fleet. Most are gauges, brought up to date by [`Fleet::refresh_metrics`](crate::Fleet::refresh_metrics).
 #[derive(Default)]
 pub struct FleetMetrics {
     pub(crate) media: std::sync::Arc<MediaMetrics>,

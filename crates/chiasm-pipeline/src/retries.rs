@@ -29,7 +29,8 @@ pub struct Retries {
 }
 
 impl Retries {
-    /// A prompt that was in [`MAX_MOVES`] + 1 engines when they died is quarantined for so long.
+    /// Creates an empty budget. A prompt that was in three engines when they died is quarantined for
+    /// `quarantine`.
     pub fn new(quarantine: Duration) -> Self {
         Self { budget: Budget::default(), quarantine: Quarantine::new(quarantine) }
     }

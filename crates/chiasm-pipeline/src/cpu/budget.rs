@@ -16,8 +16,9 @@ const TOLERANCE: u32 = 3;
 
 /// The work that one request has asked for so far. Clones are the same request's.
 ///
-/// A piece of work is due [`STRETCH`] times its price after it is asked for, or after the request's piece before it was due: who
-/// asks for much at once is served as if it had asked for one thing after another.
+/// A piece of work is due four times its price after it is asked for, or after the request's piece before
+/// it was due: a request that asks for much at once is served as if it had asked for one thing after
+/// another.
 #[derive(Clone, Debug)]
 pub struct CpuBudget {
     request: Arc<Request>,
