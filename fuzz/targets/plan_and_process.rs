@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use chiasm_types::{Dtype, TokenId};
-use chiasm_vision::{Fault, ImageSize, PixelFormat, RgbView, VisionModel, Vocabulary};
+use chiasm_vision::{Fault, ImageSize, PixelFormat, RgbView, VisionModel, Vocabulary, VocabularyError};
 use libfuzzer_sys::arbitrary::{Arbitrary, Unstructured};
 
 /// Most pixels of an image that is processed, not only planned.
@@ -30,7 +30,7 @@ impl Vocabulary for AnyToken {
         Some(TokenId(token.len() as u32))
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
         Ok(vec![TokenId(text.len() as u32)])
     }
 }

@@ -3,7 +3,7 @@
 use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// A workspace of its own: what compiles the protocol is no part of Chiasm's build.
 const MANIFEST: &str = "crates/chiasm-agent/proto/Cargo.toml";

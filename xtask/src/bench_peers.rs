@@ -72,7 +72,8 @@ use crate::bench_peers::row::{Mandatory, Row};
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::vllm_env::{self, VllmEnv};
 
 pub(crate) use door_run::Sides as DoorSides;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// Checks the working tree. Changes are those since its merge base with `main`.
 pub(crate) fn run(setup: &Setup) -> Result<(), Error> {

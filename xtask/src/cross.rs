@@ -9,8 +9,8 @@ use crate::child::{self, Cancel, Output};
 use crate::debian;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::python;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
+use crate::venv;
 
 /// The systems that are built for, as Rust names them.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
@@ -77,13 +77,9 @@ fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
 }
 
 fn make(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
-    let program = python::find()?;
-    setup.output.say(&format!("making {} with {program}", path.display()))?;
-    let mut venv = Command::new(program);
-    venv.args(["-m", "venv"]).arg(path).stdin(held.as_input()?);
-    child::run(&mut venv, "python -m venv", &setup.output, &setup.cancel)?;
-    let mut pip = Command::new(path.join("bin/pip"));
-    pip.args(["install", "--no-deps", "--no-input", "--disable-pip-version-check"]).args(PACKAGES);
+    venv::make(setup, path, held, None)?;
+    let mut pip = venv::pip(venv::python(path), "install");
+    pip.args(PACKAGES);
     child::run(pip.stdin(held.as_input()?), "pip install of Zig", &setup.output, &setup.cancel)
 }
 

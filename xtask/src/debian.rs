@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::Held;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// Fetches a package by the first of its names that the system's sources know, and unpacks it below `path`.
 pub(crate) fn unpack(setup: &Setup, names: &[&str], path: &Path, held: &Held) -> Result<(), Error> {

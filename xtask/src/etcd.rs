@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::debian;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// What tests are told of it by.
 pub(crate) const VARIABLE: &str = "CHIASM_TEST_ETCD";

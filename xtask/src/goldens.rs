@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::{Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::vllm_env::VllmEnv;
 
 /// Each is run from the repository's root and writes its files where the tests read them.
 const SCRIPTS: [Script; 7] = [

@@ -6,11 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::python;
-use crate::vllm_env::{self, Setup};
+use crate::setup::Setup;
+use crate::venv;
 
 const TESTS: &str = "python/manifests";
 const REQUIREMENTS: &str = "python/manifests/requirements.txt";
@@ -19,7 +18,7 @@ const RECIPE: &[u8] = b"1";
 
 /// The tests, with what they need. An error says why that can't be had.
 pub(crate) fn tests(setup: &Setup) -> Result<Command, Error> {
-    let mut python = python_of(&ensure(setup)?);
+    let mut python = venv::python(&ensure(setup)?);
     python.args(["-B", "-m", "unittest", "discover", "-s"]).arg(setup.workspace.root.join(TESTS));
     Ok(python)
 }
@@ -31,33 +30,21 @@ fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     dir.ensure(
         &setup.output,
         &setup.cancel,
-        |path| python_of(path).args(["-c", "import kubernetes_validate"]).status().is_ok_and(|status| status.success()),
+        |path| {
+            venv::python(path).args(["-c", "import kubernetes_validate"]).status().is_ok_and(|status| status.success())
+        },
         |path, held| build(setup, path, held),
     )?;
     Ok(dir.path().to_owned())
 }
 
 fn build(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
-    let program = python::find()?;
-    setup.output.say(&format!("making {} with {program}", path.display()))?;
-    let mut venv = Command::new(program);
-    venv.args(["-m", "venv"]).arg(path).stdin(held.as_input()?);
-    vllm_env::isolate(&mut venv);
-    child::run(&mut venv, "python -m venv", &setup.output, &setup.cancel)?;
-    vllm_env::install(setup, REQUIREMENTS, || {
-        let mut pip = python_of(path);
-        pip.args(["-m", "pip", "install", "--no-deps", "--no-compile", "--no-input", "--quiet"])
-            .arg("--disable-pip-version-check")
-            .stdin(held.as_input()?);
+    venv::make(setup, path, held, None)?;
+    venv::install(setup, REQUIREMENTS, || {
+        let mut pip = venv::pip(venv::python(path), "install");
+        pip.args(["--no-compile", "--quiet"]).stdin(held.as_input()?);
         Ok(pip)
     })
-}
-
-/// A Python that sees the packages of the environment in this folder and no others.
-fn python_of(path: &Path) -> Command {
-    let mut command = Command::new(path.join("bin/python"));
-    vllm_env::isolate(&mut command);
-    command
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::vllm_env::{self, VllmEnv};
 
 const FOLDER: &str = "python/models";
 const SCRIPT: &str = "python/models/make_tiny_models.py";

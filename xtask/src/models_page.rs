@@ -14,7 +14,8 @@ mod table;
 use std::fs;
 
 use crate::error::Error;
-use crate::vllm_env::{self, Setup};
+use crate::setup::Setup;
+use crate::vllm_env;
 use crate::vllm_overlay::{self, NEWEST};
 use crate::workspace::Workspace;
 use crate::{models, versions_page};

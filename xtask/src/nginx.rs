@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::debian;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 const PACKAGES: [&str; 1] = ["nginx"];
 /// Where it is in the package, which needs no libraries but those that every system has.

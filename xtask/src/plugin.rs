@@ -9,7 +9,9 @@ use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
 use crate::models::sources;
-use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::venv;
+use crate::vllm_env::{self, VllmEnv};
 use crate::workspace::Workspace;
 
 const PACKAGE: &str = "python/chiasm_vllm";
@@ -35,9 +37,8 @@ pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
             // setuptools builds where the sources are, and leaves its files there.
             let copy = path.join("source");
             copy_tree(&package, &copy)?;
-            let mut pip = env.python_command();
-            pip.args(["-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-input"])
-                .args(["--disable-pip-version-check", "--no-index", "--target"])
+            let mut pip = venv::pip(env.python_command(), "install");
+            pip.args(["--no-build-isolation", "--no-index", "--target"])
                 .arg(&installed)
                 .arg(&copy)
                 .stdin(held.as_input()?);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::debian;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// What tests are told of the programs' folder by.
 pub(crate) const VARIABLE: &str = "CHIASM_TEST_PROMETHEUS";

@@ -9,7 +9,8 @@ use crate::clients_env::{self, ClientsEnv};
 use crate::error::Error;
 use crate::models;
 use crate::plugin;
-use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::vllm_env::{self, VllmEnv};
 use crate::vllm_overlay;
 use crate::workspace::Workspace;
 

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::venv;
+use crate::vllm_env::{self, VllmEnv};
 use crate::vllm_overlay::add_program;
 
 /// The versions that the tests were run with, whose hashes `chiasm-upstream` knows.
@@ -65,10 +67,9 @@ fn build(setup: &Setup, base: &VllmEnv, env: &SglangEnv, path: &Path, held: &Hel
     // /tmp is often small, or memory.
     let downloads = path.join("downloads");
     fs::create_dir(&downloads).map_err(Error::io("create", &downloads))?;
-    vllm_env::install(setup, REQUIREMENTS, || {
-        let mut pip = base.python_command();
-        pip.args(["-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check", "--retries", "10"])
-            .arg("--target")
+    venv::install(setup, REQUIREMENTS, || {
+        let mut pip = venv::pip(base.python_command(), "install");
+        pip.arg("--target")
             .arg(&site)
             .arg(format!("sglang=={}", env.version))
             .env("TMPDIR", &downloads)
@@ -84,8 +85,7 @@ fn build(setup: &Setup, base: &VllmEnv, env: &SglangEnv, path: &Path, held: &Hel
 }
 
 fn check_version(env: &SglangEnv) -> Result<(), Error> {
-    let mut python = std::process::Command::new(env.python());
-    vllm_env::isolate(&mut python);
+    let mut python = venv::python(&env.path);
     python.args(["-c", "import sgl_kernel, importlib.metadata as m; print(m.version('sglang'))"]);
     let found = child::read(&mut python, "asking for SGLang's version")?;
     match found == env.version {

@@ -3,7 +3,7 @@
 use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// Cargo's arguments for the soak test, which `cargo xtask test` runs, too.
 pub(crate) const ARGUMENTS: &str = "test --workspace --test testsuite -- soak::no_weather --ignored --nocapture";

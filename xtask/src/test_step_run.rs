@@ -18,11 +18,12 @@ use crate::outcome::Outcome;
 use crate::plugin;
 use crate::prometheus;
 use crate::real_engines::{EngineSetup, Engines};
+use crate::setup::Setup;
 use crate::sglang_env;
 use crate::structure;
 use crate::test_steps::{ARM_TARGET, Action, Needs, Step};
 use crate::vllm_drift;
-use crate::vllm_env::{self, Setup};
+use crate::vllm_env;
 use crate::wheel;
 use crate::workspace::Workspace;
 

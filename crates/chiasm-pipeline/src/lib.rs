@@ -75,9 +75,11 @@ pub use error::{Cause, RequestError};
 pub use generation::{Generation, collect};
 pub use helped::HelperOptions;
 pub use helped::Helpers;
-pub use image::Images;
+pub use image::{Images, TensorsError};
 pub use limits::{ItemLimits, PipelineLimits};
-pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, NotFetched, PlannedItem, PutError};
+pub use machine::{
+    AskForFile, CheckedJob, ItemError, ItemOrigin, MachineMedia, NotFetched, PlanError, PlannedItem, PutError,
+};
 pub use metrics::{
     FinishedLabel, Found, LatencyCounts, LatencyHistogram, MediaState, Objectives, PipelineMetrics, PromptTokens,
     Retry, Stage, by_source,

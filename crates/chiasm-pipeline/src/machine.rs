@@ -1,6 +1,7 @@
 //! Media items of jobs that a frontend on another machine has planned: checked, and made here from the same files; or taken as the
 //! tensors that the frontend has made.
 
+mod error;
 mod files;
 mod tensors;
 mod waiting;
@@ -21,7 +22,7 @@ use futures_util::future::{BoxFuture, FutureExt, try_join_all};
 use serde_json::{Map, Value};
 
 use super::error::{Cause, RequestError};
-use super::image::{ImageSettings, Images, pixels_of};
+use super::image::{ImageSettings, Images, TensorsError, pixels_of};
 use super::limits::PipelineLimits;
 use super::metrics::PipelineMetrics;
 use super::prepare::check_tokens;
@@ -29,8 +30,9 @@ use super::processed::Form;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::model::ServedModel;
 
+pub use error::{ItemError, PlanError, PutError};
 use files::AskForItem;
-pub use files::{NotFetched, PutError};
+pub use files::NotFetched;
 use tensors::Tensors;
 use waiting::{Came, Expected, Waiting};
 
@@ -127,8 +129,8 @@ impl MachineMedia {
     /// Takes in the tensors of an item, for all who wait for them now or ask for them soon.
     ///
     /// # Errors
-    /// In words: they are not what the image becomes whose file they come in place of.
-    pub fn put_tensors(&self, hash: MmHash, fields: Vec<ItemField>) -> Result<(), String> {
+    /// They are not what the image becomes whose file they come in place of.
+    pub fn put_tensors(&self, hash: MmHash, fields: Vec<ItemField>) -> Result<(), TensorsError> {
         let mut refused = None;
         for expected in self.waiting.expected(&hash) {
             let Expected { form, plan } = &expected;
@@ -169,7 +171,7 @@ impl MachineMedia {
     /// files that are needed and not here, now or when the engine wants the tensors.
     ///
     /// # Errors
-    /// In words: the tokens or items are not what they would be here.
+    /// The tokens or items are not what they would be here, or the engine is gone.
     pub async fn check(
         self: &Arc<Self>,
         worker: &Worker,
@@ -178,19 +180,18 @@ impl MachineMedia {
         lora: Option<&str>,
         salt: Option<&str>,
         ask: AskForFile,
-    ) -> Result<CheckedJob, String> {
-        let words = |error: RequestError| error.to_string();
-        check_tokens(tokens, self.model.last_token()).map_err(words)?;
+    ) -> Result<CheckedJob, PlanError> {
+        check_tokens(tokens, self.model.last_token()).map_err(PlanError::Tokens)?;
         let max_model_len = worker.backend.capabilities().max_model_len;
         if tokens.len() >= max_model_len {
-            return Err(words(Cause::ContextFull { tokens: tokens.len(), max_model_len }.into()));
+            return Err(PlanError::Tokens(Cause::ContextFull { tokens: tokens.len(), max_model_len }.into()));
         }
         let classes = self.fleet.classes();
-        let class = classes.iter().find(|class| class.id == worker.class).ok_or("the engine is gone")?;
+        let class = classes.iter().find(|class| class.id == worker.class).ok_or(PlanError::EngineGone)?;
         let mut end = 0;
         for (number, PlannedItem { placeholder, .. }) in planned.iter().enumerate() {
             if placeholder.offset < end {
-                return Err(format!("media[{number}]: its place is not behind that of the one before"));
+                return Err(PlanError::Item { number, error: ItemError::Order });
             }
             end = placeholder.offset.saturating_add(placeholder.length);
         }
@@ -198,7 +199,7 @@ impl MachineMedia {
         let items = planned.into_iter().enumerate().map(async |(number, planned)| {
             let ask = ask.clone();
             let item = self.item(worker, tokens, planned, class, Arc::new(move |why| ask(number, why))).await;
-            item.map_err(|error| format!("media[{number}]: {error}"))
+            item.map_err(|error| PlanError::Item { number, error })
         });
         let items = try_join_all(items).await?;
         let mut told = Vec::with_capacity(items.len());
@@ -227,32 +228,29 @@ impl MachineMedia {
         planned: PlannedItem,
         class: &PresentClass,
         ask: AskForItem,
-    ) -> Result<JobItem, String> {
+    ) -> Result<JobItem, ItemError> {
         let PlannedItem { modality, hash, origin, placeholder } = planned;
         let (content, processor_kwargs, url, size) = match origin {
             ItemOrigin::File { content, processor_kwargs, url, size } => (content, processor_kwargs, url, size),
             ItemOrigin::Tensors { elements } => {
-                let tensors = self.tensors.as_ref().ok_or("this agent takes no tensors (--take-tensors)")?;
+                let tensors = self.tensors.as_ref().ok_or(ItemError::NoTensors)?;
                 if placeholder.embeds() == 0 || placeholder.offset + placeholder.length > tokens.len() {
-                    return Err("its placeholder is none".to_owned());
+                    return Err(ItemError::NoPlaceholder);
                 }
                 let source = tensors.source(hash, Arc::new(move || ask(None)));
                 return Ok(JobItem { modality, hash, placeholder, elements, source });
             }
         };
-        let words = |error: RequestError| error.to_string();
         if modality != Modality::Image || self.model.vision.is_none() {
-            return Err(format!("this agent takes no {modality}"));
+            return Err(ItemError::Modality(modality));
         }
-        let settings = Arc::new(self.images.settings(&processor_kwargs, class).map_err(words)?);
+        let settings = Arc::new(self.images.settings(&processor_kwargs, class)?);
         if settings.identify(&content) != hash {
-            return Err(
-                "its identity is another one here: the agent's model, settings or version are others".to_owned()
-            );
+            return Err(ItemError::OtherIdentity);
         }
         let expected = match (size, worker.backend.capabilities().media) {
             (Some(size), MediaForm::Tensors(format)) if self.tensors.is_some() => {
-                let plan = self.plan_of(size, &settings).map_err(words)?;
+                let plan = self.plan_of(size, &settings)?;
                 Some(Expected { form: Form { hash, format }, plan })
             }
             _ => None,
@@ -269,16 +267,16 @@ impl MachineMedia {
             plan: OnceLock::new(),
             came: Mutex::default(),
         };
-        let plan = source.image_plan().await.map_err(words)?;
+        let plan = source.image_plan().await?;
         // Tensors have to fit the place that is checked.
         source.expected.take_if(|expected| expected.plan.original != plan.original);
         // An engine waits for ever with an item that it can't encode.
-        let at_once = self.images.encoder_tokens(&plan, class).map_err(words)?;
+        let at_once = self.images.encoder_tokens(&plan, class)?;
         if at_once > worker.backend.capabilities().max_batched_tokens {
-            return Err(format!("its {at_once} tokens are more than the engine can encode at once"));
+            return Err(ItemError::TooLarge(at_once));
         }
         if !stands_at(&plan.placeholder, &placeholder, tokens) {
-            return Err("its placeholder is another one here".to_owned());
+            return Err(ItemError::OtherPlaceholder);
         }
         // Raw values are a byte each.
         let elements = plan.pixel_bytes(PixelFormat::RawU8) as u64;

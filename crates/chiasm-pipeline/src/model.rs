@@ -8,7 +8,7 @@ use chiasm_parse::UnknownParser;
 use chiasm_prompt::{ChatTemplate, ContentFormat, PromptError, Tokenizer};
 use chiasm_request::{ChatDefaults, GenerationConfig};
 use chiasm_types::TokenId;
-use chiasm_vision::{TakenKinds, VisionError, VisionModel, Vocabulary};
+use chiasm_vision::{TakenKinds, VisionError, VisionModel, Vocabulary, VocabularyError};
 use serde_json::{Map, Value};
 
 use crate::answers::{AnswerFormat, ParserChoice};
@@ -193,7 +193,7 @@ impl Vocabulary for TokenizerVocabulary<'_> {
         self.0.token_to_id(token)
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
-        self.0.encode(text, false).map_err(|error| error.to_string())
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
+        self.0.encode(text, false).map_err(|error| VocabularyError::Tokenizer(error.into()))
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use chiasm_prompt::{Item, Marker, Markers, expand};
 use chiasm_types::{Modality, TokenId};
-use chiasm_vision::{ImagePrompt, ImageSize, VisionModel, Vocabulary};
+use chiasm_vision::{ImagePrompt, ImageSize, VisionModel, Vocabulary, VocabularyError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -29,7 +29,7 @@ impl Vocabulary for Model {
         self.vocabulary.get(token).copied().map(TokenId)
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
         let tokens = self.vocabulary.iter().map(|(text, id)| (text, std::slice::from_ref(id)));
         let known: Vec<_> = tokens.chain(self.texts.iter().map(|(text, ids)| (text, ids.as_slice()))).collect();
         let mut encoded = Vec::new();
@@ -37,7 +37,7 @@ impl Vocabulary for Model {
         while !rest.is_empty() {
             let longest =
                 known.iter().filter(|(text, _)| rest.starts_with(text.as_str())).max_by_key(|(text, _)| text.len());
-            let (text, ids) = longest.ok_or_else(|| format!("the golden does not encode {rest:?}"))?;
+            let (text, ids) = longest.ok_or_else(|| VocabularyError::NoToken(rest.to_owned()))?;
             encoded.extend(ids.iter().copied().map(TokenId));
             rest = &rest[text.len()..];
         }

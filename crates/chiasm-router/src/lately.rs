@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use crate::config::Decoding;
-use crate::explain::in_blocks;
+use crate::cost::in_blocks;
 use crate::worker::Worker;
 
 /// Time in which what was done comes to count less by e.

@@ -43,6 +43,7 @@
 //! | `seat` | handles of workers that go stale with them |
 //! | `roster` | the workers' state and its bookkeeping |
 //! | `select` | the choice itself, by cost, of one worker or of one for each stage |
+//! | `cost` | the formula that workers are compared by |
 //! | `route` | where a request goes, stage by stage |
 //! | `explain` | what was compared, for people |
 //! | `lately` | how much work workers did lately |
@@ -57,6 +58,7 @@
 mod believed;
 mod clock;
 mod config;
+mod cost;
 mod embeddings;
 mod error;
 mod explain;
@@ -77,8 +79,9 @@ mod worker;
 pub use chiasm_kv::Chore;
 pub use clock::{Clock, VirtualClock};
 pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, StageWeights, UnknownPolicy, Weights};
+pub use cost::Terms;
 pub use error::RouteError;
-pub use explain::{Considered, Decision, Explanation, Terms};
+pub use explain::{Considered, Decision, Explanation};
 pub use request::{RouteItem, RouteRequest, Splitting};
 pub use reservation::Reservation;
 pub use route::{Encodes, Route};

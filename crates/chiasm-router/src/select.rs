@@ -10,8 +10,9 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 
 use crate::config::{BusyThresholds, Policy, RouterConfig, Weights};
+use crate::cost::{embedding_transfer, in_blocks};
 use crate::error::RouteError;
-use crate::explain::{Considered, Decision, Explanation, in_blocks};
+use crate::explain::{Considered, Decision, Explanation};
 use crate::media_holders::ItemUse;
 use crate::request::{RouteItem, RouteRequest};
 use crate::roster::Roster;
@@ -409,7 +410,7 @@ impl Scratch {
                 encode = candidate.encode(items);
             }
             candidate.cost = candidate.terms(encode, candidate.process(items)).cost(&config.weights);
-            candidate.cost += encoders::transfer(config, candidate.embedded);
+            candidate.cost += embedding_transfer(config, candidate.embedded);
             candidate.offer(encoders, encode, config);
         }
     }

@@ -15,7 +15,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use chiasm_types::{Dtype, TokenId};
-use chiasm_vision::{ImageKwargs, ImageSize, Implementation, PixelFormat, RgbView, VisionModel, Vocabulary};
+use chiasm_vision::{
+    ImageKwargs, ImageSize, Implementation, PixelFormat, RgbView, VisionModel, Vocabulary, VocabularyError,
+};
 
 const ROUNDS: usize = 31;
 const SIZES: [(u32, u32); 4] = [(512, 512), (1024, 1024), (1920, 1080), (3840, 2160)];
@@ -41,7 +43,7 @@ impl Vocabulary for AnyVocabulary {
         Some(TokenId(0))
     }
 
-    fn encode(&self, _text: &str) -> Result<Vec<TokenId>, String> {
+    fn encode(&self, _text: &str) -> Result<Vec<TokenId>, VocabularyError> {
         Ok(vec![TokenId(0)])
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use chiasm_types::Dtype;
 
-use crate::ImageSize;
+use crate::{ImageSize, VocabularyError};
 
 /// Why an image cannot be planned or processed, or a model not be served.
 #[derive(Debug, thiserror::Error)]
@@ -145,12 +145,12 @@ pub enum VisionError {
         model_type: &'static str,
     },
     /// The tokenizer fails on a text that the family puts around images.
-    #[error("the tokenizer cannot encode {text:?}: {problem}")]
+    #[error("the tokenizer cannot encode {text:?}: {source}")]
     Tokenizer {
         /// The text.
         text: String,
-        /// Its words.
-        problem: String,
+        /// Why.
+        source: VocabularyError,
     },
     /// The model directory turns resizing off, and this image does not consist of whole patches.
     #[error("an image of {size} pixels is not a multiple of {factor} in both sides, and do_resize is off")]

@@ -65,4 +65,4 @@ pub use kernels::{Implementation, Parallelism};
 pub use model::{TakenKinds, VisionModel};
 pub use size::ImageSize;
 pub use tensor::{Contents, PixelFormat, TensorSpec};
-pub use vocabulary::{NoVocabulary, Vocabulary};
+pub use vocabulary::{NoVocabulary, Vocabulary, VocabularyError};

@@ -11,8 +11,22 @@ pub trait Vocabulary {
     /// recognised.
     ///
     /// # Errors
-    /// `Err` with the tokenizer's words if it cannot tokenize the text.
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String>;
+    /// The tokenizer cannot tokenize the text, or there is none.
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError>;
+}
+
+/// Why a text has no tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum VocabularyError {
+    /// The model came without one.
+    #[error("there is no tokenizer")]
+    NoTokenizer,
+    /// It has no tokens for this text.
+    #[error("no token stands for {0:?}")]
+    NoToken(String),
+    /// It failed.
+    #[error(transparent)]
+    Tokenizer(Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// A vocabulary without any token, for families that name all of theirs in config.json (Qwen-VL, LLaVA).
@@ -24,7 +38,7 @@ impl Vocabulary for NoVocabulary {
         None
     }
 
-    fn encode(&self, _text: &str) -> Result<Vec<TokenId>, String> {
-        Err("there is no tokenizer".into())
+    fn encode(&self, _text: &str) -> Result<Vec<TokenId>, VocabularyError> {
+        Err(VocabularyError::NoTokenizer)
     }
 }

@@ -6,7 +6,7 @@ use crate::bench_peers::MANIFEST;
 use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// Builds `chiasm` and returns where it is.
 pub(crate) fn chiasm(setup: &Setup) -> Result<PathBuf, Error> {

@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::bench_peers::door_peers::REQUIREMENTS;
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::python;
-use crate::vllm_env::{Setup, isolate};
+use crate::setup::Setup;
+use crate::venv;
 
 const MAKE_INPUTS: &str = "bench/peers/door/make_inputs.py";
 const MAKE_PICTURES: &str = "bench/peers/make_pictures.py";
@@ -39,24 +38,17 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
 }
 
 fn make(setup: &Setup, script: &Path, path: &Path, held: &Held) -> Result<(), Error> {
-    let program = python::find()?;
-    setup.output.say(&format!("making {} with {program}", path.display()))?;
     let list = setup.workspace.file(REQUIREMENTS)?;
     let pins = pins(&fs::read_to_string(&list).map_err(Error::io("read", list))?);
     let env = path.join("env");
-    let run = |what: &str, program: &Path, arguments: &[&str], paths: &[&Path]| -> Result<(), Error> {
-        let mut python = Command::new(program);
-        isolate(&mut python);
-        python.args(arguments).args(paths).stdin(held.as_input()?);
-        child::run(&mut python, what, &setup.output, &setup.cancel)
-    };
-    run("python -m venv", Path::new(program), &["-m", "venv"], &[&env])?;
-    let python = env.join("bin/python");
-    let pip = ["-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--no-deps"];
-    let pins: Vec<&str> = pins.iter().map(String::as_str).collect();
-    run("pip install", &python, &[&pip[..], &pins].concat(), &[])?;
+    venv::make(setup, &env, held, None)?;
+    let mut pip = venv::pip(venv::python(&env), "install");
+    pip.args(pins).stdin(held.as_input()?);
+    child::run(&mut pip, "pip install", &setup.output, &setup.cancel)?;
+    let mut python = venv::python(&env);
     // -B: a __pycache__ beside a script would be one more thing to ignore.
-    run(MAKE_INPUTS, &python, &["-B"], &[script, path])?;
+    python.arg("-B").args([script, path]).stdin(held.as_input()?);
+    child::run(&mut python, MAKE_INPUTS, &setup.output, &setup.cancel)?;
     fs::remove_dir_all(&env).map_err(Error::io("remove", &env))
 }
 

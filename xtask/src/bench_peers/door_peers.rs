@@ -7,8 +7,8 @@ use std::process::Command;
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::python;
-use crate::vllm_env::{Setup, isolate};
+use crate::setup::Setup;
+use crate::venv;
 
 /// The vLLM whose wheel holds `vllm-rs`. Its engines are 0.32's on the wire.
 pub(crate) const VLLM: &str = "0.33.0";
@@ -48,9 +48,7 @@ impl Peers {
     }
 
     fn python_command(&self) -> Command {
-        let mut command = Command::new(self.python());
-        isolate(&mut command);
-        command
+        venv::python(&self.path.join("env"))
     }
 }
 
@@ -70,26 +68,19 @@ pub(crate) fn ensure(setup: &Setup) -> Result<Peers, Error> {
 }
 
 fn fetch(setup: &Setup, peers: &Peers, path: &Path, held: &Held) -> Result<(), Error> {
-    let program = python::find()?;
-    setup.output.say(&format!("making {} with {program}: 0.6 GB to download", path.display()))?;
-    let mut venv = Command::new(program);
-    venv.args(["-m", "venv"]).arg(path.join("env")).stdin(held.as_input()?);
-    isolate(&mut venv);
-    child::run(&mut venv, "python -m venv", &setup.output, &setup.cancel)?;
+    venv::make(setup, &path.join("env"), held, Some("0.6 GB to download"))?;
     let wheels = path.join("wheels");
     fs::create_dir(&wheels).map_err(Error::io("create", &wheels))?;
-    let run = |what: &str, arguments: &[&str], paths: &[&Path]| -> Result<(), Error> {
-        let mut python = peers.python_command();
+    let run = |what: &str, mut command: Command, arguments: &[&str], paths: &[&Path]| -> Result<(), Error> {
         // /tmp is often small, or memory.
-        python.args(arguments).args(paths).env("TMPDIR", &wheels).stdin(held.as_input()?);
-        child::run(&mut python, what, &setup.output, &setup.cancel)
+        command.args(arguments).args(paths).env("TMPDIR", &wheels).stdin(held.as_input()?);
+        child::run(&mut command, what, &setup.output, &setup.cancel)
     };
-    let pip = ["-m", "pip", "--no-input", "--disable-pip-version-check"];
+    let pip = |command| venv::pip(peers.python_command(), command);
     let list = setup.workspace.file(REQUIREMENTS)?;
-    run("pip install for Dynamo", &[&pip[..], &["install", "--no-deps", "-r"]].concat(), &[&list])?;
+    run("pip install for Dynamo", pip("install"), &["-r"], &[&list])?;
     let vllm = format!("vllm=={VLLM}");
-    let download = ["download", "--no-deps", "--only-binary", ":all:", &vllm, "--dest"];
-    run("pip download of vLLM", &[&pip[..], &download].concat(), &[&wheels])?;
-    run("taking vllm-rs out of its wheel", &["-c", EXTRACT], &[&wheels, &peers.vllm_rs()])?;
+    run("pip download of vLLM", pip("download"), &["--only-binary", ":all:", &vllm, "--dest"], &[&wheels])?;
+    run("taking vllm-rs out of its wheel", peers.python_command(), &["-c", EXTRACT], &[&wheels, &peers.vllm_rs()])?;
     fs::remove_dir_all(&wheels).map_err(Error::io("remove", &wheels))
 }

@@ -13,7 +13,7 @@ use crate::bench_peers::{
     turbojpeg, upstream, write,
 };
 use crate::error::Error;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 use crate::{etcd, nginx};
 
 /// Conversations about shared images, and those of a short run.

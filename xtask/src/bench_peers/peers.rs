@@ -10,7 +10,7 @@ use crate::bench_peers::{built, measured, turbojpeg};
 use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 const MANIFEST: &str = "bench/peers/Cargo.toml";
 

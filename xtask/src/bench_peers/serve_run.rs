@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use crate::bench_peers::load::Load;
 use crate::bench_peers::{Bench, built, door_inputs, door_peers, finish, peers, serve};
 use crate::error::Error;
-use crate::vllm_env::{self, Setup};
+use crate::setup::Setup;
+use crate::vllm_env;
 use crate::{models, plugin, vllm_overlay};
 
 const MODEL: &str = "qwen25vl";

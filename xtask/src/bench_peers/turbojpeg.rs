@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::debian;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::vllm_env::Setup;
+use crate::setup::Setup;
 
 /// Names of the package, in Debian and in Ubuntu.
 const PACKAGES: [&str; 2] = ["libturbojpeg0", "libturbojpeg"];

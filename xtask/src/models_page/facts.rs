@@ -12,7 +12,8 @@ use serde_json::Value;
 use super::ours::COMPARED;
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::{Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::vllm_env::VllmEnv;
 use crate::workspace::Workspace;
 
 const FOLDER: &str = "python/models_page";

@@ -9,7 +9,8 @@ use super::{FOLDER, script, sources};
 use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::{Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::vllm_env::VllmEnv;
 
 /// What `exchange.py` ends with if this vLLM can't be imported.
 const CANNOT_IMPORT: i32 = 3;

@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use super::{FOLDER, script};
 use crate::child;
 use crate::error::Error;
-use crate::vllm_env::{Setup, VllmEnv};
+use crate::setup::Setup;
+use crate::venv;
+use crate::vllm_env::VllmEnv;
 
 /// Things that matter for one reason, and in the same of our files.
 #[derive(Clone, Debug, Deserialize)]
@@ -53,23 +55,13 @@ pub(super) fn requirements(setup: &Setup, base: &VllmEnv, version: &str) -> Resu
         return Ok(path);
     }
     let unnamed = folder.join(format!("requirements-{version}.{}.new", std::process::id()));
-    let mut pip = base.python_command();
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--ignore-installed",
-        "--no-deps",
-        "--no-input",
-        "--disable-pip-version-check",
-    ])
-    .arg("--report")
-    .arg(&unnamed)
-    .arg(format!("vllm=={version}"))
-    // /tmp is often small, or memory.
-    .env("TMPDIR", &folder)
-    .stdin(std::process::Stdio::null());
+    let mut pip = venv::pip(base.python_command(), "install");
+    pip.args(["--dry-run", "--ignore-installed", "--report"])
+        .arg(&unnamed)
+        .arg(format!("vllm=={version}"))
+        // /tmp is often small, or memory.
+        .env("TMPDIR", &folder)
+        .stdin(std::process::Stdio::null());
     child::run(&mut pip, &format!("asking for the metadata of vllm=={version}"), &setup.output, &setup.cancel)?;
     fs::rename(&unnamed, &path).map_err(Error::io("create", &path))?;
     Ok(path)

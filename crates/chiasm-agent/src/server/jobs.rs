@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use chiasm_backend::{Adapter, Death, Input, Job, JobError, OthersJob, Stage};
 use chiasm_fleet::{Fleet, Worker};
-use chiasm_pipeline::{CheckedJob, MachineMedia, NotFetched};
+use chiasm_pipeline::{CheckedJob, MachineMedia, NotFetched, PlanError};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -141,7 +141,12 @@ async fn checked(
     let lora = adapter.as_ref().map(|adapter| adapter.name.as_str());
     let tokens = Arc::new(tokens);
     let checked = place.media.check(&place.worker, &tokens, media, lora, cache_salt.as_deref(), ask).await;
-    let checked = checked.map_err(|message| JobError::Refused { field: "messages".to_owned(), message })?;
+    let checked = checked.map_err(|error| match error {
+        PlanError::EngineGone => JobError::NotTaken(Death::new(error.to_string())),
+        PlanError::Tokens(_) | PlanError::Item { .. } => {
+            JobError::Refused { field: "messages".to_owned(), message: error.to_string() }
+        }
+    })?;
     let CheckedJob { items: media, told } = checked;
     // What the engine holds is of no use to it.
     let reads_nothing = sampling.skip_reading_prefix_cache || stage == Stage::Encode;

@@ -21,12 +21,11 @@ impl Images {
     /// Keeps the pixels of an image, and what it becomes, for whoever wants them now or soon.
     ///
     /// # Errors
-    /// In words: it is known to have another size.
-    pub(crate) fn keep(&self, form: Form, plan: &Arc<ImagePlan>, pixels: &Bytes) -> Result<(), String> {
-        let known =
-            self.plans.get_or_make(form.hash, || Ok(ImagePlan::clone(plan))).map_err(|error| error.to_string())?;
+    /// It is known to have another size.
+    pub(crate) fn keep(&self, form: Form, plan: &Arc<ImagePlan>, pixels: &Bytes) -> Result<(), TensorsError> {
+        let known = self.plans.get_or_make(form.hash, || Ok(ImagePlan::clone(plan)))?;
         if known.original != plan.original {
-            return Err("the image is known to have another size".to_owned());
+            return Err(TensorsError::OtherSize);
         }
         self.processed.made(form, &TensorBytes::Here(pixels.clone()));
         Ok(())
@@ -75,15 +74,15 @@ impl Images {
 /// The pixels among an image's tensors, which have to be those of its plan.
 ///
 /// # Errors
-/// In words: they are others.
-pub(crate) fn pixels_of(plan: &ImagePlan, format: TensorFormat, fields: &[ItemField]) -> Result<Bytes, String> {
+/// They are others.
+pub(crate) fn pixels_of(plan: &ImagePlan, format: TensorFormat, fields: &[ItemField]) -> Result<Bytes, TensorsError> {
     let specs = plan.tensors(pixel_format(format));
     if fields.len() != specs.len() {
-        return Err(format!("an image has {} of them, not {}", specs.len(), fields.len()));
+        return Err(TensorsError::Count { expected: specs.len(), given: fields.len() });
     }
     let mut pixels = None;
     for (ItemField { name, field, value }, spec) in fields.iter().zip(specs) {
-        let other = || format!("{} is not what an image of this size has there", spec.name);
+        let other = || TensorsError::Other(spec.name.to_string());
         let FieldValue::Tensor(Tensor { dtype, shape, bytes: TensorBytes::Here(bytes) }) = value else {
             return Err(other());
         };
@@ -96,5 +95,30 @@ pub(crate) fn pixels_of(plan: &ImagePlan, format: TensorFormat, fields: &[ItemFi
             Contents::Small(_) | Contents::Pixels => return Err(other()),
         }
     }
-    pixels.ok_or_else(|| "an image has pixels".to_owned())
+    pixels.ok_or(TensorsError::NoPixels)
+}
+
+/// Why tensors are not taken in place of a file.
+#[derive(Debug, thiserror::Error)]
+pub enum TensorsError {
+    /// An image has another number of tensors.
+    #[error("an image has {expected} of them, not {given}")]
+    Count {
+        /// As many as the model's images have.
+        expected: usize,
+        /// As many as came.
+        given: usize,
+    },
+    /// A tensor has another name, type, shape or content.
+    #[error("{0} is not what an image of this size has there")]
+    Other(String),
+    /// None of them holds pixels.
+    #[error("an image has pixels")]
+    NoPixels,
+    /// The file came before, and has another size.
+    #[error("the image is known to have another size")]
+    OtherSize,
+    /// What is known of the image is an error.
+    #[error(transparent)]
+    Plan(#[from] RequestError),
 }

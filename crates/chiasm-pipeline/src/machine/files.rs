@@ -10,6 +10,7 @@ use chiasm_types::Modality;
 use tokio::time::timeout;
 
 use super::MachineMedia;
+use super::error::PutError;
 use super::tensors::PATIENCE as TENSORS_PATIENCE;
 use super::waiting::{Came, Expected};
 use crate::cpu::CpuBudget;
@@ -132,18 +133,4 @@ impl MachineMedia {
             Ok(Err(_)) | Err(_) => Err(RequestError::internal("the frontend did not send a media item's file")),
         }
     }
-}
-
-/// Why a file is not taken.
-#[derive(Debug, thiserror::Error)]
-pub enum PutError {
-    /// It is not what it is called, or too large.
-    #[error(transparent)]
-    Media(#[from] MediaError),
-    /// It has another hash than it was said to have.
-    #[error("the bytes are not those of this content")]
-    OtherContent,
-    /// There is no time to look at it.
-    #[error("too much else is to be done")]
-    Overloaded,
 }

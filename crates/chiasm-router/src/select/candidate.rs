@@ -3,7 +3,7 @@
 use chiasm_types::{PlanClassId, Role, WorkerId};
 
 use crate::config::{RouterConfig, Weights};
-use crate::explain::{Terms, in_blocks};
+use crate::cost::{Terms, in_blocks};
 use crate::request::RouteItem;
 use crate::roster::Roster;
 use crate::seat::Seat;

@@ -5,8 +5,9 @@ use chiasm_types::{MmHash, PlanClassId, Role};
 use super::candidate::Candidate;
 use super::{Assignment, Scratch, fits, is_busy};
 use crate::config::{Policy, RouterConfig};
+use crate::cost::{embedding_transfer, in_blocks};
 use crate::error::RouteError;
-use crate::explain::{Decision, in_blocks};
+use crate::explain::Decision;
 use crate::request::{RouteItem, RouteRequest};
 use crate::roster::Roster;
 use crate::seat::Seat;
@@ -45,14 +46,6 @@ fn least_loaded(encoders: &[Encoder], class: PlanClassId, machine: u64) -> Optio
     (0..encoders.len()).filter(|at| encoders[*at].works_for(class, machine)).min_by(less)
 }
 
-/// Bytes of a token's embedding, as a part of those of its keys and values: 7 of 57 kB for the model that the weights were found with.
-const EMBEDDING_PART: f64 = 0.125;
-
-/// What it costs that a worker reads embeddings that fill so many blocks.
-pub(super) fn transfer(config: &RouterConfig, blocks: f64) -> f64 {
-    config.stages.transfer * EMBEDDING_PART * blocks
-}
-
 impl Candidate {
     /// Has the worker's media items encoded elsewhere, if its other requests lose more by waiting for it than that costs. `encode` is the
     /// blocks that the embeddings of items fill which end after what it need not compute.
@@ -63,7 +56,8 @@ impl Candidate {
             return;
         }
         let lost = config.stages.disturb * (self.requests + 1) as f64 * config.weights.encode * blocks;
-        let price = config.stages.hop + transfer(config, blocks) + config.weights.queue * encoders[at].waiting;
+        let price =
+            config.stages.hop + embedding_transfer(config, blocks) + config.weights.queue * encoders[at].waiting;
         if price < lost {
             self.encodes_elsewhere = true;
             // What its other requests do not lose is no gain over workers that have fewer of them.

@@ -184,10 +184,7 @@ fn check_size(dir: &ModelDir, file: &Section, size: ImageSize) -> Result<(), Vis
 fn words(dir: &ModelDir, vocabulary: &dyn Vocabulary, image: TokenId) -> Result<Words, VisionError> {
     const START: &str = "\n\n<start_of_image>";
     const END: &str = "<end_of_image>\n\n";
-    let encode = |text: String| match vocabulary.encode(&text) {
-        Ok(tokens) => Ok(tokens),
-        Err(problem) => Err(VisionError::Tokenizer { text, problem }),
-    };
+    let encode = |text: String| vocabulary.encode(&text).map_err(|source| VisionError::Tokenizer { text, source });
     let count = dir.processor.positive("image_seq_length")?.unwrap_or(256);
     let expected = dir.config.positive("mm_tokens_per_image")?.unwrap_or(256);
     if count != expected || count > MOST_TOKENS {

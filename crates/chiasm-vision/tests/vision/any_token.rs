@@ -1,7 +1,7 @@
 //! A tokenizer that knows every token: numbers stand for them.
 
 use chiasm_types::TokenId;
-use chiasm_vision::Vocabulary;
+use chiasm_vision::{Vocabulary, VocabularyError};
 
 pub(crate) struct AnyToken;
 
@@ -10,7 +10,7 @@ impl Vocabulary for AnyToken {
         Some(TokenId(1000 + token.bytes().map(u32::from).sum::<u32>()))
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
         Ok(vec![TokenId(text.len() as u32)])
     }
 }

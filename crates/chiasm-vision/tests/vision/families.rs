@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use chiasm_types::{Dtype, TensorField, TokenId};
 use chiasm_vision::{
     Contents, Fault, ImagePlan, ImageSize, PixelFormat, RgbView, TensorSpec, VisionError, VisionModel, Vocabulary,
+    VocabularyError,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -108,16 +109,15 @@ impl Vocabulary for GoldenModel {
         self.vocabulary.get(token).copied().map(TokenId)
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
         let mut tokens = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {
             let token = self.vocabulary.iter().map(|(text, id)| (text, std::slice::from_ref(id)));
             let words = self.texts.iter().map(|(text, ids)| (text, ids.as_slice()));
             let known = token.chain(words).filter(|(text, _)| rest.starts_with(text.as_str()));
-            let (text, ids) = known
-                .max_by_key(|(text, _)| text.len())
-                .ok_or_else(|| format!("the golden does not encode {rest:?}"))?;
+            let (text, ids) =
+                known.max_by_key(|(text, _)| text.len()).ok_or_else(|| VocabularyError::NoToken(rest.to_owned()))?;
             tokens.extend(ids.iter().copied().map(TokenId));
             rest = &rest[text.len()..];
         }

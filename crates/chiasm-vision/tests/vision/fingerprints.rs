@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use chiasm_types::{Dtype, TokenId, TokenRun};
-use chiasm_vision::{ImageKwargs, ImageSize, PixelFormat, RgbView, TensorSpec, VisionModel, Vocabulary};
+use chiasm_vision::{
+    ImageKwargs, ImageSize, PixelFormat, RgbView, TensorSpec, VisionModel, Vocabulary, VocabularyError,
+};
 use serde_json::{Map, Value};
 
 use crate::any_token::AnyToken;
@@ -118,7 +120,7 @@ impl Vocabulary for OneOther {
         AnyToken.id(token).map(|id| if self.changed.as_deref() == Some(token) { TokenId(id.0 + 5000) } else { id })
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
         self.asked.borrow_mut().insert(text.to_owned());
         let other = self.changed.as_deref() == Some(text);
         AnyToken.encode(text).map(|ids| if other { vec![TokenId(1), TokenId(2)] } else { ids })

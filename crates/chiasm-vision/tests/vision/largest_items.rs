@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use chiasm_types::TokenId;
-use chiasm_vision::{TakenKinds, VisionModel, Vocabulary};
+use chiasm_vision::{TakenKinds, VisionModel, Vocabulary, VocabularyError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -41,7 +41,7 @@ impl Vocabulary for Lacking<'_> {
         if lacks { None } else { AnyToken.id(token) }
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
         AnyToken.encode(text)
     }
 }

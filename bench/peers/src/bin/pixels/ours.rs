@@ -8,7 +8,7 @@ use bytes::Bytes;
 use chiasm_media::{DecodeMemory, EncodedMedia, MediaHeader, MediaLimits, RgbImage, decode, decode_into};
 use chiasm_types::{Dtype, TokenId};
 use chiasm_vision::{
-    ImageKwargs, ImagePlan, ImageSize, PixelFormat, RgbView, VisionError, VisionModel, Vocabulary, resize_bicubic,
+    ImageKwargs, ImagePlan, ImageSize, PixelFormat, RgbView, VisionError, VisionModel, Vocabulary, VocabularyError, resize_bicubic,
 };
 
 use crate::case::{Case, Format};
@@ -104,8 +104,8 @@ impl Vocabulary for SpecialTokens {
         Some(TokenId(id))
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
-        self.id(text).map(|id| vec![id]).ok_or_else(|| format!("{text} is no special token"))
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
+        self.id(text).map(|id| vec![id]).ok_or_else(|| VocabularyError::NoToken(text.to_owned()))
     }
 }
 
