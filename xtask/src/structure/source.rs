@@ -11,7 +11,10 @@ use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Attribute, ImplItem, Item, ItemMod, ItemUse, Macro, Meta, MetaList, UseTree};
+use syn::{
+    Attribute, GenericArgument, ImplItem, Item, ItemMod, ItemUse, Macro, Meta, MetaList, PathArguments, PathSegment,
+    Type, UseTree,
+};
 
 use super::StructureError;
 
@@ -30,6 +33,8 @@ pub(super) struct SourceFile {
     pub(super) path: String,
     /// The number of lines outside test items.
     pub(super) product_lines: usize,
+    /// The lines with a `Result<_, String>`.
+    pub(super) string_errors: Vec<usize>,
 }
 
 /// A module, in a file of its own or inline.
@@ -103,6 +108,8 @@ struct Reader {
     depth: usize,
     /// The lines of test items in the current file.
     test_lines: HashSet<usize>,
+    /// The lines with a `Result<_, String>` in the current file.
+    string_errors: Vec<usize>,
 }
 
 impl Reader {
@@ -122,7 +129,8 @@ impl Reader {
         self.visit_file(&syntax);
         let path = path.strip_prefix(src).unwrap_or(&path).display().to_string();
         let product_lines = text.lines().count() - self.test_lines.len();
-        self.package.files.push(SourceFile { path, product_lines });
+        let string_errors = std::mem::take(&mut self.string_errors);
+        self.package.files.push(SourceFile { path, product_lines, string_errors });
         Ok(())
     }
 
@@ -252,6 +260,9 @@ impl<'ast> Visit<'ast> for Reader {
             let names = path.segments.iter().map(|segment| text(&segment.ident)).collect();
             self.current().inline_paths.insert(names);
         }
+        if let Some(segment) = path.segments.last().filter(|segment| has_string_error(segment)) {
+            self.string_errors.push(segment.ident.span().start().line);
+        }
         visit::visit_path(self, path);
     }
 
@@ -267,6 +278,13 @@ impl<'ast> Visit<'ast> for Reader {
 
     // The path of `pub(in …)` is a module.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+}
+
+/// Returns `true` for `Result<_, String>`.
+fn has_string_error(segment: &PathSegment) -> bool {
+    let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return false };
+    let Some(GenericArgument::Type(Type::Path(error))) = arguments.args.get(1) else { return false };
+    segment.ident == "Result" && error.path.is_ident("String")
 }
 
 fn text(ident: &Ident) -> String {
