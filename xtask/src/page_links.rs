@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 /// The pages that are read from, relative to the repository. Folders are searched.
-const PAGES: [&str; 4] = ["README.md", "AGENTS.md", "docs", "deploy"];
+const PAGES: [&str; 5] = ["README.md", "AGENTS.md", "ARCHITECTURE.md", "docs", "deploy"];
 
 /// A link of a page, and the line that it is in, from 1.
 #[derive(Debug, PartialEq)]
