@@ -5,6 +5,7 @@
 //! | [`openai`] | chat completions, completions, tokens, adapters |
 //! | [`responses`] | OpenAI's Responses API |
 //! | [`anthropic`] | Anthropic's Messages API |
+//! | [`forward`] | requests and answers that are passed on |
 //! | [`sse`] | server-sent events |
 //! | `server_failure` | errors that are a server's own fault |
 //! | `stream_begin` | the first event of a stream that has content |
@@ -19,6 +20,7 @@ mod error;
 #[cfg(test)]
 #[path = "../../chiasm/tests/support/event_grammar.rs"]
 mod event_grammar;
+pub mod forward;
 pub mod openai;
 pub mod responses;
 mod server_failure;

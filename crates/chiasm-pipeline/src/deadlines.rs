@@ -71,7 +71,7 @@ pub async fn within<T>(deadline: Option<Deadline>, what: impl Future<Output = T>
 ///
 /// # Errors
 /// [`Cause::TimedOut`] when the deadline passes; `begins` is dropped then.
-pub async fn begun_within<T>(
+pub(crate) async fn begun_within<T>(
     deadline: Option<Deadline>,
     trial: &mut Trial,
     begins: impl Future<Output = Result<T, JobError>>,

@@ -23,6 +23,7 @@
 //! | `pick` | which worker it goes to |
 //! | `displaced` | the queue of requests that wait for suspect workers |
 //! | `generation` | a prepared prompt on a worker, and on another one if that dies |
+//! | `forward` | a request that is passed on, at a server or on its way to an engine |
 //! | `limits` | the bounds on the work for a request |
 //! | `deadlines` | how long a request may take |
 //! | `retries` | which requests may move to another worker |
@@ -44,6 +45,7 @@ pub mod cpu;
 mod deadlines;
 mod displaced;
 mod error;
+mod forward;
 mod generation;
 mod helped;
 mod image;
@@ -70,8 +72,9 @@ mod tokenize;
 mod tried;
 
 pub use caller::Caller;
-pub use deadlines::{Deadline, Deadlines, begun_within, within};
+pub use deadlines::{Deadline, Deadlines, within};
 pub use error::{Cause, RequestError};
+pub use forward::{ForwardedRequest, Place, ServerAnswer, Understood, find_place};
 pub use generation::{Generation, collect};
 pub use helped::HelperOptions;
 pub use helped::Helpers;
@@ -84,9 +87,9 @@ pub use metrics::{
     FinishedLabel, Found, LatencyCounts, LatencyHistogram, MediaState, Objectives, PipelineMetrics, PromptTokens,
     Retry, Stage, by_source,
 };
-pub use observer::{Entries, ExplainedPlan, PromptEntry, RouteObserver};
+pub use observer::{Entries, ExplainedPlan, RouteObserver};
 pub use opening::check_counts;
-pub use prepare::{Planned, Prepared, prepare};
+pub use prepare::{Prepared, prepare};
 pub use retries::Retries;
 pub use sampling::check_prompt_logprobs_of_all;
 pub use shared::Pipeline;

@@ -40,7 +40,7 @@ pub struct Entries(Option<Arc<Mutex<Vec<Option<u64>>>>>);
 
 /// The latest entry of one prompt.
 #[derive(Clone, Debug, Default)]
-pub struct PromptEntry {
+pub(crate) struct PromptEntry {
     entries: Entries,
     /// The index among the request's prompts.
     prompt: usize,
@@ -53,7 +53,7 @@ impl Entries {
     }
 
     /// Adds a prompt to the request.
-    pub fn add_prompt(&self) -> PromptEntry {
+    pub(crate) fn add_prompt(&self) -> PromptEntry {
         let Some(latest) = &self.0 else { return PromptEntry::default() };
         let mut latest = lock(latest);
         latest.push(None);
@@ -75,7 +75,7 @@ impl Entries {
 impl PromptEntry {
     /// Notes that the prompt goes to a worker. `number` is its entry if the observer keeps it. The entry
     /// of an earlier attempt is marked as moved.
-    pub fn routed(&self, observer: &dyn RouteObserver, number: Option<u64>) {
+    pub(crate) fn routed(&self, observer: &dyn RouteObserver, number: Option<u64>) {
         let Some(latest) = &self.entries.0 else { return };
         let before = lock(latest).get_mut(self.prompt).and_then(|entry| std::mem::replace(entry, number));
         if let Some(before) = before {

@@ -41,59 +41,85 @@ use crate::model::ServedModel;
 #[derive(Clone, Debug)]
 pub struct Prepared {
     /// The request's identity.
-    pub id: RequestId,
+    pub(crate) id: RequestId,
     /// The trace that it belongs to.
-    pub trace: Option<TraceContext>,
+    pub(crate) trace: Option<TraceContext>,
     /// What it is for workers of each plan class in the fleet; at least one.
-    pub plans: Vec<Planned>,
+    pub(crate) plans: Vec<Planned>,
     /// How tokens are chosen, as the client asked.
-    pub sampling: Sampling,
+    pub(crate) sampling: Sampling,
     /// What of it not every worker can be asked for.
-    pub needs: Supports,
+    pub(crate) needs: Supports,
     /// What a backend is told of its reasoning.
-    pub reasoning: ReasoningHints,
+    pub(crate) reasoning: ReasoningHints,
     /// How its answers are read, if they are more than text.
-    pub reading: Option<Arc<Reading>>,
+    pub(crate) reading: Option<Arc<Reading>>,
     /// The LoRA adapter that computes it, if one is to.
-    pub adapter: Option<Arc<ServedAdapter>>,
+    pub(crate) adapter: Option<Arc<ServedAdapter>>,
     /// What keeps prompts of different owners apart, if anything.
-    pub cache_salt: Option<String>,
+    pub(crate) cache_salt: Option<String>,
     /// Lower is handled earlier.
-    pub priority: i64,
+    pub(crate) priority: i64,
     /// Requests with the same number go to the same worker if they can.
-    pub session: Option<u64>,
+    pub(crate) session: Option<u64>,
     /// When it arrived.
-    pub arrived: Instant,
+    pub(crate) arrived: Instant,
     /// How long it may take.
-    pub deadlines: Deadlines,
+    pub(crate) deadlines: Deadlines,
     /// What it has been through before it was prepared.
-    pub tried: Attempts,
+    pub(crate) tried: Attempts,
     /// What preparing it took.
-    pub took: StageTimes,
+    pub(crate) took: StageTimes,
     /// Its entry on the live page.
-    pub entry: PromptEntry,
+    pub(crate) entry: PromptEntry,
 }
 
 /// What a request is for workers of one plan class.
 #[derive(Clone, Debug)]
-pub struct Planned {
+pub(crate) struct Planned {
     /// The class.
-    pub class: PlanClassId,
+    pub(crate) class: PlanClassId,
     /// The expanded prompt: each media item stands as its placeholder.
-    pub tokens: Arc<Vec<TokenId>>,
+    pub(crate) tokens: Arc<Vec<TokenId>>,
     /// The prompt with one marker for each media item, for workers that expand it themselves.
-    pub marked: Option<Arc<Vec<TokenId>>>,
+    pub(crate) marked: Option<Arc<Vec<TokenId>>>,
     /// Keys of the prompt's full blocks.
-    pub keys: Vec<BlockKey>,
+    pub(crate) keys: Vec<BlockKey>,
     /// Embeddings that a worker must be able to encode at once; 0 if any can.
-    pub encoder_tokens: usize,
+    pub(crate) encoder_tokens: usize,
     /// The media items in order of appearance, as the router sees them.
-    pub route_items: Vec<RouteItem>,
+    pub(crate) route_items: Vec<RouteItem>,
     /// The media items in order of appearance, as a backend sees them.
-    pub job_items: Arc<[JobItem]>,
+    pub(crate) job_items: Arc<[JobItem]>,
 }
 
 impl Prepared {
+    /// How tokens are chosen.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
+    /// The tokens of the prompt for workers of a class. `None` if no worker of the class was there
+    /// when the request was prepared.
+    pub fn tokens(&self, class: PlanClassId) -> Option<&Arc<Vec<TokenId>>> {
+        self.plan(class).map(|plan| &plan.tokens)
+    }
+
+    /// The tokens of a prompt without media, which are the same for all classes.
+    pub fn text_tokens(&self) -> Arc<Vec<TokenId>> {
+        self.plans.first().map(|plan| plan.tokens.clone()).unwrap_or_default()
+    }
+
+    /// The number of tokens of the prompt, for the workers for which it is the longest.
+    pub fn prompt_tokens(&self) -> usize {
+        self.plans.iter().map(|plan| plan.tokens.len()).max().unwrap_or(0)
+    }
+
+    /// Whether its answers are parsed: they may have reasoning or calls.
+    pub fn parses_answers(&self) -> bool {
+        self.reading.is_some()
+    }
+
     /// Whether its answers may have reasoning.
     pub fn reads_reasoning(&self) -> bool {
         self.reading.as_ref().is_some_and(|reading| reading.reads_reasoning())
@@ -114,14 +140,14 @@ impl Prepared {
     }
 
     /// The plan for workers of a class. `None` if no worker of the class was there when the request was prepared.
-    pub fn plan(&self, class: PlanClassId) -> Option<&Planned> {
+    pub(crate) fn plan(&self, class: PlanClassId) -> Option<&Planned> {
         self.plans.iter().find(|plan| plan.class == class)
     }
 }
 
 impl Planned {
     /// Returns the plan as an explanation of the route shows it.
-    pub fn explained(&self) -> ExplainedPlan<'_> {
+    pub(crate) fn explained(&self) -> ExplainedPlan<'_> {
         ExplainedPlan { class: self.class, prompt_tokens: self.tokens.len(), items: &self.job_items }
     }
 }

@@ -20,7 +20,7 @@ pub(super) use forced::calls_or;
 
 /// How the answers to one request are read.
 #[derive(Debug)]
-pub struct Reading {
+pub(crate) struct Reading {
     format: Format,
     tools: Arc<Tools>,
     without_reasoning: bool,

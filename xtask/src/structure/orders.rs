@@ -31,6 +31,7 @@ pub(super) const ORDERS: &[Order] = &[
     Order {
         package: "chiasm-api",
         levels: &[
+            Level::Separate(&["forward"]),
             Level::Separate(&["anthropic", "responses", "stream_begin"]),
             Level::Separate(&["openai", "stream_end"]),
             Level::Separate(&["sse"]),
@@ -54,7 +55,7 @@ pub(super) const ORDERS: &[Order] = &[
     Order {
         package: "chiasm-pipeline",
         levels: &[
-            Level::Separate(&["generation"]),
+            Level::Separate(&["forward", "generation"]),
             Level::Separate(&["machine", "pick", "tokenize"]),
             Level::Separate(&["prepare"]),
             Level::Separate(&["opening"]),

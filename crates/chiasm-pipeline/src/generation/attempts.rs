@@ -113,7 +113,7 @@ impl Attempts {
     ///
     /// # Errors
     /// `error` if no worker can mend it, or the fault of a worker if there is none to wait for.
-    pub async fn await_worker(
+    pub(crate) async fn await_worker(
         &mut self,
         pipeline: &Pipeline,
         deadline: Option<Deadline>,
@@ -158,13 +158,13 @@ impl Attempts {
     }
 
     /// A worker never had the request: another one is to be tried.
-    pub fn not_taken_by(&mut self, pipeline: &Pipeline, worker: WorkerId) {
+    pub(crate) fn not_taken_by(&mut self, pipeline: &Pipeline, worker: WorkerId) {
         pipeline.metrics.retried(Retry::NotTaken);
         self.exclude.push(worker);
     }
 
     /// Records that a worker did not begin with the request, and will not: another one is to be tried.
-    pub fn declined_by(&mut self, pipeline: &Pipeline, worker: WorkerId, fault: WorkerFault) {
+    pub(crate) fn declined_by(&mut self, pipeline: &Pipeline, worker: WorkerId, fault: WorkerFault) {
         pipeline.metrics.retried(Retry::NotTaken);
         self.exclude.insert(self.lost + self.declined, worker);
         self.declined += 1;
@@ -175,7 +175,7 @@ impl Attempts {
     ///
     /// # Errors
     /// `cause` when the request may not move any more.
-    pub fn lost_with(
+    pub(crate) fn lost_with(
         &mut self,
         pipeline: &Pipeline,
         worker: WorkerId,

@@ -16,9 +16,10 @@ use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_media::Charge;
 use chiasm_pipeline::cpu::{CpuBudget, price};
 use chiasm_pipeline::{
-    Caller, Generation, Planned, Prepared, RequestError, check_prompt_logprobs_of_all, collect, detokenize, prepare,
+    Caller, Generation, Prepared, RequestError, check_prompt_logprobs_of_all, collect, detokenize, prepare,
 };
 use chiasm_request::{ChoiceDelta, FinishedChoice, GenerateRequest, RouteOutcome};
+use chiasm_types::TokenId;
 use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::{StreamExt, select_all};
 
@@ -64,8 +65,7 @@ pub(crate) async fn chat(
         state.metrics.used(usage);
         admission.record.attempted(attempted);
         admission.record.used(usage);
-        let prompt_tokens =
-            shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
+        let prompt_tokens = shown_prompt(&prepared, &attempted, common.return_token_ids).cloned();
         let (fields, nvext) =
             (state.reasoning_fields, common.extra_fields.for_request(&attempted, caller.arrived.elapsed()));
         let candidates = choices.iter().map(candidates).sum();
@@ -80,13 +80,14 @@ pub(crate) async fn chat(
 
     let generation = Generation::start(&state.pipeline, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
-    let shown = shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.as_slice());
+    let shown = shown_prompt(&prepared, &attempted, common.return_token_ids).map(|tokens| tokens.as_slice());
     let chunks = chat::Chunks::new(&head, tokenizer, state.reasoning_fields, shown.is_some());
     let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
     let mut begin = Vec::new();
-    (0..prepared.sampling.n as usize).for_each(|index| chunks.write_role(&mut begin, index, shown, meter.in_chunks(0)));
+    (0..prepared.sampling().n as usize)
+        .for_each(|index| chunks.write_role(&mut begin, index, shown, meter.in_chunks(0)));
     // A client has no use for chunks without anything.
-    let skips_empty = prepared.reading.is_some() && shown.is_none();
+    let skips_empty = prepared.parses_answers() && shown.is_none();
     let chunks = Arc::new(chunks);
     let at_end = chunks.clone();
     let events = meter::events(
@@ -134,7 +135,7 @@ pub(crate) async fn completions(
     let prepared = try_join_all(preparing).await.map_err(told)?;
     drop(charge);
     // All of them are told in one answer.
-    let tokens = prepared.iter().filter_map(|prompt| prompt.plans.first()).map(|plan| plan.tokens.len()).sum();
+    let tokens = prepared.iter().map(|prompt| prompt.text_tokens().len()).sum();
     check_prompt_logprobs_of_all(&common.sampling, tokens).map_err(told)?;
     let echoed = echoed(state, &caller, echo, &prepared, &common).await.map_err(told)?;
     let head = AnswerHead::new("cmpl", &caller.id, model_name(state, adapter.as_ref()));
@@ -151,7 +152,7 @@ pub(crate) async fn completions(
     let prompts: Vec<_> = prepared
         .iter()
         .zip(&attempted)
-        .map(|(prompt, attempted)| shown_prompt(prompt, attempted, with_ids).map(|plan| plan.tokens.clone()))
+        .map(|(prompt, attempted)| shown_prompt(prompt, attempted, with_ids).cloned())
         .collect();
     let meter = Meter::new(state, options, attempted, admission, false);
 
@@ -178,7 +179,7 @@ pub(crate) async fn completions(
                 Err(error) => return StreamApi::Completions.write_failure(events, &error, 0),
             };
             let usage = meter.count(prompt, &delta);
-            let index = prompt * prepared[prompt].sampling.n as usize + delta.index;
+            let index = prompt * prepared[prompt].sampling().n as usize + delta.index;
             let first = !told_so_far.contains_key(&index);
             if !first && delta.is_for_counts() {
                 return;
@@ -222,7 +223,7 @@ async fn completions_at_once(
         total += usage;
         admission.record.attempted(attempted);
         admission.record.used_by(attempted.explained, usage);
-        let shown = shown_prompt(prompt, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
+        let shown = shown_prompt(prompt, &attempted, common.return_token_ids).cloned();
         choices.extend(finished.into_iter().map(|choice| ShownChoice {
             choice,
             prompt_tokens: shown.clone(),
@@ -232,9 +233,7 @@ async fn completions_at_once(
     state.metrics.used(total);
     admission.record.used(total);
     // The first of several prompts tells, as in the headers.
-    let arrived = prepared.first().map(|prompt| prompt.arrived);
-    let nvext =
-        first.zip(arrived).and_then(|(first, arrived)| common.extra_fields.for_request(&first, arrived.elapsed()));
+    let nvext = first.and_then(|first| common.extra_fields.for_request(&first, caller.arrived.elapsed()));
     let tokenizer = state.pipeline.model.tokenizer.clone();
     let candidates = choices.iter().map(|shown| candidates(&shown.choice)).sum();
     let mut response = written(state, caller, candidates, move || {
@@ -259,8 +258,7 @@ async fn echoed(
     let top = common.sampling.logprobs;
     let mut echoed = Vec::with_capacity(prepared.len());
     for (prompt, text) in prepared.iter().zip(texts) {
-        // Without media the same for all classes.
-        let tokens = prompt.plans.first().map(|plan| plan.tokens.clone()).unwrap_or_default();
+        let tokens = prompt.text_tokens();
         let text = match text {
             _ if common.return_token_ids => String::new(),
             Some(text) => text,
@@ -356,8 +354,8 @@ pub(crate) fn model_name<'a>(state: &'a EndpointState, adapter: Option<&'a Arc<S
 }
 
 /// Returns the prompt as the worker that answered got it, if the client wants to see it.
-fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &RouteOutcome, wanted: bool) -> Option<&'a Planned> {
-    prepared.plan(attempted.class).filter(|_| wanted)
+fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &RouteOutcome, wanted: bool) -> Option<&'a Arc<Vec<TokenId>>> {
+    prepared.tokens(attempted.class).filter(|_| wanted)
 }
 
 /// The tokens of an answer.

@@ -110,6 +110,5 @@ pub(crate) async fn count_tokens(
     admission.ends_with_client();
     let generate = in_order(&state, generate).await.map_err(|error| state.http_error(error))?;
     let prepared = planned(&state, generate, adapter, &caller).await.map_err(|error| state.http_error(error))?;
-    let tokens = prepared.plans.iter().map(|plan| plan.tokens.len()).max();
-    Ok(Json(json!({"input_tokens": tokens})))
+    Ok(Json(json!({"input_tokens": prepared.prompt_tokens()})))
 }

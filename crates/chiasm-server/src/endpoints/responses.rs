@@ -34,8 +34,8 @@ pub(crate) async fn create(
     admission.ends_with_client();
     let prepared = planned(state, generate, adapter.clone(), &caller).await.map_err(told)?;
     let name = model_name(state, adapter.as_ref());
-    let head = Head::new(&caller.id, name, &state.pipeline.model.generation, &prepared.sampling, echo, charge)?;
-    let wants_logprobs = prepared.sampling.logprobs.is_some();
+    let head = Head::new(&caller.id, name, &state.pipeline.model.generation, prepared.sampling(), echo, charge)?;
+    let wants_logprobs = prepared.sampling().logprobs.is_some();
 
     let Some(options) = common.stream else {
         let (mut choices, attempted) = collect(&state.pipeline, &prepared).await.map_err(told)?;

@@ -4,11 +4,11 @@
 //! until there is content, so the request can still move to another server if this one is lost.
 
 use bytes::Bytes;
+use chiasm_api::forward::{Ending, EventRelay};
 use chiasm_backend::{Death, Forwarded, JobError};
 use chiasm_fleet::Worker;
 use futures_util::stream::{self, StreamExt};
 
-use super::relay::{Ending, EventRelay};
 use crate::paths::stream_api;
 
 /// The maximum number of bytes that are kept until an answer begins. Events before the first token

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use chiasm_api::forward::{ForwardBody, place_of_model};
 use chiasm_api::openai::media_parts::{MEDIA_KINDS, MediaKind};
 use chiasm_media::{Charge, EncodedMedia, MediaInput, MediaName, MediaPart};
 use chiasm_pipeline::cpu::price;
@@ -17,7 +18,6 @@ use futures_util::future::try_join_all;
 use serde_json::{Map, Value, json};
 
 use super::SMALL;
-use super::body::{ForwardBody, model_in};
 use crate::endpoint_state::EndpointState;
 
 type Fields = Map<String, Value>;
@@ -188,7 +188,7 @@ fn rewrite(request: ForwardBody, changes: Vec<Change>) -> Result<ForwardBody, Re
         }
     }
     let body = serde_json::to_vec(&fields).map_err(|error| RequestError::internal(error.to_string()))?;
-    let model = model_in(&body).map_err(|error| RequestError::internal(error.to_string()))?;
+    let model = place_of_model(&body).map_err(|error| RequestError::internal(error.to_string()))?;
     let Value::Object(fields) = fields else { return Err(RequestError::internal("a body is no object")) };
     Ok(ForwardBody { body: body.into(), model, fields: Arc::new(fields), ..request })
 }
@@ -224,15 +224,19 @@ fn recording_format(bytes: &[u8]) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use chiasm_api::openai::RequestBody;
+    use chiasm_api::openai::{BodyLimits, Intake, RequestBody};
+    use chiasm_media::ByteBudget;
 
-    use super::super::body::tests::intake;
     use super::*;
 
     const GIF: &[u8] = b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
 
     fn image() -> EncodedMedia {
         EncodedMedia::from_bytes(GIF.into(), &Default::default()).unwrap()
+    }
+
+    fn intake(body: &str) -> Intake {
+        Intake::new(body.to_owned().into(), &BodyLimits::default(), &ByteBudget::new(1 << 30))
     }
 
     /// Rewrites a body. Each named part without an item gets the image.

@@ -9,19 +9,18 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
+use chiasm_api::forward::{Ending, EventRelay};
 use chiasm_api::openai::Usage;
 use chiasm_api::{StreamApi, StreamOutcome};
 use chiasm_backend::{Death, Forwarded, JobError};
 use chiasm_fleet::Worker;
-use chiasm_pipeline::{Cause, Deadline, Deadlines, RequestError};
+use chiasm_pipeline::{Cause, Deadline, Deadlines, RequestError, ServerAnswer};
 use chiasm_request::RouteOutcome;
 use chiasm_router::Reservation;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::Passed;
-use super::relay::{Ending, EventRelay};
 use crate::admission::Admission;
 use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
@@ -73,10 +72,10 @@ pub(super) fn response(
     path: &str,
     state: Arc<EndpointState>,
     admission: Admission,
-    passed: Passed,
+    passed: ServerAnswer,
     arrived: Instant,
 ) -> Response {
-    let Passed { reservation, server, attempted, foreseen, answer } = passed;
+    let ServerAnswer { reservation, server, route: attempted, prompt_tokens: foreseen, answer } = passed;
     let Forwarded { status, content_type, body } = answer;
     let is_stream = content_type.as_deref().is_some_and(|kind| kind.starts_with("text/event-stream"));
     if is_stream {

@@ -3,22 +3,15 @@
 
 use std::sync::Arc;
 
-use chiasm_api::anthropic::MessagesRequest;
-use chiasm_api::openai::chat::ChatRequest;
-use chiasm_api::openai::completions::CompletionRequest;
-use chiasm_api::responses::ResponsesRequest;
 use chiasm_backend::{ForeseenPrompt, InputForm, JobItem, PlaceholderForm, Supports};
 use chiasm_fleet::PresentClasses;
-use chiasm_pipeline::{Caller, Planned, Prepared, prepare};
-use chiasm_request::GenerateRequest;
 use chiasm_router::{RouteItem, RouteRequest};
 use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
-use crate::arrival::Arrived;
-use crate::body::parse;
-use crate::endpoint_state::EndpointState;
-use crate::endpoints::messages::in_order;
-use crate::paths::{CHAT, COMPLETIONS, MESSAGES, RESPONSES};
+use super::Understood;
+use crate::caller::Caller;
+use crate::prepare::{Planned, Prepared, prepare};
+use crate::shared::Pipeline;
 
 /// The predicted prompt of a request for workers of each class.
 pub(super) struct Foreseen {
@@ -32,18 +25,16 @@ pub(super) struct Foreseen {
 }
 
 impl Foreseen {
-    /// Foresees what workers of these classes will make of a body that was sent to this path. `None` if that can't be told: the
-    /// request has parts that are not understood here, or is wrong, which the server says then.
+    /// Predicts what workers of these classes will make of a request. `None` if it is wrong, which the
+    /// server says then.
     pub(super) async fn of(
-        state: &EndpointState,
-        path: &str,
-        body: &Arrived,
+        pipeline: &Pipeline,
         caller: &Caller,
+        understood: Understood,
         classes: PresentClasses,
     ) -> Option<Self> {
-        let body = body.clone();
-        let request = understood(state, path, body, caller).await?;
-        let prepared = prepare(&state.pipeline, request, None, caller, classes.clone()).await;
+        let Understood { request, takes_names, is_counted } = understood;
+        let prepared = prepare(pipeline, request, None, caller, classes.clone()).await;
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
         // A name is only a part of what a server knows an item by that has settings.
         let has_settings = prepared.needs.processor_kwargs;
@@ -52,7 +43,7 @@ impl Foreseen {
         for class in classes.iter().filter(|class| class.input == InputForm::Messages) {
             match class.class.placeholders {
                 PlaceholderForm::Learned if !has_settings => learned.push(class.id),
-                PlaceholderForm::Marker | PlaceholderForm::Expanded if path == CHAT && !has_settings => {
+                PlaceholderForm::Marker | PlaceholderForm::Expanded if takes_names && !has_settings => {
                     named.push(class.id)
                 }
                 _ => {
@@ -61,7 +52,7 @@ impl Foreseen {
                 }
             }
         }
-        Some(Self { prepared, named, learned, is_counted: matches!(path, CHAT | COMPLETIONS) })
+        Some(Self { prepared, named, learned, is_counted })
     }
 
     /// Returns the plans, one for each class.
@@ -137,21 +128,6 @@ impl Foreseen {
             tokens: plan.tokens.clone(),
             items: plan.job_items.iter().map(|item| (item.hash, item.placeholder.clone())).collect(),
         })
-    }
-}
-
-/// The one prompt of a request.
-async fn understood(state: &EndpointState, path: &str, body: Arrived, caller: &Caller) -> Option<GenerateRequest> {
-    let cpu = &caller.cpu;
-    match path {
-        CHAT => Some(parse::<ChatRequest>(state, cpu, body).await.ok()?.request.generate),
-        COMPLETIONS => {
-            let mut prompts = parse::<CompletionRequest>(state, cpu, body).await.ok()?.request.generate;
-            prompts.pop().filter(|_| prompts.is_empty())
-        }
-        RESPONSES => Some(parse::<ResponsesRequest>(state, cpu, body).await.ok()?.request.generate),
-        MESSAGES => in_order(state, parse::<MessagesRequest>(state, cpu, body).await.ok()?.request.generate).await.ok(),
-        _ => None,
     }
 }
 

@@ -2,10 +2,11 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use chiasm_api::openai::media_parts::MediaKind;
 use chiasm_backend::{EncodedItem, JobItem};
 use chiasm_types::Modality;
 use serde_json::{Map, Result, Value};
+
+use crate::openai::media_parts::MediaKind;
 
 type Fields = Map<String, Value>;
 
@@ -25,7 +26,7 @@ fn is_image(part: &Fields) -> bool {
 ///
 /// The server does not fetch an image's URL again: it may find another image there by then, and
 /// would take that for this one in every later request.
-pub(super) fn named(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
+pub fn with_names(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
     let images: Vec<(EncodedItem, String)> =
         items.iter().map(|item| Some((item.source.encoded()?, item.name()))).collect::<Option<_>>()?;
     if parts(fields).filter(|part| is_image(part)).count() != images.len() {

@@ -4,9 +4,10 @@
 //! last of them.
 
 use bytes::{Bytes, BytesMut};
-use chiasm_api::Beginning;
-use chiasm_api::{StreamApi, StreamOutcome};
 use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
+
+use crate::stream_begin::Beginning;
+use crate::stream_end::{StreamApi, StreamOutcome};
 
 /// The maximum number of bytes of an event that wait for its end. A longer event, which repeats a
 /// request or a whole answer, is passed on in parts.
@@ -16,7 +17,7 @@ const BLANK_LINE_BYTES: usize = 3;
 
 /// Passes on a stream's whole events and tracks the state of the stream.
 #[derive(Debug)]
-pub(super) struct EventRelay {
+pub struct EventRelay {
     api: StreamApi,
     /// The beginning of an event whose end has not come yet.
     held: BytesMut,
@@ -43,7 +44,7 @@ struct OpenEvent {
 
 /// The state of a stream of which nothing more comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub enum Ending {
     /// The stream is complete.
     Whole,
     /// The last event is missing. An error event can follow those that were passed on.
@@ -53,7 +54,8 @@ pub(super) enum Ending {
 }
 
 impl EventRelay {
-    pub(super) fn new(api: StreamApi) -> Self {
+    /// Creates a relay for a stream of this API.
+    pub fn new(api: StreamApi) -> Self {
         let held = BytesMut::new();
         Self {
             api,
@@ -68,7 +70,7 @@ impl EventRelay {
     }
 
     /// Adds a piece of the stream. Returns the bytes that can be passed on now.
-    pub(super) fn push(&mut self, piece: Bytes) -> Option<Bytes> {
+    pub fn push(&mut self, piece: Bytes) -> Option<Bytes> {
         let searched = self.held.len().saturating_sub(BLANK_LINE_BYTES);
         let bytes = if self.held.is_empty() {
             piece
@@ -96,7 +98,7 @@ impl EventRelay {
 
     /// Returns the held bytes if they end the stream. Called when the server has ended it: the last
     /// event may lack its blank line.
-    pub(super) fn finish(&mut self) -> Option<Bytes> {
+    pub fn finish(&mut self) -> Option<Bytes> {
         if self.held.is_empty() {
             return None;
         }
@@ -116,7 +118,7 @@ impl EventRelay {
 
     /// Returns the state of the stream if nothing more comes. `is_clean` says that the server
     /// itself ended it.
-    pub(super) fn ending(&self, is_clean: bool) -> Ending {
+    pub fn ending(&self, is_clean: bool) -> Ending {
         if self.outcome.is_some() || (is_clean && self.has_finish && self.open.is_none()) {
             Ending::Whole
         } else if self.open.is_some() {
@@ -127,22 +129,22 @@ impl EventRelay {
     }
 
     /// Returns the sequence number of the next event.
-    pub(super) fn sequence_number(&self) -> u64 {
+    pub fn sequence_number(&self) -> u64 {
         self.sequence_number
     }
 
     /// Returns `true` if an event had content of the answer.
-    pub(super) fn has_content(&self) -> bool {
+    pub fn has_content(&self) -> bool {
         self.has_content
     }
 
     /// Returns the outcome, once the event that ends the stream was passed on.
-    pub(super) fn outcome(&self) -> Option<&StreamOutcome> {
+    pub fn outcome(&self) -> Option<&StreamOutcome> {
         self.outcome.as_ref()
     }
 
     /// Returns the server's message if it reported its own failure before any content.
-    pub(super) fn failure(&self) -> Option<&str> {
+    pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 

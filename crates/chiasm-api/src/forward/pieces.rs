@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 
-use chiasm_api::openai::media_parts::MediaKind;
 use chiasm_types::TokenId;
 use serde_json::{Map, Value};
+
+use crate::openai::media_parts::MediaKind;
 
 /// The parts of a body that come before each other in a prompt, whatever their order in the body is.
 const PARTS: [&str; 6] = ["tools", "system", "instructions", "messages", "input", "prompt"];
@@ -22,7 +23,7 @@ const DATA: &str = "data:";
 ///
 /// `items` has the token count of each media item in the messages, if these are known. They make
 /// the prompt about as long here as for workers that count its tokens.
-pub(super) fn pieces(fields: &Map<String, Value>, items: &[usize]) -> Vec<TokenId> {
+pub fn pieces(fields: &Map<String, Value>, items: &[usize]) -> Vec<TokenId> {
     let mut texts = Vec::new();
     MESSAGES.iter().filter_map(|list| fields.get(*list)).for_each(|messages| find_items(messages, &mut texts));
     let counts = texts.iter().enumerate().map(|(at, text)| {

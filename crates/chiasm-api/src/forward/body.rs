@@ -4,22 +4,25 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use chiasm_api::ApiError;
-use chiasm_api::openai::{Intake, RequestBody};
 use chiasm_media::Charge;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::arrival::Arrived;
+use crate::error::ApiError;
+use crate::openai::{Intake, RequestBody};
 
-/// A body that is passed on.
-pub(crate) struct ForwardBody {
-    pub(super) body: Bytes,
-    /// The place of the model's name in it, with its quotes.
-    pub(super) model: Option<Range<usize>>,
-    pub(super) name: Option<String>,
-    pub(super) fields: Arc<Map<String, Value>>,
+/// A body that is passed on. Only the model's name is read; any JSON object is taken.
+#[derive(Debug)]
+pub struct ForwardBody {
+    /// The body as it came.
+    pub body: Bytes,
+    /// The place of the model's name in `body`, with its quotes; `None` if there is no such field.
+    pub model: Option<Range<usize>>,
+    /// The model's name; `None` if it is no string.
+    pub name: Option<String>,
+    /// All fields of the body.
+    pub fields: Arc<Map<String, Value>>,
 }
 
 /// Finds a field without reading the others.
@@ -35,9 +38,9 @@ fn as_it_is<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a Ra
 }
 
 impl ForwardBody {
-    /// Returns the body to be parsed as another type.
-    pub(super) fn arrived(&self) -> Arrived {
-        Arrived { bytes: self.body.clone(), values: self.fields.values().map(values).sum() }
+    /// The number of JSON values within the fields, which parsing the body again depends on.
+    pub fn values(&self) -> u64 {
+        self.fields.values().map(values).sum()
     }
 }
 
@@ -47,15 +50,18 @@ impl RequestBody for ForwardBody {
         let Value::Object(fields) = intake.read::<Value>()? else {
             return Err(ApiError::invalid("body", "must be a JSON object"));
         };
-        let model = model_in(intake.json())?.map(|place| intake.in_body(place.start)..intake.in_body(place.end));
+        let model = place_of_model(intake.json())?.map(|place| intake.in_body(place.start)..intake.in_body(place.end));
         let name = fields.get("model").and_then(Value::as_str).map(str::to_owned);
         intake.take_for("body", body.len() as u64)?;
         Ok((Self { body, model, name, fields: Arc::new(fields) }, intake.into_charge()))
     }
 }
 
-/// Returns the place of the field `model` in a JSON object.
-pub(super) fn model_in(json: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
+/// Returns the place of the field `model` in a JSON object, with quotes; `None` if there is none.
+///
+/// # Errors
+/// The text is no JSON object.
+pub fn place_of_model(json: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
     let head: Head<'_> = serde_json::from_slice(json).map_err(ApiError::invalid_json)?;
     Ok(head.model.map(|model| {
         let begin = model.get().as_ptr() as usize - json.as_ptr() as usize;
@@ -73,13 +79,13 @@ fn values(value: &Value) -> u64 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use chiasm_api::openai::BodyLimits;
+mod tests {
     use chiasm_media::ByteBudget;
 
     use super::*;
+    use crate::openai::BodyLimits;
 
-    pub(in crate::forward) fn intake(body: &str) -> Intake {
+    fn intake(body: &str) -> Intake {
         Intake::new(body.to_owned().into(), &BodyLimits::default(), &ByteBudget::new(1 << 30))
     }
 
