@@ -122,7 +122,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Structure(#[from] StructureError),
 
-    #[error("the code passes limits of xtask/src/structure/limits.rs: {problems}")]
+    #[error("the code exceeds limits in xtask/src/structure/limits.rs: {problems}")]
     StructureLimits {
         /// The limits, each with what was measured.
         problems: String,

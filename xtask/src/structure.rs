@@ -34,11 +34,11 @@ pub(crate) enum StructureError {
     UnknownCrate { name: String },
 }
 
-/// The measured numbers, and the limits that they pass.
+/// The measured numbers, and the limits that they exceed.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) text: String,
-    /// One line for each limit that is passed.
+    /// One line for each limit that is exceeded.
     pub(crate) problems: Vec<String>,
 }
 

@@ -139,7 +139,7 @@ impl StepExecutor<'_> {
         self.run(&mut cargo, &format!("`cargo {arguments}`"))
     }
 
-    /// Measures the structure of the code; prints the report only if a limit is passed.
+    /// Measures the structure of the code; prints the report only if a limit is exceeded.
     fn structure(&self) -> Result<(), NotPassed> {
         let report = structure::measure(&self.workspace.root).map_err(Error::from)?;
         if report.problems.is_empty() {

@@ -63,7 +63,6 @@ pub enum PlaceholderForm {
 
 /// How the blocks of a prompt are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum KeyScheme {
     /// Our own 127-bit keys, from tokens and media identities (`chiasm-kv`).
     Chiasm,

@@ -96,7 +96,7 @@ pub struct Fleet {
     pub(crate) shutdown: watch::Sender<bool>,
     /// The reason for which requests in flight end at the shutdown.
     pub(crate) cut: OnceLock<Death>,
-    /// `None` when the fleet is shut down, or not started yet.
+    /// `None` after the shutdown.
     pub(crate) keepers: Mutex<Option<JoinSet<()>>>,
     pub(crate) created: u64,
     pub(crate) patience: Patience,

@@ -1,4 +1,4 @@
-//! Counts of the KV events of one worker.
+//! Counts of the KV events of one worker, and its tap.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,7 +8,7 @@ use chiasm_kv::{SubscriberCounters, SubscriberStats};
 
 use crate::tap::Tap;
 
-/// The counts of one worker, over all its backends. Clones are the same counts.
+/// The KV-event counts of one worker over all its backends, and its tap. Clones share both.
 #[derive(Clone, Default)]
 pub(crate) struct Followed {
     pub(crate) subscriber: SubscriberCounters,
@@ -30,7 +30,7 @@ pub struct KvEventCounts {
     pub applied: u64,
     /// What the subscriber counts.
     pub subscriber: SubscriberStats,
-    /// How long after the engine's scheduler made it the last batch was applied, by the clocks of both machines.
+    /// The age of the last batch when it was applied, by the clocks of both machines.
     pub lag: Duration,
 }
 

@@ -7,7 +7,7 @@ use crate::Fleet;
 use crate::metrics::{BreakerLabels, ConditionLabels, KnowledgeLabels, WorkerLabel};
 
 impl Fleet {
-    /// Brings the gauges among the metrics up to date. The router has these workers.
+    /// Brings the gauges among the metrics up to date. `workers` is the router's current snapshot.
     pub fn refresh_metrics(&self, workers: &[WorkerSnapshot]) {
         let metrics = &self.metrics;
         metrics.workers.set(workers.len() as i64);

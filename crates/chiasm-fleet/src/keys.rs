@@ -10,7 +10,7 @@ fn hashing(scheme: KeyScheme) -> Option<EngineHashing> {
         KeyScheme::Sglang => Some(EngineHashing::Sglang),
         KeyScheme::SglangNarrow => Some(EngineHashing::SglangNarrow),
         KeyScheme::Dynamo => Some(EngineHashing::Dynamo),
-        _ => None,
+        KeyScheme::Chiasm | KeyScheme::Text => None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The adapters that one backend has loaded.
+//! What became of the adapters that one backend was asked to load.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -9,7 +9,7 @@ use chiasm_types::WorkerId;
 
 use crate::adapters::{Adapters, ServedAdapter};
 
-/// The adapters that one backend has, and why it has not the others.
+/// The adapters that one backend has loaded, and the errors of the others.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded(Mutex<BTreeMap<NonZeroU32, Result<(), AdapterError>>>);
 
@@ -29,7 +29,8 @@ impl Loaded {
         loaded
     }
 
-    /// Loads all adapters that the backend was not asked to load yet. What it refuses is logged: it does without.
+    /// Loads all adapters that the backend was not asked to load yet. Errors but `NotOwn` are logged:
+    /// the backend does without.
     pub(crate) async fn load_all(&self, id: WorkerId, backend: &dyn Backend, adapters: &Adapters) {
         for adapter in adapters.all() {
             let has = backend.capabilities().adapters.contains_key(&adapter.engine().name);

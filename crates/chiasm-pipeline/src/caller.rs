@@ -21,7 +21,7 @@ pub struct Caller {
     pub cpu: CpuBudget,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
-    /// The header with the client's key: names that clients give to media items are their own.
+    /// The header with the client's key. Names of media items (`uuid`) belong to the client that gave them.
     pub credentials: Option<Bytes>,
     /// What the request has been through.
     pub tried: Attempts,

@@ -39,7 +39,7 @@ const SHORT: Duration = Duration::from_millis(5);
 /// Work above this price waits for fewer threads, which give way to all others: an image of some 20 megapixels.
 const HEAVY: Duration = Duration::from_millis(200);
 
-/// What each lane adds to its threads' niceness. A thread that is nicer by 5 gets a third of a core that both want, and is
+/// What each lane adds to its threads' niceness. A thread that is nicer by 5 gets a quarter of a core that both want, and is
 /// interrupted when the other wakes up.
 const NICENESS: [i32; 3] = [0, 5, 10];
 

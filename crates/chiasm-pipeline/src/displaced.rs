@@ -1,11 +1,11 @@
-//! The queue of requests that wait for suspect workers.
+//! The queue of requests on suspect workers, oldest first, for a free seat elsewhere.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-/// The requests that wait for suspect workers.
+/// The requests on suspect workers that wait for a free seat elsewhere.
 #[derive(Debug, Default)]
 pub(crate) struct Displaced(Mutex<Queue>);
 
@@ -33,13 +33,13 @@ impl Displaced {
     }
 }
 
-/// The requests that workers can begin at once.
+/// The free seats: requests that workers could begin at once.
 #[derive(Clone, Copy)]
 pub(super) struct Seats {
-    /// The seats of workers that the request has not tried.
-    pub(super) usable: usize,
-    /// The seats of all workers.
-    pub(super) free: usize,
+    /// Free seats of workers that the request has not tried.
+    pub(super) untried: usize,
+    /// Free seats of all workers.
+    pub(super) total: usize,
 }
 
 /// The place of one request among those that wait.
@@ -52,13 +52,13 @@ impl<'a> Ticket<'a> {
     /// Returns the right to begin elsewhere if it is the request's turn.
     pub(super) fn turn(&self, seats: Seats) -> Option<Moving<'a>> {
         let mut queue = self.displaced.queue();
-        if seats.usable == 0 && seats.free > 0 {
+        if seats.untried == 0 && seats.total > 0 {
             // It has tried all workers with free seats, so younger requests go first.
             queue.waiting.remove(&self.place);
             return None;
         }
         queue.waiting.insert(self.place);
-        let free = seats.usable.saturating_sub(queue.moving);
+        let free = seats.untried.saturating_sub(queue.moving);
         let is_next = queue.waiting.iter().take(free).any(|place| *place == self.place);
         is_next.then(|| {
             queue.moving += 1;
@@ -89,8 +89,8 @@ mod tests {
 
     use super::*;
 
-    fn seats(usable: usize) -> Seats {
-        Seats { usable, free: usable }
+    fn seats(untried: usize) -> Seats {
+        Seats { untried, total: untried }
     }
 
     #[test]
@@ -116,7 +116,7 @@ mod tests {
         let first = displaced.join(old);
         let young = displaced.join(old + Duration::from_secs(1));
         assert!(young.turn(seats(1)).is_none());
-        assert!(first.turn(Seats { usable: 0, free: 1 }).is_none());
+        assert!(first.turn(Seats { untried: 0, total: 1 }).is_none());
         let moving = young.turn(seats(1)).unwrap();
         drop(moving);
         assert!(first.turn(seats(1)).is_some(), "its turn comes with a seat that it can use");

@@ -1,5 +1,5 @@
-//! The way of a request, from parsed fields to text: the only crate that sees media, prompt, vision, KV, router and
-//! backends together.
+//! The path of a request, from parsed fields to text: the only crate, apart from `chiasm` which wires them, that sees media,
+//! prompt, vision, KV, router and backends together.
 //!
 //! [`prepare`](prepare::prepare) needs no pixel: for each plan class in the fleet it ends with the expanded prompt, the
 //! identity of its media items and its block keys. [`Generation`] picks a worker, gives its backend a job, and yields the
@@ -11,25 +11,25 @@
 //! | `shared` | the parts that all requests share |
 //! | `metrics` | counts for Prometheus |
 //! | `observer` | the observer of routes, such as the live page |
-//! | `prepare` | from that to prompts that can be routed |
-//! | `opening` | the bytes of its media items |
-//! | `prompt_price` | what making its prompt takes |
+//! | `prepare` | turns a parsed request into prompts that can be routed |
+//! | `opening` | loads the bytes of a request's media items |
+//! | `prompt_price` | what making a prompt takes |
 //! | `item` | media items, whatever they are |
 //! | `image` | images: their plans and their tensors |
 //! | `machine` | media items of jobs that a frontend on another machine has planned |
 //! | `helped` | media items that vLLM's own processor makes |
 //! | `plans`, `processed` | plans and tensors of items that are kept for later requests |
 //! | `sampling` | the model's defaults and the room in the context, filled in |
-//! | `pick` | which worker it goes to |
-//! | `displaced` | the queue of requests that wait for suspect workers |
+//! | `pick` | picks the worker of a request |
+//! | `displaced` | the queue of requests on suspect workers |
 //! | `generation` | a prepared prompt on a worker, and on another one if that dies |
 //! | `forward` | a request that is passed on, at a server or on its way to an engine |
 //! | `limits` | the bounds on the work for a request |
 //! | `deadlines` | how long a request may take |
 //! | `retries` | which requests may move to another worker |
 //! | `choice` | one continuation, from tokens to text |
-//! | `text_logprobs` | the tokens of that text, and their log probabilities |
-//! | `reading` | what that text says: reasoning, calls, and how a model is made to call |
+//! | `text_logprobs` | the tokens of a continuation's text, and their log probabilities |
+//! | `reading` | parses a continuation's text into reasoning, text and calls; how a model is made to call |
 //! | `tried` | the attempts of a request so far |
 //! | `tokenize` | the tokens of a prompt, and the text of tokens, for whoever wants to see them |
 //! | [`model`] | the served model |

@@ -10,14 +10,14 @@ use chiasm_types::Modality;
 pub struct PipelineLimits {
     /// Media items in one prompt.
     pub items_per_prompt: ItemLimits,
-    /// Requests in flight; more are refused with 503. `None` for twice as many as the workers run at
+    /// Requests in flight, beyond which the server refuses more. `None` for twice as many as the workers run at
     /// once, but at least 1024.
     pub requests: Option<usize>,
     /// Bytes of processed media that are kept for other engines, where they travel in messages; 0
     /// keeps none.
     pub processed_bytes: u64,
-    /// Threads for CPU-heavy work of usual size. There is one more for short work, and half as many,
-    /// rounded up, for heavy work.
+    /// Threads for CPU-heavy work of usual size. Short work has one more than that of its own, heavy work
+    /// half as many, rounded up.
     pub cpu_threads: usize,
     /// The CPU time that one request may ask for, by estimate before the work is done.
     pub request_cost: Duration,

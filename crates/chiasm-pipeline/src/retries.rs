@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Times that a request moves on which was inside an engine when that died. One that kills its engine has taken three then.
+/// The most times that a request moves to another worker, whatever the reason. A prompt that kills engines has killed three
+/// by then.
 pub(crate) const MAX_MOVES: usize = 2;
 
 /// Prompts that are remembered to have killed engines: more than can do so while they are remembered.
@@ -24,25 +25,25 @@ const MOVE: u64 = 1000;
 /// What requests that lose their workers share.
 #[derive(Debug)]
 pub struct Retries {
-    budget: Budget,
+    debt: RetryDebt,
     quarantine: Quarantine,
 }
 
 impl Retries {
-    /// Creates an empty budget. A prompt that was in three engines when they died is quarantined for
+    /// Creates the state of a frontend in which nothing has failed. A prompt that was in three engines when they died is quarantined for
     /// `quarantine`.
     pub fn new(quarantine: Duration) -> Self {
-        Self { budget: Budget::default(), quarantine: Quarantine::new(quarantine) }
+        Self { debt: RetryDebt::default(), quarantine: Quarantine::new(quarantine) }
     }
 
-    /// A request has come.
+    /// Notes that a request has come, which pays for a tenth of a move.
     pub fn earn(&self) {
-        self.budget.earn();
+        self.debt.pay();
     }
 
-    /// Whether one more request may move. `at_once` may before any other has come: as many as an engine can have requests.
-    pub fn may_move(&self, at_once: usize) -> bool {
-        self.budget.spend(at_once)
+    /// Spends one move. Returns `false` if as many as `limit` moves are not paid for yet.
+    pub(super) fn spend_move(&self, limit: usize) -> bool {
+        self.debt.spend(limit)
     }
 
     /// Whether too many engines died with this prompt lately.
@@ -56,21 +57,21 @@ impl Retries {
     }
 }
 
-/// How many requests may still move: a tenth of those that came, and a number at once. It holds what moves have cost and
-/// requests have not paid for yet.
+/// The cost of moves that requests have not paid for yet. It bounds moves to a tenth of the requests, and a
+/// number at once.
 #[derive(Debug, Default)]
-struct Budget(AtomicU64);
+struct RetryDebt(AtomicU64);
 
-impl Budget {
-    fn earn(&self) {
+impl RetryDebt {
+    fn pay(&self) {
         // Nearly always nothing, and then not written to: all requests share it.
         if self.0.load(Relaxed) > 0 {
             let _ = self.0.fetch_update(Relaxed, Relaxed, |owed| Some(owed.saturating_sub(EARNED)));
         }
     }
 
-    fn spend(&self, at_once: usize) -> bool {
-        let most = (at_once as u64).saturating_mul(MOVE);
+    fn spend(&self, limit: usize) -> bool {
+        let most = (limit as u64).saturating_mul(MOVE);
         self.0.fetch_update(Relaxed, Relaxed, |owed| (owed + MOVE <= most).then_some(owed + MOVE)).is_ok()
     }
 }
@@ -128,12 +129,12 @@ mod tests {
 
     #[test]
     fn a_tenth_of_the_requests_may_move_and_a_number_at_once() {
-        let budget = Budget::default();
-        (0..1000).for_each(|_| budget.earn());
+        let budget = RetryDebt::default();
+        (0..1000).for_each(|_| budget.pay());
         assert_eq!((0..10).filter(|_| budget.spend(3)).count(), 3);
-        (0..9).for_each(|_| budget.earn());
+        (0..9).for_each(|_| budget.pay());
         assert!(!budget.spend(3));
-        budget.earn();
+        budget.pay();
         assert!(budget.spend(3) && !budget.spend(3));
     }
 

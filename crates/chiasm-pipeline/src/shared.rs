@@ -49,7 +49,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Creates the pipeline of a model before a fleet. Media items are opened by `media`.
+    /// Creates the pipeline of a model in front of a fleet. Media items are opened by `media`.
     pub fn new(model: Arc<ServedModel>, media: MediaDoor, fleet: Arc<Fleet>, limits: PipelineLimits) -> Self {
         let metrics = Arc::new(PipelineMetrics::default());
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
@@ -98,7 +98,7 @@ impl Pipeline {
         self.limits.requests.unwrap_or_else(|| MIN_IN_FLIGHT.max(self.fleet.seats().saturating_mul(2)))
     }
 
-    /// Brings the gauges among the metrics up to date. The router has these workers.
+    /// Brings the gauges among the metrics up to date. `workers` is the router's current snapshot.
     pub fn refresh_metrics(&self, workers: &[WorkerSnapshot]) {
         let media = MediaState {
             counts: self.media.counts(),

@@ -9,15 +9,16 @@ use chiasm_types::WorkerId;
 /// `generation/attempts.rs`.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
-    /// The workers that it was lost with or that declined it, then those that never had it.
+    /// The workers not to pick, in this order: those that it was moved away from, those that declined it, and those
+    /// that could not take it, which may be tried again.
     pub exclude: Vec<WorkerId>,
-    /// The number of workers that it was lost with. They are first in `exclude`.
+    /// The number of workers that it was moved away from: dead, failed or suspect. They are first in `exclude`.
     pub lost: usize,
     /// The number of workers that declined it. They are next in `exclude`, and not tried again.
     pub declined: usize,
     /// The faults of the workers that it has been to.
     pub faults: Vec<WorkerFault>,
-    /// The number of workers that it was lost with which were given tokens. Only they count for the
+    /// The number of those workers that were given tokens. Only they count for the
     /// quarantine: the failure of a server that is given messages does not say that a prompt kills
     /// engines.
     pub lost_in_engines: usize,

@@ -20,11 +20,11 @@ pub struct ChoiceDelta {
     pub logprobs: Option<Vec<TokenLogprob>>,
     /// The tokens of the new text, when their log probabilities are asked for.
     pub text_logprobs: Vec<TextLogprob>,
-    /// Those of the prompt's tokens from the second one on, when asked for.
+    /// Log probabilities of the prompt's tokens from the second one on, when asked for.
     pub prompt_logprobs: Option<PromptLogprobs>,
     /// Set with the last delta.
     pub finish: Option<Finish>,
-    /// How the engine computed the prompt, where that becomes known behind the first token.
+    /// How the engine computed the prompt, where that becomes known after the first token.
     pub prefill: Option<Prefill>,
 }
 
@@ -41,7 +41,7 @@ pub struct FinishedChoice {
     pub logprobs: Option<Vec<TokenLogprob>>,
     /// The tokens of its text, when their log probabilities are asked for.
     pub text_logprobs: Vec<TextLogprob>,
-    /// Those of the prompt's tokens from the second one on, when asked for.
+    /// Log probabilities of the prompt's tokens from the second one on, when asked for.
     pub prompt_logprobs: Option<PromptLogprobs>,
     /// Why it ended.
     pub finish: Finish,
@@ -69,24 +69,36 @@ impl ChoiceDelta {
         self.tokens.is_empty() && self.prompt_logprobs.is_none() && self.says_nothing()
     }
 
-    /// Adds what came after.
+    /// Appends a later delta.
     pub fn append(&mut self, next: Self) {
-        self.events.append(next.events);
-        self.reasoning_tokens += next.reasoning_tokens;
-        self.tokens.extend(next.tokens);
-        self.text_logprobs.extend(next.text_logprobs);
-        match (&mut self.logprobs, next.logprobs) {
+        let Self {
+            index: _,
+            events,
+            reasoning_tokens,
+            tokens,
+            logprobs,
+            text_logprobs,
+            prompt_logprobs,
+            finish,
+            prefill,
+        } = next;
+        self.events.append(events);
+        self.reasoning_tokens += reasoning_tokens;
+        self.tokens.extend(tokens);
+        self.text_logprobs.extend(text_logprobs);
+        match (&mut self.logprobs, logprobs) {
             (Some(logprobs), Some(more)) => logprobs.extend(more),
             // A late delta has counts alone.
             (Some(_), None) => {}
             (none, more) => *none = more,
         }
-        match (&mut self.prompt_logprobs, next.prompt_logprobs) {
+        match (&mut self.prompt_logprobs, prompt_logprobs) {
             (Some(logprobs), Some(more)) => logprobs.append(more),
             (Some(_), None) => {}
             (none, more) => *none = more,
         }
-        self.finish = self.finish.take().or(next.finish);
+        self.finish = self.finish.take().or(finish);
+        self.prefill = self.prefill.take().or(prefill);
     }
 
     /// Returns the whole answer; `None` if it has no end.

@@ -31,8 +31,9 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// Takes the variables of a chat template: those of all conversations, then what the effort says of thinking, then the request's
-    /// own, as vLLM has them (`ChatCompletionRequest.build_chat_params`): some templates think only when they are told to.
+    /// Takes the variables of a chat template. Of the same name the later counts, as in vLLM
+    /// (`ChatCompletionRequest.build_chat_params`): those of all conversations, `enable_thinking` from the effort, the
+    /// request's own, and `reasoning_effort`.
     pub fn take_template_variables(&mut self, defaults: &ChatDefaults) -> Map<String, Value> {
         let mut variables = defaults.template_kwargs.clone();
         if let Some(effort) = &self.reasoning_effort {

@@ -44,7 +44,7 @@ pub struct RouteOutcome {
     pub prefill_wait: Option<Duration>,
     /// Time from its arrival to the first output.
     pub first_token: Option<Duration>,
-    /// Workers that it was lost with before.
+    /// The workers that it was moved away from before.
     pub moves: usize,
     /// Its number on the live page, if that tells of it.
     pub explained: Option<u64>,

@@ -14,7 +14,7 @@ pub struct ToolUse {
     pub choice: ToolChoice,
     /// The names of those of them that it may call, if it may not call all.
     pub allowed: Option<HashSet<String>>,
-    /// The names of those whose schema a forced call is held to though the function does not say that it is strict.
+    /// The names of those whose schema is enforced on forced calls though they are not `strict`.
     pub held: HashSet<String>,
     /// It may call several at once, where it has to call any.
     pub in_parallel: bool,
@@ -25,7 +25,7 @@ pub struct ToolUse {
 pub enum ToolChoice {
     /// If it likes.
     Auto,
-    /// It knows of them, but what looks like a call is text.
+    /// Calls are not parsed. The functions stay in the prompt unless the frontend leaves out those that may not be called.
     None,
     /// It calls one at least.
     Required,

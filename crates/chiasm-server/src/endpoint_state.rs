@@ -50,7 +50,7 @@ impl EndpointState {
         }
     }
 
-    /// Returns the error of a request that can't be answered.
+    /// Converts the error of a request. If all workers are busy, it is counted and has the status of `--busy-status`.
     pub(crate) fn http_error(&self, error: RequestError) -> HttpError {
         let is_busy = matches!(error.cause, Cause::Busy(_));
         let error = HttpError::from(error);

@@ -1,11 +1,12 @@
-//! The OpenAI HTTP frontend.
+//! HTTP: connections, TLS, keys, and the endpoints of OpenAI's and Anthropic's APIs.
 //!
 //! | module | is |
 //! |---|---|
 //! | `server`, `settings` | the server, put together of its parts |
 //! | `connections`, `connection`, `connection_metrics` | connections of clients, and which of them make room for others |
+//! | `draining` | the end of the server: its last requests |
 //! | `layers` | everything that surrounds an answer: identity, keys, record, count |
-//! | `routes`, `paths` | paths and their methods |
+//! | `routes`, `paths` | the routes, and the paths of the endpoints |
 //! | `endpoints`, `endpoint_state` | the endpoints of all APIs, and the state that they share |
 //! | `forward` | requests that are passed on as they came |
 //! | `status` | health, readiness, metrics, models and workers |
@@ -14,7 +15,7 @@
 //! | `slots` | the shares that owners have of the requests in flight |
 //! | `meter`, `sse` | streamed answers, and the count of their tokens |
 //! | `record`, `traces` | the line in the log and the trace of a request that has ended |
-//! | `metrics`, `process_metrics` | Prometheus |
+//! | `metrics`, `process_metrics`, `log_counts` | Prometheus |
 //! | `access`, `cors`, `root_path`, `tls`, `proxies`, `http_rules` | keys, web sites, proxies and the rules of HTTP |
 //! | `identity`, `routing_headers` | the identity of a request, and the headers of its answer |
 //! | `poll_epoch` | epochs of a connection's task, one for each call of its `poll` |

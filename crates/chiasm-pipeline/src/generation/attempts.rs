@@ -124,16 +124,16 @@ impl Attempts {
         }
         // Before the look at the workers, so that no change is missed.
         let mut changes = pipeline.fleet.changes();
-        let never_tried = self.lost + self.declined;
+        let final_exclusions = self.lost + self.declined;
         let was_suspect = matches!(error.cause, Cause::Silent);
         if was_suspect && pipeline.fleet.has_suspect() {
-            self.exclude.truncate(never_tried);
+            self.exclude.truncate(final_exclusions);
             // It can't fail: the fleet has the sender.
             return within(deadline, changes.changed()).await.map(drop);
         }
         // A suspect worker may have answered since the pick.
-        if (was_suspect || self.exclude.len() > never_tried) && pipeline.fleet.can_answer() {
-            self.exclude.truncate(never_tried);
+        if (was_suspect || self.exclude.len() > final_exclusions) && pipeline.fleet.can_answer() {
+            self.exclude.truncate(final_exclusions);
             return within(deadline, tokio::time::sleep(PAUSE)).await;
         }
         Err(self.without_worker(pipeline, error))
@@ -185,7 +185,7 @@ impl Attempts {
         if self.lost == MAX_MOVES {
             return Err(cause.into());
         }
-        if !pipeline.retries.may_move(pipeline.in_flight_limit()) {
+        if !pipeline.retries.spend_move(pipeline.in_flight_limit()) {
             pipeline.metrics.retried(Retry::OverBudget);
             return Err(cause.into());
         }
@@ -207,7 +207,7 @@ impl Attempts {
         if self.lost == MAX_MOVES {
             return None;
         }
-        if !pipeline.retries.may_move(pipeline.in_flight_limit()) {
+        if !pipeline.retries.spend_move(pipeline.in_flight_limit()) {
             pipeline.metrics.retried(Retry::OverBudget);
             return None;
         }

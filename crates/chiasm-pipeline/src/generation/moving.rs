@@ -123,7 +123,8 @@ impl Displaced {
             let worker = waits_for.suspected().await;
             let ticket = self.join(arrived);
             while waits_for.is(&worker) && worker.condition() != Condition::Answers {
-                let seats = Seats { usable: free_seats(pipeline, &attempts.exclude), free: free_seats(pipeline, &[]) };
+                let seats =
+                    Seats { untried: free_seats(pipeline, &attempts.exclude), total: free_seats(pipeline, &[]) };
                 if let Some(moving) = ticket.turn(seats) {
                     return (worker.id, moving);
                 }
