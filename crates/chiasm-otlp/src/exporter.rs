@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};
 use prost::Message;
+use reqwest::StatusCode;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{self, Receiver, Sender};
@@ -28,6 +29,22 @@ const GATHERING: Duration = Duration::from_millis(500);
 /// What the collector may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The most bytes of an answer that are read. It holds a number and, if spans are rejected, a reason.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+
+/// Why a message was not taken.
+#[derive(Debug, thiserror::Error)]
+enum PostError {
+    #[error("{0}")]
+    Http(#[source] reqwest::Error),
+    #[error("it answered {0}")]
+    Status(StatusCode),
+    #[error("its answer has more than {MAX_ANSWER_BYTES} bytes")]
+    LongAnswer,
+    #[error("it rejected {0} spans of a message")]
+    Rejected(u64),
+}
+
 /// There can be no exporter.
 #[derive(Debug, thiserror::Error)]
 #[error("no connection to a collector can be made: {0}")]
@@ -40,7 +57,7 @@ pub struct ExportCounts {
     pub sent: u64,
     /// Too many were waiting.
     pub full: u64,
-    /// The collector was not there, did not answer in time or did not take them.
+    /// The collector was not there, did not answer in time or did not take them, or not all of a message.
     pub refused: u64,
 }
 
@@ -153,28 +170,43 @@ impl Sending {
         let resource_spans =
             vec![ResourceSpans { resource: Some(self.resource.clone()), scope_spans, ..ResourceSpans::default() }];
         let body = ExportTraceServiceRequest { resource_spans }.encode_to_vec();
-        let request = self.client.post(self.endpoint.0.clone()).headers(self.headers.0.clone());
-        let request = request.header(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf")).body(body);
-        let sent = match request.send().await.and_then(reqwest::Response::error_for_status) {
-            // Read to its end, the connection serves for the next message.
-            Ok(answer) => answer.bytes().await.map(drop),
-            Err(error) => Err(error),
+        let (rejected, error) = match self.post(body).await {
+            Ok(0) => (0, None),
+            Ok(rejected) => (rejected.min(count), Some(PostError::Rejected(rejected))),
+            Err(error) => (count, Some(error)),
         };
-        match sent {
-            Ok(()) => {
-                self.counts.sent.fetch_add(count, Ordering::Relaxed);
-                self.counts.is_failing.store(false, Ordering::Relaxed);
-            }
-            Err(error) => {
-                self.counts.refused.fetch_add(count, Ordering::Relaxed);
-                if !self.counts.is_failing.swap(true, Ordering::Relaxed) {
-                    // Its own words would tell the address with what is secret in it.
-                    let error = error.without_url();
-                    let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::warn!(endpoint = %self.endpoint, %error, cause, "traces are lost; told once until one is sent again");
-                }
-            }
+        self.counts.sent.fetch_add(count - rejected, Ordering::Relaxed);
+        self.counts.refused.fetch_add(rejected, Ordering::Relaxed);
+        let was_failing = self.counts.is_failing.swap(error.is_some(), Ordering::Relaxed);
+        if let Some(error) = error.filter(|_| !was_failing) {
+            let cause = std::error::Error::source(&error).and_then(std::error::Error::source).map(ToString::to_string);
+            tracing::warn!(endpoint = %self.endpoint, %error, cause, "traces are lost; told once until one is sent again");
         }
+    }
+
+    /// Sends a message. Returns the number of its spans that the collector rejects.
+    async fn post(&self, message: Vec<u8>) -> Result<u64, PostError> {
+        // The error's own words would tell the address with what is secret in it.
+        let http = |error: reqwest::Error| PostError::Http(error.without_url());
+        let request = self.client.post(self.endpoint.0.clone()).headers(self.headers.0.clone());
+        let request = request.header(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf")).body(message);
+        let mut answer = request.send().await.map_err(http)?;
+        // Redirects are not followed, and what they lead to has not taken the spans.
+        if !answer.status().is_success() {
+            return Err(PostError::Status(answer.status()));
+        }
+        // Read to its end, the connection serves for the next message.
+        let mut body = Vec::new();
+        while let Some(piece) = answer.chunk().await.map_err(http)? {
+            if body.len() + piece.len() > MAX_ANSWER_BYTES {
+                return Err(PostError::LongAnswer);
+            }
+            body.extend_from_slice(&piece);
+        }
+        // A collector that answers something else has taken them all the same.
+        let answer = ExportTraceServiceResponse::decode(&*body).unwrap_or_default();
+        let rejected = answer.partial_success.map_or(0, |partial| partial.rejected_spans);
+        Ok(u64::try_from(rejected).unwrap_or(0))
     }
 }
 

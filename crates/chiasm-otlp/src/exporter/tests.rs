@@ -1,6 +1,6 @@
 use std::time::{Instant, SystemTime};
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
@@ -13,13 +13,21 @@ type Told = (HeaderMap, ExportTraceServiceRequest);
 
 /// A collector that answers with this status after so long, and what it was told.
 async fn collector(status: StatusCode, after: Duration) -> (Endpoint, mpsc::UnboundedReceiver<Told>) {
+    collector_that_says(status, after, Body::empty).await
+}
+
+async fn collector_that_says(
+    status: StatusCode,
+    after: Duration,
+    body_of_answer: fn() -> Body,
+) -> (Endpoint, mpsc::UnboundedReceiver<Told>) {
     // Cargo's features of the workspace decide which provider there is; the binary installs it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (told, receiver) = mpsc::unbounded_channel();
     let take = async move |State(told): State<UnboundedSender<Told>>, headers: HeaderMap, body: Bytes| {
         tokio::time::sleep(after).await;
         let _ = told.send((headers, ExportTraceServiceRequest::decode(body).expect("protobuf")));
-        status
+        (status, body_of_answer())
     };
     let app = axum::Router::new().route("/v1/traces", post(take)).with_state(told);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -88,4 +96,38 @@ async fn spans_that_are_not_taken_are_counted() {
     exporter.send(vec![span("a")]);
     exporter.finish(Duration::from_secs(5)).await;
     assert_eq!(exporter.counts().refused, 1);
+}
+
+/// What is counted of four spans that a collector answers so.
+async fn counts_after(status: StatusCode, answer: fn() -> Body) -> ExportCounts {
+    let (endpoint, _told) = collector_that_says(status, Duration::ZERO, answer).await;
+    let exporter = Exporter::start(endpoint, Headers::default(), "front", "1").unwrap();
+    exporter.send(vec![span("a"), span("b"), span("c"), span("d")]);
+    exporter.finish(Duration::from_secs(5)).await;
+    exporter.counts()
+}
+
+#[tokio::test]
+async fn redirect_is_a_refusal() {
+    let counts = counts_after(StatusCode::TEMPORARY_REDIRECT, Body::empty).await;
+    assert_eq!(counts, ExportCounts { refused: 4, ..ExportCounts::default() });
+}
+
+#[tokio::test]
+async fn rejected_spans_are_not_sent_ones() {
+    // `partial_success { rejected_spans: 3, error_message: "no" }`
+    let counts = counts_after(StatusCode::OK, || Body::from(&b"\x0a\x06\x08\x03\x12\x02no"[..])).await;
+    assert_eq!(counts, ExportCounts { sent: 1, refused: 3, ..ExportCounts::default() });
+    // More than there were.
+    let counts = counts_after(StatusCode::OK, || Body::from(&b"\x0a\x02\x08\x7f"[..])).await;
+    assert_eq!(counts, ExportCounts { refused: 4, ..ExportCounts::default() });
+    let counts = counts_after(StatusCode::OK, || Body::from("{}")).await;
+    assert_eq!(counts, ExportCounts { sent: 4, ..ExportCounts::default() });
+}
+
+#[tokio::test]
+async fn answer_without_end_is_not_read() {
+    let endless = || Body::from_stream(futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![0; 1 << 10])));
+    let counts = counts_after(StatusCode::OK, endless).await;
+    assert_eq!(counts, ExportCounts { refused: 4, ..ExportCounts::default() });
 }
