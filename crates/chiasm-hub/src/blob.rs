@@ -1,5 +1,6 @@
 //! One file's download: resumed, verified.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -33,8 +34,9 @@ const MAX_ETAG: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Missing {
     pub(crate) path: String,
-    /// The blob's name.
-    pub(crate) etag: String,
+    /// The blob's name: the file's hash, or its ETag if the hub tells no hash. The hub's own ETags are those hashes. A
+    /// mirror may make them of time and size, so that two files can have the same one.
+    pub(crate) blob: String,
     /// Bytes.
     pub(crate) size: u64,
     expected: Expected,
@@ -44,12 +46,12 @@ pub(crate) struct Missing {
 impl Missing {
     /// Whether its bytes are there, from another commit.
     pub(crate) fn is_downloaded(&self, cache: &ModelCache) -> bool {
-        fs::metadata(cache.blob(&self.etag)).is_ok_and(|blob| blob.is_file() && blob.len() == self.size)
+        fs::metadata(cache.blob(&self.blob)).is_ok_and(|blob| blob.is_file() && blob.len() == self.size)
     }
 
     /// Bytes that an earlier try has left.
     pub(crate) fn left_over(&self, cache: &ModelCache) -> u64 {
-        let left = fs::metadata(cache.blob(&format!("{}.incomplete", self.etag))).map_or(0, |file| file.len());
+        let left = fs::metadata(cache.blob(&format!("{}.incomplete", self.blob))).map_or(0, |file| file.len());
         if left > self.size { 0 } else { left }
     }
 }
@@ -86,7 +88,23 @@ pub(crate) async fn describe(client: &HubClient, commit: &Commit, path: &str, of
         (None, None, Some(sha1)) => Expected::GitSha1(sha1.clone()),
         (None, None, None) => Expected::Nothing,
     };
-    Ok(Missing { path: path.to_owned(), etag, size, expected, url })
+    let blob = match &expected {
+        Expected::Sha256(hash) | Expected::GitSha1(hash) => hash.clone(),
+        Expected::Nothing => etag,
+    };
+    Ok(Missing { path: path.to_owned(), blob, size, expected, url })
+}
+
+/// Checks that no two files are to become one blob though they have other sizes.
+pub(crate) fn check_names(client: &HubClient, missing: &[Missing]) -> Result<(), HubError> {
+    let mut sizes = HashMap::new();
+    for file in missing {
+        if *sizes.entry(file.blob.as_str()).or_insert(file.size) != file.size {
+            let problem = format!("its ETag, {}, is that of another file of another size", file.blob);
+            return Err(client.refused(&file.url, &file.path, problem));
+        }
+    }
+    Ok(())
 }
 
 /// An etag without its quotes, if it can be the name of a file.
@@ -105,8 +123,8 @@ pub(crate) async fn download(
     missing: &Missing,
     progress: &Progress,
 ) -> Result<(), HubError> {
-    let blob = cache.blob(&missing.etag);
-    let lock = lock(&cache.lock(&missing.etag), &blob).await?;
+    let blob = cache.blob(&missing.blob);
+    let lock = lock(&cache.lock(&missing.blob), &blob).await?;
     // Another process downloaded it while this one waited, or it came for another file with the same bytes.
     if missing.is_downloaded(cache) {
         progress.add(missing.size);
@@ -117,7 +135,7 @@ pub(crate) async fn download(
         };
         fill(client, missing, blocking(&blob, open).await?, &blob, progress).await?;
     }
-    cache.link(commit, &missing.path, &missing.etag)
+    cache.link(commit, &missing.path, &missing.blob)
 }
 
 /// Downloads what is missing of a file and makes it the blob.
@@ -189,7 +207,8 @@ async fn try_once(
     let asked = ask(client, missing, partial.length()).await;
     let starts_anew = match &asked {
         Ok((_, _, start)) => *start == 0,
-        Err(error) => matches!(error, HubError::Status { status: 416, .. }),
+        // After another range than was asked for, only a download from the beginning can succeed.
+        Err(error) => matches!(error, HubError::Status { status: 416, .. } | HubError::Refused { .. }),
     };
     if starts_anew && partial.length() > 0 {
         progress.take_back(partial.length());
@@ -226,7 +245,9 @@ async fn ask(client: &HubClient, missing: &Missing, from: u64) -> Result<(Respon
     if start > 0 {
         let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok()).unwrap_or_default();
         let (last, size) = (missing.size - 1, missing.size);
-        if range != format!("bytes {start}-{last}/{size}") {
+        // A server may not know the size.
+        if ![format!("bytes {start}-{last}/{size}"), format!("bytes {start}-{last}/*")].iter().any(|fits| fits == range)
+        {
             let problem = format!("bytes {start} to {last} of {size} were asked for and {range:.60?} comes");
             return Err(client.refused(&url, &missing.path, problem));
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-use crate::blob::{Missing, describe, download};
+use crate::blob::{Missing, check_names, describe, download};
 use crate::cache::ModelCache;
 use crate::client::HubClient;
 use crate::listing::{Entry, Listing, Wanted, is_needed, is_weights};
@@ -136,10 +136,11 @@ async fn download_all(
 ) -> Result<(), HubError> {
     let questions = missing.into_iter().map(|(path, entry)| describe(client, commit, path, entry));
     let mut missing: Vec<Missing> = stream::iter(questions).buffer_unordered(QUESTIONS).try_collect().await?;
+    check_names(client, &missing)?;
     // Small ones first: what they are refused for is told before gigabytes have come.
     missing.sort_by_key(|file| file.size);
     for file in missing.extract_if(.., |file| file.is_downloaded(cache)) {
-        cache.link(commit, &file.path, &file.etag)?;
+        cache.link(commit, &file.path, &file.blob)?;
     }
     let bytes = missing.iter().try_fold(0_u64, |sum, file| sum.checked_add(file.size)).unwrap_or(u64::MAX);
     let left_over: u64 = missing.iter().map(|file| file.left_over(cache)).sum();

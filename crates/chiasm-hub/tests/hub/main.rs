@@ -237,3 +237,35 @@ async fn a_mirror_that_tells_only_names_will_do() {
     assert_eq!(hub.offline("main", true).await.unwrap().dir, snapshot.dir);
     assert!(!hub.cache().join("models--owner--tiny/trees").exists(), "Python needs more to read one");
 }
+
+#[tokio::test]
+async fn mirror_that_gives_all_files_the_same_etag_mixes_up_nothing() {
+    let hub = Hub::start().await;
+    let same_length = br#"{"model_type": "yint"}"#.to_vec();
+    hub.world.lock().unwrap().files.insert("generation_config.json", same_length);
+    hub.misbehave(Manners { etag: Some("65f1a2b3-16"), ..Manners::default() });
+    let snapshot = hub.fetch("main", false).await.unwrap();
+    let files = ["chat_templates/default.jinja", "config.json", "generation_config.json", "tokenizer.json"];
+    assert_has(&hub, &snapshot.dir, &files);
+
+    let hub = Hub::start().await;
+    hub.misbehave(Manners { etag: Some("65f1a2b3-16"), names_only: true, ..Manners::default() });
+    let error = hub.fetch("main", false).await.unwrap_err().to_string();
+    assert!(error.contains("its ETag, 65f1a2b3-16, is that of another file"), "{error}");
+}
+
+#[tokio::test]
+async fn part_of_a_file_may_come_without_the_files_size() {
+    for (content_range, is_taken) in [("bytes 5000-3145727/*", true), ("bytes 4999-3145727/3145728", false)] {
+        let hub = Hub::start().await;
+        let weights = hub.world.lock().unwrap().files["model.safetensors"].clone();
+        let blobs = hub.cache().join("models--owner--tiny/blobs");
+        fs::create_dir_all(&blobs).unwrap();
+        fs::write(blobs.join(format!("{}.incomplete", sha256(&weights))), &weights[..5000]).unwrap();
+        hub.misbehave(Manners { content_range: Some(content_range), ..Manners::default() });
+        let first = hub.fetch("main", true).await;
+        assert_eq!(first.is_ok(), is_taken, "{first:?}");
+        let snapshot = hub.fetch("main", true).await.expect("a second start begins the file again");
+        assert!(fs::read(snapshot.dir.join("model.safetensors")).unwrap() == weights);
+    }
+}

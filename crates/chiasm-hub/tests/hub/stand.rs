@@ -42,6 +42,8 @@ pub struct Manners {
     pub extra_name: Option<String>,
     /// The ETag of files of git's own.
     pub etag: Option<&'static str>,
+    /// The `Content-Range` of parts of files.
+    pub content_range: Option<&'static str>,
     /// Tells neither sizes nor hashes in the description, as some mirrors.
     pub names_only: bool,
 }
@@ -268,12 +270,14 @@ async fn linked(State(world): Shared, headers: HeaderMap, Path(path): Path<Strin
         }
         _ => Body::from(rest),
     };
+    let content_range = manners.content_range;
     let response = Response::builder().header("content-length", length);
     let response = match from {
         0 => response.status(StatusCode::OK),
-        _ => response
-            .status(StatusCode::PARTIAL_CONTENT)
-            .header("content-range", format!("bytes {from}-{}/{total}", total - 1)),
+        _ => response.status(StatusCode::PARTIAL_CONTENT).header(
+            "content-range",
+            content_range.map_or_else(|| format!("bytes {from}-{}/{total}", total - 1), str::to_owned),
+        ),
     };
     response.body(body).expect("a response")
 }
