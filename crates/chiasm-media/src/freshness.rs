@@ -1,23 +1,16 @@
 //! The time for which an answer may be reused: what RFC 9111 allows a shared cache, and no more.
 //!
-//! Pure logic: times are passed in. Differences from the RFC, all but one on the careful side:
+//! Pure logic: times are passed in. Differences from the RFC:
 //!
 //! - Nothing is guessed: an answer that does not say for how long it is fresh is asked for again, unless
 //!   [`FreshnessBounds::min`] says otherwise. A permanent redirect that says nothing is as fresh as what it leads to.
 //! - Stale answers are never used, whatever extensions allow.
 //! - `Vary` other than `*` needs no second answers: all requests have the same headers, no cookies and no credentials.
 //! - `no-cache` and `private` that name fields count for the whole answer.
+//! - An `Age` that cannot be read makes an answer stale; section 5.1 has it ignored.
+//! - A 304 without an `ETag`, which many servers send, confirms an answer that has one, and tags are compared weakly.
 //!
-//! Why these rules are our own: the crate `http-cache-semantics` 3.0 allows what a shared cache must not do, or does less. Run
-//! with the same headers it
-//!
-//! - stores and reuses answers with `No-Store` or `Private` (it compares directives as they are written), with `Vary: accept, *`,
-//!   and takes a `max-age` from inside another directive's quotes;
-//! - does not count the age that `Date` shows, nor the time on the way, and takes an `Age` that cannot be read for zero;
-//! - takes a 304 without an `ETag`, which many servers send, for a new answer, and asks with tags that are none;
-//! - goes by the wall clock, so that answers live longer when that is set back;
-//! - keeps all headers of request and answer, as many as the origin sends: here it is a URL and two short validators;
-//! - knows neither the redirects that led to an answer nor bounds of the operator's.
+//! Why these rules are our own: `docs/decisions/0009-own-freshness.md`.
 
 mod cache_control;
 
@@ -100,6 +93,10 @@ struct Statement {
     may_be_stored: bool,
     /// The time from when the origin made the answer; zero for one that must be asked for again; `None` if nothing is said.
     lifetime: Option<Duration>,
+    /// Whether it has a `Cache-Control`, or `Pragma: no-cache` in place of one.
+    has_control: bool,
+    /// Whether the lifetime is that of `Expires`, which is a moment.
+    by_expires: bool,
     /// The moment at which the answer came, and how old it was then.
     at: Instant,
     age: Duration,
@@ -175,11 +172,7 @@ impl Freshness {
     /// The freshness after the origin has said "not modified" by the headers of `by`. What these do not say holds as it was said
     /// before.
     pub(crate) fn refreshed(self, by: Self) -> Self {
-        let mut own = by.own;
-        if own.lifetime.is_none() {
-            own.may_be_stored &= self.own.may_be_stored;
-            own.lifetime = self.own.lifetime;
-        }
+        let own = by.own.over(&self.own);
         let validator = match (self.validator, by.validator) {
             (Some(old), Some(new)) if old.url == new.url => Some(Validator {
                 url: new.url,
@@ -198,19 +191,44 @@ impl Statement {
         let control = CacheControl::of(headers);
         // A request header by birth, which old servers send as an answer's.
         let pragma = || headers.get_all(PRAGMA).iter().any(|value| value.as_bytes().eq_ignore_ascii_case(b"no-cache"));
-        let lifetime = match control {
-            Some(CacheControl { no_cache: true, .. }) => Some(Duration::ZERO),
-            Some(CacheControl { max_age: Some(age), .. }) => Some(age),
-            None if pragma() => Some(Duration::ZERO),
-            _ => expires(headers, received.date),
+        let (controlled, has_control) = match control {
+            Some(CacheControl { no_cache: true, .. }) => (Some(Duration::ZERO), true),
+            Some(CacheControl { max_age, .. }) => (max_age, true),
+            None => (pragma().then_some(Duration::ZERO), pragma()),
         };
+        let lifetime = controlled.or_else(|| expires(headers, received.date));
         Self {
             may_be_stored: !control.is_some_and(|control| control.no_store)
                 && !headers.get_all(VARY).iter().any(|names| names.as_bytes().contains(&b'*')),
             lifetime,
+            has_control,
+            by_expires: controlled.is_none() && lifetime.is_some(),
             at: received.at,
             age: initial_age(headers, received),
         }
+    }
+
+    /// What holds after a "not modified" with this over what was said before: each of its headers takes the place of
+    /// the one before (RFC 9111, section 3.2).
+    fn over(self, before: &Self) -> Self {
+        let mut now = self;
+        if self.lifetime.is_none() || !self.has_control {
+            now.may_be_stored &= before.may_be_stored;
+        }
+        now.has_control |= before.has_control;
+        now.lifetime = match (self.lifetime, before.lifetime) {
+            // An `Expires` counts for nothing beside a kept `Cache-Control`. The shorter one is on the careful side.
+            (Some(new), Some(kept)) if !self.has_control && !before.by_expires => Some(new.min(kept)),
+            (Some(new), _) => Some(new),
+            (None, Some(_)) if self.has_control && !before.by_expires => None,
+            (None, Some(kept)) if before.by_expires => {
+                let gone = before.age.saturating_add(self.at.saturating_duration_since(before.at));
+                now.by_expires = true;
+                Some(kept.saturating_add(self.age).saturating_sub(gone))
+            }
+            (None, kept) => kept,
+        };
+        now
     }
 
     /// The first moment at which the answer is not fresh any more.

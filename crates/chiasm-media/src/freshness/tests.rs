@@ -218,7 +218,7 @@ fn not_modified_makes_it_fresh_again() {
         (&[("age", "5")], 55),
         (&[("cache-control", "max-age=30")], 30),
         (&[("cache-control", "no-cache")], 0),
-        (&[("cache-control", "public")], 60),
+        (&[("cache-control", "public")], 0),
         (&[("expires", "0")], 0),
     ] {
         let refreshed = old.clone().refreshed(of_at(later, said));
@@ -227,6 +227,18 @@ fn not_modified_makes_it_fresh_again() {
         assert_eq!(refreshed.condition(&url()), old.condition(&url()));
     }
     assert!(!old.clone().refreshed(of_at(later, &[("cache-control", "no-store")])).may_be_stored());
+    for (said, expected) in [("no-cache", 0), ("max-age=60", 60), ("s-maxage=10", 10), ("public", 900)] {
+        let old = of_at(start, &[("etag", "\"1\""), ("cache-control", said)]);
+        let by = of_at(later, &[("expires", &wall(900))]);
+        assert_eq!(fresh_for(&old.refreshed(by), later), expected, "an `Expires` after {said}");
+    }
+    // An `Expires` that was said before is a moment, whatever the date of the 304 is.
+    let expiring = of_at(start, &[("etag", "\"1\""), ("expires", &wall(150))]);
+    for said in [&[][..], &[("cache-control", "public")]] {
+        let refreshed = expiring.clone().refreshed(of_at(later, said));
+        assert_eq!(fresh_for(&refreshed, later), 50, "{said:?}");
+        assert_eq!(fresh_for(&refreshed.refreshed(of_at(later + secs(100), &[])), later + secs(100)), 0);
+    }
     // The way there is as it is now, not as it was.
     let mut redirect = RedirectFreshness::none();
     redirect.follow(false, &headers(&[("cache-control", "max-age=3")]), at(later), BOUNDS);
