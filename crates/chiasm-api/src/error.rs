@@ -6,6 +6,11 @@ mod openai;
 use chiasm_media::{Fault, MediaError};
 use serde_json::Value;
 
+/// The longest message of an error, in characters. Messages quote what clients sent, which may be megabytes.
+const MAX_MESSAGE_CHARS: usize = 2000;
+/// The longest name of a field at fault, in characters.
+const MAX_PARAM_CHARS: usize = 300;
+
 /// The kind of an error, after which each API names its type. A server that speaks HTTP has one status
 /// for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +49,9 @@ pub enum ErrorKind {
 pub struct ApiError {
     /// The kind of the error.
     pub kind: ErrorKind,
-    /// The fault and its remedy, for people.
+    /// The fault and its remedy, for people: at most 2,000 characters.
     pub message: String,
-    /// The request field at fault, such as `messages[2].content[1].image_url`.
+    /// The request field at fault, such as `messages[2].content[1].image_url`: at most 300 characters.
     pub param: Option<String>,
     /// A stable word for programs, such as `unsupported_field`. Nothing here decides by it.
     pub code: &'static str,
@@ -55,12 +60,12 @@ pub struct ApiError {
 impl ApiError {
     /// Creates an error that no field is at fault for.
     pub fn new(kind: ErrorKind, code: &'static str, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), param: None, code }
+        Self { kind, message: shortened(message.into(), MAX_MESSAGE_CHARS), param: None, code }
     }
 
     /// Creates the error of a request that the client can mend by changing `param`.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(ErrorKind::Invalid, "invalid_value", message) }
+        Self { param: Some(shortened(param.into(), MAX_PARAM_CHARS)), ..Self::new(ErrorKind::Invalid, "invalid_value", message) }
     }
 
     /// Creates the error of a field that would change the answer and is not implemented.
@@ -93,7 +98,7 @@ impl ApiError {
     /// Names the field if the error does not name one yet.
     #[must_use]
     pub fn at(mut self, param: &str) -> Self {
-        self.param.get_or_insert_with(|| param.to_owned());
+        self.param.get_or_insert_with(|| shortened(param.to_owned(), MAX_PARAM_CHARS));
         self
     }
 }
@@ -109,6 +114,15 @@ impl ApiError {
     pub fn anthropic_body(&self) -> Value {
         anthropic::error_body(self)
     }
+}
+
+/// Cuts `text` off behind `max` characters, and ends it with `…` then.
+fn shortened(mut text: String, max: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(max) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 impl From<&MediaError> for ApiError {
@@ -143,5 +157,15 @@ mod tests {
     fn innermost_field_name_is_kept() {
         assert_eq!(ApiError::unsupported("a.b").at("a").param.as_deref(), Some("a.b"));
         assert_eq!(ApiError::internal("x").at("a").param.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn long_message_and_field_are_cut_off() {
+        let long = "ö".repeat(1 << 20);
+        let error = ApiError::invalid(long.as_str(), long.as_str());
+        assert_eq!(error.message.chars().count(), MAX_MESSAGE_CHARS + 1);
+        assert_eq!(error.param.unwrap().chars().count(), MAX_PARAM_CHARS + 1);
+        let exact = "ö".repeat(MAX_MESSAGE_CHARS);
+        assert_eq!(ApiError::internal(exact.as_str()).message, exact);
     }
 }

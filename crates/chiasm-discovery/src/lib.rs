@@ -32,10 +32,12 @@
 //! | `failure` | why a server does not answer |
 //! | `http` | calls and streams with bounds of time and bytes |
 //! | `few` | lists that are bounded before they are in memory |
+//! | `skipped` | entries that name nothing usable, as one line of the log |
 //! | `lines` | a stream's bytes as lines |
 //! | `backoff` | pauses between tries |
 //!
-//! Both servers are spoken to by their JSON over HTTP/1.1: `etcd-client` needs `protoc` to build, and `kube` would bring 54 more crates.
+//! Both servers are spoken to by their JSON over HTTP/1.1: `etcd-client` needs `protoc` to build, and `kube` would bring 51 more crates
+//! (docs/decisions says more on both).
 #![forbid(unsafe_code)]
 
 mod access;
@@ -50,6 +52,7 @@ mod kubernetes;
 mod lines;
 mod named;
 mod picture;
+mod skipped;
 mod source;
 mod upstream;
 

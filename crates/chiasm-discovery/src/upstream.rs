@@ -41,6 +41,11 @@ impl Changes {
         self.is_changed |= is_change;
     }
 
+    /// Whether there is a change that followers were not told of.
+    pub(crate) fn are_pending(&self) -> bool {
+        self.is_changed
+    }
+
     /// Whether a change is to be told now. Then [`told`](Self::told) has to follow.
     pub(crate) fn is_due(&self) -> bool {
         self.is_changed && self.next.is_none_or(|next| Instant::now() >= next)

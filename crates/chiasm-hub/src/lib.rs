@@ -1,8 +1,7 @@
 //! Models of the Hugging Face hub: found in the local cache, or downloaded into it.
 //!
 //! The cache is that of `huggingface_hub` in Python (`cache` tells its layout), so that vLLM and Chiasm download a model once.
-//! No other crate has both what a build with plain cargo needs and resumed downloads: `hf-hub` 1.0 always brings aws-lc (a second
-//! TLS stack) and Xet's client, starts a file that was cut off anew, checks no hashes and does not know `HF_HUB_OFFLINE`.
+//! The record of the trial of `hf-hub` in docs/decisions says why this is code of ours.
 //!
 //! | module | is |
 //! |---|---|

@@ -57,7 +57,8 @@ pub struct ExportCounts {
     pub sent: u64,
     /// Too many were waiting.
     pub full: u64,
-    /// The collector was not there, did not answer in time or did not take them, or not all of a message.
+    /// The collector was not there, did not answer in time or did not take them, or not all of a message. Spans that still wait
+    /// when [`Exporter::finish`] runs out of time are counted here too.
     pub refused: u64,
 }
 
@@ -72,6 +73,8 @@ pub struct Exporter {
 
 #[derive(Debug, Default)]
 struct Counts {
+    /// Spans that were queued.
+    queued: AtomicU64,
     sent: AtomicU64,
     full: AtomicU64,
     refused: AtomicU64,
@@ -109,9 +112,9 @@ impl Exporter {
     pub fn send(&self, spans: Vec<Span>) {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(queue) = &*queue else { return };
-        if let Err(TrySendError::Full(spans) | TrySendError::Closed(spans)) = queue.try_send(spans) {
-            self.counts.full.fetch_add(spans.len() as u64, Ordering::Relaxed);
-        }
+        let count = spans.len() as u64;
+        let counter = if queue.try_send(spans).is_ok() { &self.counts.queued } else { &self.counts.full };
+        counter.fetch_add(count, Ordering::Relaxed);
     }
 
     /// What was counted so far.
@@ -128,8 +131,13 @@ impl Exporter {
         if let Some(mut task) = task
             && timeout(patience, &mut task).await.is_err()
         {
-            tracing::warn!("the last traces were not sent: the collector does not answer");
             task.abort();
+            // Until it has ended it may count a last message.
+            let _ = task.await;
+            let ExportCounts { sent, refused, .. } = self.counts();
+            let spans = self.counts.queued.load(Ordering::Relaxed) - sent - refused;
+            self.counts.refused.fetch_add(spans, Ordering::Relaxed);
+            tracing::warn!(spans, "the last traces were not sent: the collector does not answer");
         }
     }
 }

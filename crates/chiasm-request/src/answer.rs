@@ -108,3 +108,31 @@ impl ChoiceDelta {
         Some(FinishedChoice { events, reasoning_tokens, tokens, logprobs, text_logprobs, prompt_logprobs, finish })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn appended_delta_adds_each_field() {
+        let one = PromptLogprobs { width: 1, tokens: vec![TokenId(7)], logprobs: vec![-0.5], ranks: vec![1] };
+        let prefill = Prefill { cached_tokens: 16, ..Prefill::default() };
+        let first = ChoiceDelta { reasoning_tokens: 1, tokens: vec![TokenId(1)], ..ChoiceDelta::default() };
+        let late = ChoiceDelta {
+            reasoning_tokens: 2,
+            tokens: vec![TokenId(2)],
+            logprobs: Some(Vec::new()),
+            prompt_logprobs: Some(one.clone()),
+            finish: Some(Finish::Eos),
+            prefill: Some(prefill),
+            ..ChoiceDelta::default()
+        };
+        let mut joined = first;
+        joined.append(late.clone());
+        let expected = ChoiceDelta { reasoning_tokens: 3, tokens: vec![TokenId(1), TokenId(2)], ..late };
+        assert_eq!(joined, expected);
+        // A later delta without them takes nothing away.
+        joined.append(ChoiceDelta::default());
+        assert_eq!(joined, expected);
+    }
+}

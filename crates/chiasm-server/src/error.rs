@@ -12,7 +12,7 @@ use chiasm_pipeline::cpu::CpuError;
 use chiasm_pipeline::{Attempts, Cause, RequestError};
 use chiasm_processor::ProcessorError;
 
-use crate::paths::{COUNT_TOKENS, MESSAGES};
+use crate::paths::ModelEndpoint;
 
 /// 529, with which Anthropic says that it has more requests than it can take.
 const OVERLOADED: u16 = 529;
@@ -222,10 +222,10 @@ impl IntoResponse for HttpError {
 
 /// Puts a refusal into the words of the API at `path`, whichever part of the server refused.
 pub(crate) fn in_words_of(path: &str, mut response: Response) -> Response {
-    if path != MESSAGES && path != COUNT_TOKENS {
+    let Some(Refusal(error)) = response.extensions().get() else { return response };
+    if !ModelEndpoint::at(path).is_some_and(ModelEndpoint::has_anthropic_errors) {
         return response;
     }
-    let Some(Refusal(error)) = response.extensions().get() else { return response };
     let body = error.anthropic_body().to_string();
     response.headers_mut().remove(header::CONTENT_LENGTH);
     *response.body_mut() = Body::from(body);
@@ -349,8 +349,8 @@ mod tests {
             String::from_utf8(to_bytes(response.into_body(), 1000).await.unwrap().to_vec()).unwrap()
         };
         let expected = r#"{"type":"error","error":{"type":"invalid_request_error","message":"top_k: too much"}}"#;
-        assert_eq!(text(MESSAGES).await, expected);
-        assert_eq!(text(COUNT_TOKENS).await, expected);
+        assert_eq!(text(ModelEndpoint::Messages.path()).await, expected);
+        assert_eq!(text(ModelEndpoint::CountTokens.path()).await, expected);
         assert!(text("/v1/messages/").await.starts_with(r#"{"error""#));
     }
 

@@ -18,6 +18,7 @@ use crate::connection::Connection;
 use crate::cors::Cors;
 use crate::error::{HttpError, Refusal};
 use crate::identity::Identity;
+use crate::paths::ModelEndpoint;
 use crate::record::{Record, Recorder};
 use crate::root_path::RootPath;
 use crate::traces::Traced;
@@ -69,17 +70,8 @@ pub(crate) async fn answer(
 
 /// Counts an answered completion and keeps its record.
 async fn recorded(mut app: Router, layers: &Arc<RequestLayers>, mut request: Request) -> Response {
-    let endpoint = match request.uri().path() {
-        paths::CHAT if request.method() == Method::POST => "chat",
-        paths::COMPLETIONS if request.method() == Method::POST => "completions",
-        paths::RESPONSES if request.method() == Method::POST => "responses",
-        paths::TOKENIZE if request.method() == Method::POST => "tokenize",
-        paths::DETOKENIZE if request.method() == Method::POST => "detokenize",
-        paths::LOAD_LORA if request.method() == Method::POST && layers.adapters_may_change => "load_lora_adapter",
-        paths::UNLOAD_LORA if request.method() == Method::POST && layers.adapters_may_change => "unload_lora_adapter",
-        paths::MESSAGES if request.method() == Method::POST => "messages",
-        paths::COUNT_TOKENS if request.method() == Method::POST => "count_tokens",
-        _ => return call(&mut app, layers, request).await,
+    let Some(endpoint) = counted_endpoint(&request, layers.adapters_may_change) else {
+        return call(&mut app, layers, request).await;
     };
     let traced = begin_trace(layers, &mut request);
     let record = Record::new(endpoint, Span::current(), traced, layers.recorder.clone());
@@ -92,6 +84,24 @@ async fn recorded(mut app: Router, layers: &Arc<RequestLayers>, mut request: Req
     }
     record.answered(status, refusal);
     response
+}
+
+/// Returns the name of the endpoint whose requests are counted and logged. `None` for any other request.
+fn counted_endpoint(request: &Request, adapters_may_change: bool) -> Option<&'static str> {
+    if request.method() != Method::POST {
+        return None;
+    }
+    let path = request.uri().path();
+    if let Some(endpoint) = ModelEndpoint::at(path) {
+        return Some(endpoint.name());
+    }
+    match path {
+        paths::TOKENIZE => Some("tokenize"),
+        paths::DETOKENIZE => Some("detokenize"),
+        paths::LOAD_LORA if adapters_may_change => Some("load_lora_adapter"),
+        paths::UNLOAD_LORA if adapters_may_change => Some("unload_lora_adapter"),
+        _ => None,
+    }
 }
 
 /// Begins the request's trace, if it is to be recorded: what is known of its identity from then on is the context of its own span.

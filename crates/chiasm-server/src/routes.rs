@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 
 use crate::endpoint_state::EndpointState;
 use crate::endpoints::{completions, lora, messages, responses, tokenize};
 use crate::error::HttpError;
 use crate::forward;
-use crate::paths::{
-    CHAT, COMPLETIONS, COUNT_TOKENS, DETOKENIZE, LOAD_LORA, MESSAGES, RESPONSES, TOKENIZE, UNLOAD_LORA,
-};
+use crate::paths::{DETOKENIZE, LOAD_LORA, ModelEndpoint, TOKENIZE, UNLOAD_LORA};
 
 /// The endpoints that exist.
 #[derive(Clone, Copy, Debug)]
@@ -46,18 +44,23 @@ pub(crate) fn router(state: Arc<EndpointState>, offered: Offered, others: Vec<Ro
 
 /// Returns the endpoints of models, answered by engines that are given tokens.
 fn answering() -> Router<Arc<EndpointState>> {
-    Router::new()
-        .route(CHAT, post(completions::chat))
-        .route(COMPLETIONS, post(completions::completions))
-        .route(RESPONSES, post(responses::create))
-        .route(MESSAGES, post(messages::messages))
-        .route(COUNT_TOKENS, post(messages::count_tokens))
+    model_routes(|endpoint| match endpoint {
+        ModelEndpoint::Chat => post(completions::chat),
+        ModelEndpoint::Completions => post(completions::completions),
+        ModelEndpoint::Responses => post(responses::create),
+        ModelEndpoint::Messages => post(messages::messages),
+        ModelEndpoint::CountTokens => post(messages::count_tokens),
+    })
 }
 
 /// Returns the same endpoints, answered by servers that are given requests as they come.
 fn forwarding() -> Router<Arc<EndpointState>> {
-    let paths = [CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS];
-    paths.into_iter().fold(Router::new(), |router, path| {
-        router.route(path, post(async move |state, request| forward::forward(path, state, request).await))
-    })
+    model_routes(|endpoint| post(async move |state, request| forward::forward(endpoint, state, request).await))
+}
+
+fn model_routes(
+    route: impl Fn(ModelEndpoint) -> MethodRouter<Arc<EndpointState>>,
+) -> Router<Arc<EndpointState>> {
+    let endpoints = ModelEndpoint::ALL.into_iter();
+    endpoints.fold(Router::new(), |router, endpoint| router.route(endpoint.path(), route(endpoint)))
 }

@@ -141,13 +141,7 @@ async fn checked(
     let lora = adapter.as_ref().map(|adapter| adapter.name.as_str());
     let tokens = Arc::new(tokens);
     let checked = place.media.check(&place.worker, &tokens, media, lora, cache_salt.as_deref(), ask).await;
-    let checked = checked.map_err(|error| match error {
-        PlanError::EngineGone => JobError::NotTaken(Death::new(error.to_string())),
-        PlanError::Tokens(_) | PlanError::Item { .. } => {
-            JobError::Refused { field: "messages".to_owned(), message: error.to_string() }
-        }
-    })?;
-    let CheckedJob { items: media, told } = checked;
+    let CheckedJob { items: media, told } = checked.map_err(|error| to_job_error(&error))?;
     // What the engine holds is of no use to it.
     let reads_nothing = sampling.skip_reading_prefix_cache || stage == Stage::Encode;
     let told = move || match reads_nothing {
@@ -157,4 +151,28 @@ async fn checked(
     let input = Input::Tokens(tokens);
     let job = Job { id, input, media, sampling, adapter, cache_salt, priority, trace, reasoning, stage, embedded };
     Ok((job, told))
+}
+
+/// Returns what a frontend is told of a plan that failed its check. An engine that left is not the client's fault: the job moves.
+fn to_job_error(error: &PlanError) -> JobError {
+    match error {
+        PlanError::EngineGone => JobError::NotTaken(Death::new(error.to_string())),
+        PlanError::Tokens(_) | PlanError::Item { .. } => {
+            JobError::Refused { field: "messages".to_owned(), message: error.to_string() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chiasm_pipeline::ItemError;
+
+    use super::*;
+
+    #[test]
+    fn engine_that_left_during_the_check_has_not_taken_the_job() {
+        assert!(matches!(to_job_error(&PlanError::EngineGone), JobError::NotTaken(_)));
+        let wrong_item = PlanError::Item { number: 1, error: ItemError::Order };
+        assert!(matches!(to_job_error(&wrong_item), JobError::Refused { .. }));
+    }
 }

@@ -11,6 +11,7 @@ use super::message::{Event, KeyValue};
 use crate::failure::Failure;
 use crate::http::{self, CALL_WITHIN};
 use crate::picture::Picture;
+use crate::skipped::Skipped;
 use crate::upstream::{Changes, Upstream, View};
 use crate::{DiscoveryError, MOST_ADDRESSES, Tls};
 
@@ -34,6 +35,14 @@ pub(super) trait Below: Default + Send + 'static {
 
     /// What they say now.
     fn picture(&self) -> Self::Picture;
+
+    /// Whether some were left out for lack of room, and there is room again: only a new list names them.
+    fn has_room_again(&self) -> bool {
+        false
+    }
+
+    /// Those that could not be used, until they are logged.
+    fn skipped(&mut self) -> &mut Skipped;
 }
 
 /// What is below a prefix of one etcd, as a source.
@@ -59,14 +68,21 @@ impl<K: Below> EtcdUpstream<K> {
         let listed = client.list(prefix).await?;
         let revision = listed.header.revision;
         self.keys.replace(listed.kvs);
+        self.keys.skipped().log(&self.etcd);
         view.set(self.keys.picture());
         // From the very next revision on, so that nothing between list and watch is lost.
         let watch = client.watch(prefix, revision + 1).await?;
         let seen = Seen { keys: AtomicU64::new(self.keys.len() as u64), messages: AtomicU64::new(0) };
-        tokio::select! {
-            failed = apply(watch, &mut self.keys, view, &seen) => failed,
+        let mut changes = Changes::default();
+        let failed = tokio::select! {
+            failed = apply(watch, &self.etcd, &mut self.keys, &mut changes, view, &seen) => failed,
             failed = ask(&client, prefix, revision, &seen) => failed,
+        };
+        if changes.are_pending() {
+            // They waited to be told together with later ones, and there are none.
+            view.set(self.keys.picture());
         }
+        failed
     }
 }
 
@@ -100,11 +116,12 @@ struct Seen {
 /// Applies what the watch tells. Ends only by failing.
 async fn apply<K: Below>(
     mut watch: Watch,
+    etcd: &Etcd,
     keys: &mut K,
+    changes: &mut Changes,
     view: &mut View<K::Picture>,
     seen: &Seen,
 ) -> Result<(), Failure> {
-    let mut changes = Changes::default();
     loop {
         if let Some(answer) = changes.next(watch.next()).await? {
             changes.note(!answer.events.is_empty());
@@ -113,9 +130,13 @@ async fn apply<K: Below>(
             }
             seen.keys.store(keys.len() as u64, Relaxed);
             seen.messages.fetch_add(1, Relaxed);
+            keys.skipped().log(etcd);
         }
         if changes.is_due() {
             changes.told(view.set(keys.picture()));
+            if keys.has_room_again() {
+                return Err(Failure::Outdated("there is room again for keys that were left out".to_owned()));
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::candidate::Candidate;
 use super::following::Below;
 use super::message::{Event, EventType, KeyValue};
+use crate::skipped::Skipped;
 use crate::{MOST_ADDRESSES, Named};
 
 /// The most bytes of a key that is kept.
@@ -14,6 +15,7 @@ pub(super) const LONGEST_KEY: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     by_key: BTreeMap<Vec<u8>, Value>,
+    skipped: Skipped,
     /// Whether it was said that there are too many.
     is_told: bool,
 }
@@ -54,13 +56,17 @@ impl Below for Keys {
     fn picture(&self) -> Named {
         Named { addresses: self.addresses(), is_current: true }
     }
+
+    fn skipped(&mut self) -> &mut Skipped {
+        &mut self.skipped
+    }
 }
 
 impl Keys {
     fn put(&mut self, kv: KeyValue, is_told: bool) {
         let key = String::from_utf8_lossy(&kv.key[..kv.key.len().min(LONGEST_KEY)]);
         if kv.key.len() > LONGEST_KEY {
-            tracing::warn!(%key, "a key is too long to name an agent");
+            self.skipped.add(key, "the key is too long");
             return;
         }
         if self.by_key.len() >= MOST_ADDRESSES && !self.by_key.contains_key(&kv.key) {
@@ -73,7 +79,7 @@ impl Keys {
             Ok(candidate) => Some(candidate.address().to_owned()),
             Err(_) if is_told => None,
             Err(problem) => {
-                tracing::warn!(%key, %problem, "a key names no agent");
+                self.skipped.add(key, problem);
                 None
             }
         };
@@ -109,6 +115,7 @@ mod tests {
             kv(&"k".repeat(LONGEST_KEY + 1), r#"{"address":"long:1"}"#),
         ]);
         assert_eq!((addresses(&keys), keys.len()), (vec!["a:1".to_owned()], 3));
+        assert_eq!(keys.skipped.count(), 2, "nonsense and the long one");
         keys.apply(Event { r#type: EventType::Delete, kv: kv("p/1", "") });
         assert_eq!(addresses(&keys), ["a:1"], "another key names it still");
         keys.apply(Event { r#type: EventType::Put, kv: kv("p/2", r#"{"address":"b:1"}"#) });

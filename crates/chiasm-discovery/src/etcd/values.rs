@@ -8,11 +8,14 @@ use super::keys::LONGEST_KEY;
 use super::message::{Event, EventType, KeyValue};
 use crate::MOST_ADDRESSES;
 use crate::picture::Picture;
+use crate::skipped::Skipped;
 
 /// The most bytes of a value that is kept.
 const LONGEST_VALUE: usize = 1 << 20;
 /// The most bytes of all keys and values that are kept.
 const MOST_BYTES: usize = 64 << 20;
+/// So many bytes have to be free before values that were left out are listed again: a list for each that goes would be too many.
+const ROOM_AGAIN: usize = 4 * LONGEST_VALUE;
 
 /// All that is below a prefix now, as far as it was told, and whether the servers answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,6 +51,9 @@ pub(super) struct KeptValues {
     by_key: BTreeMap<Vec<u8>, Option<Arc<[u8]>>>,
     /// So many bytes have the keys and values that are kept.
     bytes: usize,
+    /// Whether there was no room for all.
+    has_left_out: bool,
+    skipped: Skipped,
     /// Whether it was said that there are too many.
     is_told: bool,
 }
@@ -56,7 +62,7 @@ impl Below for KeptValues {
     type Picture = Values;
 
     fn replace(&mut self, listed: Vec<KeyValue>) {
-        (self.by_key, self.bytes) = (BTreeMap::new(), 0);
+        (self.by_key, self.bytes, self.has_left_out) = (BTreeMap::new(), 0, false);
         listed.into_iter().for_each(|kv| self.put(kv));
     }
 
@@ -76,25 +82,35 @@ impl Below for KeptValues {
             |(key, value): (&Vec<u8>, &Option<Arc<[u8]>>)| Some((String::from_utf8(key.clone()).ok()?, value.clone()?));
         Values { by_key: self.by_key.iter().filter_map(named).collect(), is_current: true }
     }
+
+    fn has_room_again(&self) -> bool {
+        self.has_left_out && self.bytes + ROOM_AGAIN <= MOST_BYTES
+    }
+
+    fn skipped(&mut self) -> &mut Skipped {
+        &mut self.skipped
+    }
 }
 
 impl KeptValues {
     fn put(&mut self, kv: KeyValue) {
         if kv.key.len() > LONGEST_KEY {
-            tracing::warn!(bytes = kv.key.len(), "a key is too long; it is ignored");
+            self.skipped.add(String::from_utf8_lossy(&kv.key[..LONGEST_KEY]), "the key is too long");
             return;
         }
         if self.by_key.len() >= MOST_ADDRESSES && !self.by_key.contains_key(&kv.key) {
+            // It is listed again once there are fewer: their number is compared with the server's.
             return self.tell();
         }
         let is_short = kv.value.len() <= LONGEST_VALUE;
         if !is_short {
-            tracing::warn!(key = %String::from_utf8_lossy(&kv.key), "the value of a key is too long; it is ignored");
+            self.skipped.add(String::from_utf8_lossy(&kv.key), "the value is too long");
         }
         self.remove(&kv.key);
         let bytes = kv.key.len() + kv.value.len();
         let has_room = self.bytes + bytes <= MOST_BYTES;
         if is_short && !has_room {
+            self.has_left_out = true;
             self.tell();
         }
         let is_kept = is_short && has_room;
@@ -167,5 +183,13 @@ mod tests {
         keys.apply(Event { r#type: EventType::Delete, kv: kv("001", b"") });
         put(&mut keys, "069");
         assert!(keys.picture().by_key.contains_key("069") && told(&keys).len() == 64);
+        // What was left out is listed again, once there is room for several.
+        let mut delete = |n: u32| keys.apply(Event { r#type: EventType::Delete, kv: kv(&format!("{n:03}"), b"") });
+        (2..5).for_each(&mut delete);
+        assert!(!keys.has_room_again());
+        keys.apply(Event { r#type: EventType::Delete, kv: kv("005", b"") });
+        assert!(keys.has_room_again());
+        keys.replace(vec![]);
+        assert!(!keys.has_room_again());
     }
 }

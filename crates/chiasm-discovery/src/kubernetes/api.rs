@@ -31,6 +31,11 @@ impl<'a> ApiServer<'a> {
         Ok(Self { http: http::new_client(&cluster.tls()).await?, cluster, service, within })
     }
 
+    /// How long a call may take.
+    pub(super) fn within(&self) -> Duration {
+        self.within
+    }
+
     /// The slices that are there.
     pub(super) async fn list(&self) -> Result<Bytes, Failure> {
         http::answer(self.request(&[]).await?, self.within).await

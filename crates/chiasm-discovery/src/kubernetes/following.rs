@@ -49,27 +49,56 @@ impl KubernetesUpstream {
         let server = ApiServer::new(&self.cluster, &self.service, self.within).await?;
         let mut told = Told { service: &self.service, slices: &mut self.slices, version: String::new() };
         told.list(&server.list().await?)?;
-        view.set(Named { addresses: told.slices.addresses(), is_current: true });
+        view.set(told.named());
         let mut changes = Changes::default();
-        // A watch that ends in good order is begun again where it was, without a list.
+        let failed = follow_watches(&server, self.watch_for, &mut told, &mut changes, view).await;
+        if changes.are_pending() {
+            // They waited to be told together with later ones, and there are none.
+            view.set(told.named());
+        }
+        failed
+    }
+}
+
+/// Applies what watches of `lasting` each tell. Ends only by failing. A watch that ends in good order is begun again where it was,
+/// without a list.
+async fn follow_watches(
+    server: &ApiServer<'_>,
+    lasting: Duration,
+    told: &mut Told<'_>,
+    changes: &mut Changes,
+    view: &mut View<Named>,
+) -> Result<(), Failure> {
+    loop {
+        let begun = Instant::now();
+        let mut watch = server.watch(&told.version, lasting).await.map_err(outdated)?;
+        let patience = lasting + server.within();
+        let mut has_spoken = false;
         loop {
-            let begun = Instant::now();
-            let mut watch = server.watch(&told.version, self.watch_for).await.map_err(outdated)?;
-            let deadline = begun + self.watch_for + self.within;
-            loop {
-                let silent = Failure::Silent(self.watch_for + self.within);
-                let line = async { timeout_at(deadline, watch.next()).await.unwrap_or(Err(silent)) };
-                match changes.next(line).await? {
-                    Some(Some(line)) => changes.note(told.apply(&line)?),
-                    Some(None) => break,
-                    None => {}
+            let line = async {
+                match timeout_at(begun + patience, watch.next()).await {
+                    Ok(line) => line,
+                    // A proxy may let a watch go on for as long as it likes.
+                    Err(_) if has_spoken => Ok(None),
+                    Err(_) => Err(Failure::Silent(patience)),
                 }
-                if changes.is_due() {
-                    changes.told(view.set(Named { addresses: told.slices.addresses(), is_current: true }));
+            };
+            match changes.next(line).await? {
+                Some(Some(line)) => {
+                    has_spoken = true;
+                    changes.note(told.apply(&line)?);
+                }
+                Some(None) => break,
+                None => {}
+            }
+            if changes.is_due() {
+                changes.told(view.set(told.named()));
+                if told.slices.has_room_again() {
+                    return Err(Failure::Outdated("there is room again for agents that were left out".to_owned()));
                 }
             }
-            sleep(SHORTEST_WATCH.saturating_sub(begun.elapsed())).await;
         }
+        sleep(SHORTEST_WATCH.saturating_sub(begun.elapsed())).await;
     }
 }
 
@@ -104,6 +133,10 @@ struct Told<'a> {
 }
 
 impl Told<'_> {
+    fn named(&mut self) -> Named {
+        Named { addresses: self.slices.addresses(), is_current: true }
+    }
+
     fn list(&mut self, body: &Bytes) -> Result<(), Failure> {
         let list: List<'_> = serde_json::from_slice(body)?;
         if list.metadata.resource_version.is_empty() {
@@ -113,6 +146,7 @@ impl Told<'_> {
         for item in list.items.unwrap_or_default() {
             self.put(item);
         }
+        self.slices.log_skipped(self.service);
         self.version = list.metadata.resource_version;
         Ok(())
     }
@@ -124,28 +158,33 @@ impl Told<'_> {
             let Status { code, message } = serde_json::from_str(event.object.get())?;
             return Err(outdated(Failure::Refused { status: code, message }));
         }
+        if event.r#type == EventType::Unknown {
+            // Its object may be of any form.
+            return Ok(false);
+        }
         let Object { metadata } = serde_json::from_str(event.object.get())?;
         match event.r#type {
             EventType::Added | EventType::Modified => self.put(event.object),
             EventType::Deleted => self.slices.remove(&metadata.name),
             EventType::Bookmark | EventType::Unknown | EventType::Error => {}
         }
+        self.slices.log_skipped(self.service);
         if !metadata.resource_version.is_empty() {
             self.version = metadata.resource_version;
         }
-        Ok(!matches!(event.r#type, EventType::Bookmark | EventType::Unknown))
+        Ok(event.r#type != EventType::Bookmark)
     }
 
     /// Takes a slice as it is now. A malformed one names nobody.
     fn put(&mut self, object: &RawValue) {
-        let Ok(Object { metadata }) = serde_json::from_str(object.get()) else {
-            tracing::warn!("an EndpointSlice without a name is ignored");
-            return;
+        let metadata = match serde_json::from_str(object.get()) {
+            Ok(Object { metadata }) if !metadata.name.is_empty() => metadata,
+            _ => return self.slices.skip("?", "it has no name"),
         };
         match serde_json::from_str::<EndpointSlice>(object.get()) {
             Ok(slice) => self.slices.put(&metadata.name, slice, self.service.port.as_ref()),
             Err(problem) => {
-                tracing::warn!(slice = metadata.name, %problem, "an EndpointSlice can't be understood");
+                self.slices.skip(&metadata.name, problem);
                 self.slices.remove(&metadata.name);
             }
         }

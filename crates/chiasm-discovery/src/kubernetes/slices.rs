@@ -1,13 +1,19 @@
 //! The slices of a service, and which agents they name together.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 
 use super::Port;
 use super::message::{EndpointPort, EndpointSlice};
+use crate::skipped::Skipped;
 use crate::{MOST_ADDRESSES, address};
 
 /// The longest name of an object of Kubernetes, and the longest uid, of which theirs have 36 bytes.
 const LONGEST_NAME: usize = 253;
+/// The most slices and agents that are kept, together: pods of two families of addresses are in two slices.
+const MOST_WEIGHT: usize = 2 * MOST_ADDRESSES;
+/// So much weight has to be free before agents that were left out are listed again: a list for each that goes would be too many.
+const ROOM_AGAIN: usize = MOST_ADDRESSES / 10;
 
 /// The slices that are there, as far as this process was told.
 #[derive(Debug, Default)]
@@ -15,8 +21,11 @@ pub(super) struct Slices {
     by_name: BTreeMap<String, Vec<Agent>>,
     /// The slices and their agents, so that neither can grow without bound.
     weight: usize,
+    /// Whether there was no room for all.
+    has_left_out: bool,
     /// Whether it was said that there are too many.
     is_told: bool,
+    skipped: Skipped,
 }
 
 /// An endpoint that is named.
@@ -32,18 +41,20 @@ impl Slices {
     pub(super) fn clear(&mut self) {
         self.by_name.clear();
         self.weight = 0;
+        self.has_left_out = false;
     }
 
     /// A slice is there, or changed.
     pub(super) fn put(&mut self, name: &str, slice: EndpointSlice, wanted: Option<&Port>) {
         self.remove(name);
         if name.len() > LONGEST_NAME {
-            tracing::warn!(bytes = name.len(), "an EndpointSlice has too long a name; it is ignored");
+            self.skip(name, "the name of the slice is too long");
             return;
         }
-        let mut agents = agents_of(name, slice, wanted);
-        let room = (2 * MOST_ADDRESSES).saturating_sub(self.weight);
+        let mut agents = agents_of(name, slice, wanted, &mut self.skipped);
+        let room = MOST_WEIGHT.saturating_sub(self.weight);
         if agents.len() + 1 > room {
+            self.has_left_out = true;
             self.tell();
             if room == 0 {
                 return;
@@ -78,6 +89,21 @@ impl Slices {
         addresses
     }
 
+    /// Whether agents were left out for lack of room, and there is room again: only a new list names them.
+    pub(super) fn has_room_again(&self) -> bool {
+        self.has_left_out && self.weight + ROOM_AGAIN <= MOST_WEIGHT
+    }
+
+    /// Counts the slice `name` as one that can't be used.
+    pub(super) fn skip(&mut self, name: &str, problem: impl Display) {
+        self.skipped.add(format_args!("slice {name}"), problem);
+    }
+
+    /// Logs what could not be used since the last call.
+    pub(super) fn log_skipped(&mut self, source: impl Display) {
+        self.skipped.log(source);
+    }
+
     fn tell(&mut self) {
         if !std::mem::replace(&mut self.is_told, true) {
             tracing::warn!(most = MOST_ADDRESSES, "too many agents are named; the others are ignored");
@@ -85,14 +111,15 @@ impl Slices {
     }
 }
 
-fn agents_of(name: &str, slice: EndpointSlice, wanted: Option<&Port>) -> Vec<Agent> {
+fn agents_of(name: &str, slice: EndpointSlice, wanted: Option<&Port>, skipped: &mut Skipped) -> Vec<Agent> {
     let endpoints = slice.endpoints.unwrap_or_default();
     if endpoints.is_empty() {
         // Then the ports may be missing as well, and nothing is wrong.
         return Vec::new();
     }
     let Some(port) = port_of(slice.ports.as_deref().unwrap_or_default(), wanted) else {
-        tracing::warn!(slice = name, port = ?wanted, "a service has no such port, or several: kubernetes://namespace/service:port says which");
+        let problem = "it has no such port, or several: kubernetes://namespace/service:port says which";
+        skipped.add(format_args!("slice {name}"), problem);
         return Vec::new();
     };
     let (is_v4, is_v6) = (slice.address_type == "IPv4", slice.address_type == "IPv6");
@@ -105,7 +132,7 @@ fn agents_of(name: &str, slice: EndpointSlice, wanted: Option<&Port>) -> Vec<Age
                 Some(Agent { uid, is_v4, address })
             }
             Err(problem) => {
-                tracing::warn!(slice = name, %problem, "an endpoint names no agent");
+                skipped.add(format_args!("slice {name}"), problem);
                 None
             }
         }
@@ -218,10 +245,15 @@ mod unit_tests {
                 (0..1000).map(|m| json!({"addresses": [format!("10.{n}.{}.{}", m / 250, m % 250)]})).collect();
             let value = json!({"addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 7}]});
             slices.put(&n.to_string(), slice(value), None);
-            assert!(slices.weight <= 2 * MOST_ADDRESSES);
+            assert!(slices.weight <= MOST_WEIGHT);
         }
         assert_eq!(slices.addresses().len(), MOST_ADDRESSES);
-        (0..30).for_each(|n: u32| slices.remove(&n.to_string()));
+        assert!(!slices.has_room_again());
+        slices.remove("0");
+        assert!(slices.has_room_again());
+        (1..30).for_each(|n: u32| slices.remove(&n.to_string()));
         assert_eq!(slices.weight, 0);
+        slices.clear();
+        assert!(!slices.has_room_again());
     }
 }

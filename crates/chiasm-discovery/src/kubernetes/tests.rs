@@ -120,6 +120,8 @@ async fn slices_are_listed_and_then_watched() {
     watch.line(&event("MODIFIED", slice("a", "12", &["10.0.0.2"]))).await;
     until(&mut named, exactly(&["10.0.0.2:7000", "10.0.0.3:7000"])).await;
     watch.line(&event("SOMETHING-NEW", json!({"metadata": {}}))).await;
+    watch.line(&event("SOMETHING-NEW", json!("of another form"))).await;
+    watch.line(&event("ADDED", slice("", "12", &["10.0.0.7"]))).await;
     watch.line(&event("DELETED", slice("b", "13", &["10.0.0.3"]))).await;
     until(&mut named, exactly(&["10.0.0.2:7000"])).await;
     watch.line(&event("DELETED", slice("a", "14", &[]))).await;
@@ -253,4 +255,36 @@ async fn a_silent_server_is_noticed() {
     let _watch = list_and_watch(&fake, "20", &[slice("a", "9", &["10.0.0.2"])]).await;
     until(&mut named, exactly(&["10.0.0.2:7000"])).await;
     drop(silent);
+}
+
+#[tokio::test]
+async fn a_change_that_waits_to_be_told_outlives_its_watch() {
+    let fake = Fake::new().await;
+    let (_following, mut named) = follow(&fake);
+    let mut watch = list_and_watch(&fake, "10", &[]).await;
+    // After the first the others wait, and the connection is gone before they are told.
+    let lines: Vec<String> = (1..=9)
+        .map(|n| event("ADDED", slice(&n.to_string(), "11", &[&format!("10.0.0.{n}")])).to_string() + "\n")
+        .collect();
+    watch.piece(&lines.concat()).await;
+    drop(watch);
+    let all: Vec<String> = (1..=9).map(|n| format!("10.0.0.{n}:7000")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    until(&mut named, once(&all)).await;
+}
+
+#[tokio::test]
+async fn a_watch_that_talks_for_longer_than_asked_is_begun_again_without_a_list() {
+    let fake = Fake::new().await;
+    let upstream = KubernetesUpstream::new(SERVICE.parse().unwrap(), cluster(&fake)).unwrap();
+    let second = Duration::from_secs(1);
+    let following = upstream::follow(upstream.with_patience(second, second));
+    let mut named = following.named();
+    let mut watch = list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await;
+    watch.line(&event("BOOKMARK", json!({"metadata": {"resourceVersion": "20"}}))).await;
+    until(&mut named, exactly(&["10.0.0.1:7000"])).await;
+    named.mark_unchanged();
+    let _next = watch_from(&fake, "20").await;
+    assert!(!named.has_changed().unwrap(), "a server that answers is current");
+    watch.closed().await;
 }

@@ -82,6 +82,9 @@ async fn a_collector_that_hangs_holds_up_nobody() {
     assert_eq!(exporter.counts().full, 10);
     exporter.finish(Duration::from_millis(200)).await;
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    // What was queued and what was on its way is lost, and counted.
+    let refused = 1 + 2 * QUEUE as u64;
+    assert_eq!(exporter.counts(), ExportCounts { sent: 0, full: 10, refused });
 }
 
 #[tokio::test]

@@ -9,19 +9,23 @@ use chiasm_backend::{Death, Forwarded, JobError};
 use chiasm_fleet::Worker;
 use futures_util::stream::{self, StreamExt};
 
-use crate::paths::stream_api;
+use crate::paths::ModelEndpoint;
 
 /// The maximum number of bytes that are kept until an answer begins. Events before the first token
 /// take some hundred bytes, an answer in one piece some thousand.
 const MAX_AHEAD_BYTES: usize = 64 << 10;
 
-/// Waits until the answer to a request to `path` has content or has ended.
+/// Waits until the answer to a request to `endpoint` has content or has ended.
 ///
 /// # Errors
 /// [`JobError::Dead`] if the server is lost before that, or reports its own failure.
-pub(super) async fn begun(path: &str, answer: Forwarded, server: &Worker) -> Result<Forwarded, JobError> {
+pub(super) async fn begun(
+    endpoint: ModelEndpoint,
+    answer: Forwarded,
+    server: &Worker,
+) -> Result<Forwarded, JobError> {
     let Forwarded { status, content_type, mut body } = answer;
-    let mut progress = Progress::new(path, content_type.as_deref());
+    let mut progress = Progress::new(endpoint, content_type.as_deref());
     let mut ahead = Vec::new();
     let hung = server.hung();
     tokio::pin!(hung);
@@ -63,10 +67,10 @@ enum Progress {
 }
 
 impl Progress {
-    fn new(path: &str, content_type: Option<&str>) -> Self {
+    fn new(endpoint: ModelEndpoint, content_type: Option<&str>) -> Self {
         match content_type {
             Some(kind) if kind.starts_with("text/event-stream") => {
-                Self::Stream { relay: Box::new(EventRelay::new(stream_api(path))), bytes: 0 }
+                Self::Stream { relay: Box::new(EventRelay::new(endpoint.stream_api())), bytes: 0 }
             }
             Some(kind) if kind.starts_with("application/json") => Self::Json { bytes: 0 },
             _ => Self::Other { bytes: 0 },

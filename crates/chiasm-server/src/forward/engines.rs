@@ -13,26 +13,27 @@ use crate::body::parse;
 use crate::endpoint_state::EndpointState;
 use crate::endpoints::{completions, messages, responses};
 use crate::error::HttpError;
-use crate::paths::{CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES};
+use crate::paths::ModelEndpoint;
 
-/// Has an engine answer a request that was sent to this path. It is read once more, as what it is, and refused if it can't be.
+/// Has an engine answer a request to `endpoint`. The body is parsed once more, as that endpoint's, and refused if it can't be.
 pub(super) async fn answer(
-    path: &str,
+    endpoint: ModelEndpoint,
     state: Arc<EndpointState>,
     caller: Caller,
     admission: Admission,
     body: Arrived,
 ) -> Result<Response, HttpError> {
     let shared = State(state.clone());
-    match path {
-        CHAT => completions::chat(shared, read(&state, caller, admission, body).await?).await,
-        COMPLETIONS => completions::completions(shared, read(&state, caller, admission, body).await?).await,
-        RESPONSES => responses::create(shared, read(&state, caller, admission, body).await?).await,
-        MESSAGES => messages::messages(shared, read(&state, caller, admission, body).await?).await,
-        COUNT_TOKENS => {
+    match endpoint {
+        ModelEndpoint::Chat => completions::chat(shared, read(&state, caller, admission, body).await?).await,
+        ModelEndpoint::Completions => {
+            completions::completions(shared, read(&state, caller, admission, body).await?).await
+        }
+        ModelEndpoint::Responses => responses::create(shared, read(&state, caller, admission, body).await?).await,
+        ModelEndpoint::Messages => messages::messages(shared, read(&state, caller, admission, body).await?).await,
+        ModelEndpoint::CountTokens => {
             Ok(messages::count_tokens(shared, read(&state, caller, admission, body).await?).await?.into_response())
         }
-        _ => Err(HttpError::no_such_path()),
     }
 }
 

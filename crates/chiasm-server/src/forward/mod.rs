@@ -46,14 +46,14 @@ use crate::endpoint_state::EndpointState;
 use crate::endpoints::find_model;
 use crate::endpoints::messages::in_order;
 use crate::error::HttpError;
-use crate::paths::{CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES};
+use crate::paths::ModelEndpoint;
 
 /// Text up to this many bytes is cut into pieces at once.
 const SMALL: usize = 64 << 10;
 
 /// The request of a client, as its protocol has it.
 struct ClientRequest {
-    path: &'static str,
+    endpoint: ModelEndpoint,
     fields: Arc<Map<String, Value>>,
 }
 
@@ -69,13 +69,13 @@ impl ForwardedRequest for ClientRequest {
     }
 
     fn begun<'a>(&'a self, answer: Forwarded, server: &'a Worker) -> BoxFuture<'a, Result<Forwarded, JobError>> {
-        begun(self.path, answer, server).boxed()
+        begun(self.endpoint, answer, server).boxed()
     }
 }
 
-/// Passes on a request that was sent to this path, unless an engine that is given tokens is the better place for it.
+/// Passes on a request to `endpoint`, unless an engine that is given tokens is the better place for it.
 pub(crate) async fn forward(
-    path: &'static str,
+    endpoint: ModelEndpoint,
     State(state): State<Arc<EndpointState>>,
     request: Admitted<ForwardBody>,
 ) -> Result<Response, HttpError> {
@@ -92,22 +92,22 @@ pub(crate) async fn forward(
     admission.ends_with_client();
     let arrived = arrived(&request);
     // Counting needs no engine.
-    if has_engines && (is_for_adapter || path == COUNT_TOKENS) {
-        return engines::answer(path, state, caller, admission, arrived).await;
+    if has_engines && (is_for_adapter || endpoint == ModelEndpoint::CountTokens) {
+        return engines::answer(endpoint, state, caller, admission, arrived).await;
     }
-    let taken = place(&state, path, &caller, request, &classes).await;
+    let taken = place(&state, endpoint, &caller, request, &classes).await;
     drop(charge);
     match taken.map_err(|error| state.http_error(error))? {
         Place::Server(answer) => {
             state.pipeline.retries.earn();
-            Ok(response(path, state, admission, *answer, caller.arrived))
+            Ok(response(endpoint, state, admission, *answer, caller.arrived))
         }
         Place::Engine(tried) => {
             if let Some(observer) = &state.pipeline.observer {
                 caller.entries.begin_anew(&**observer);
             }
             caller.tried = Attempts { may_be_passed_on: true, ..tried };
-            by_engine(path, state, caller, admission, arrived).await
+            by_engine(endpoint, state, caller, admission, arrived).await
         }
     }
 }
@@ -115,13 +115,13 @@ pub(crate) async fn forward(
 /// Has an engine answer. Where none can, and the client has been sent nothing, a server is tried after all: for that the body is kept until
 /// the answer begins.
 async fn by_engine(
-    path: &'static str,
+    endpoint: ModelEndpoint,
     state: Arc<EndpointState>,
     mut caller: Caller,
     admission: Admission,
     body: Arrived,
 ) -> Result<Response, HttpError> {
-    let answer = engines::answer(path, state.clone(), caller.clone(), admission.clone(), body.clone()).await;
+    let answer = engines::answer(endpoint, state.clone(), caller.clone(), admission.clone(), body.clone()).await;
     let mut error = match answer {
         Ok(answer) => return Ok(answer),
         Err(error) => error,
@@ -131,10 +131,10 @@ async fn by_engine(
     let JsonBody { request, charge } = parse::<ForwardBody>(&state, &caller.cpu, body).await?;
     let classes = state.pipeline.fleet.classes();
     let servers: Vec<_> = classes.iter().filter(|class| class.input == InputForm::Messages).cloned().collect();
-    let taken = place(&state, path, &caller, request, &servers).await;
+    let taken = place(&state, endpoint, &caller, request, &servers).await;
     drop(charge);
     match taken {
-        Ok(Place::Server(answer)) => Ok(response(path, state, admission, *answer, caller.arrived)),
+        Ok(Place::Server(answer)) => Ok(response(endpoint, state, admission, *answer, caller.arrived)),
         // A request that no server takes is still valid if an engine takes it: the engine's error
         // is told.
         Ok(Place::Engine(_)) | Err(RequestError { cause: Cause::Invalid(_), .. }) => Err(error),
@@ -142,10 +142,10 @@ async fn by_engine(
     }
 }
 
-/// Finds the best place for a request that was sent to this path, among the workers of these classes.
+/// Finds the best place for a request to `endpoint`, among the workers of `classes`.
 async fn place(
     state: &Arc<EndpointState>,
-    path: &'static str,
+    endpoint: ModelEndpoint,
     caller: &Caller,
     request: ForwardBody,
     classes: &[PresentClass],
@@ -156,12 +156,12 @@ async fn place(
     }
     let placing = async {
         let (request, _charge) = client_names::resolve(state, caller, request).await?;
-        let understood = understood(state, path, arrived(&request), caller);
+        let understood = understood(state, endpoint, arrived(&request), caller);
         let ForwardBody { body, model, fields, .. } = request;
-        let below = path.trim_start_matches('/');
+        let below = endpoint.path().trim_start_matches('/');
         let forward =
             Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone(), prompt: None };
-        let request = Arc::new(ClientRequest { path, fields });
+        let request = Arc::new(ClientRequest { endpoint, fields });
         find_place(&state.pipeline, caller, request, forward, classes, understood).await
     };
     within(deadlines.first_token, placing).await.and_then(|taken| taken)
@@ -169,19 +169,29 @@ async fn place(
 
 /// Returns what a request asks for. `None` if it has parts that are not understood here, or more than
 /// one prompt, or is wrong, which the server says then.
-async fn understood(state: &EndpointState, path: &str, body: Arrived, caller: &Caller) -> Option<Understood> {
+async fn understood(
+    state: &EndpointState,
+    endpoint: ModelEndpoint,
+    body: Arrived,
+    caller: &Caller,
+) -> Option<Understood> {
     let cpu = &caller.cpu;
-    let request = match path {
-        CHAT => Some(parse::<ChatRequest>(state, cpu, body).await.ok()?.request.generate),
-        COMPLETIONS => {
+    let request = match endpoint {
+        ModelEndpoint::Chat => parse::<ChatRequest>(state, cpu, body).await.ok()?.request.generate,
+        ModelEndpoint::Completions => {
             let mut prompts = parse::<CompletionRequest>(state, cpu, body).await.ok()?.request.generate;
-            prompts.pop().filter(|_| prompts.is_empty())
+            prompts.pop().filter(|_| prompts.is_empty())?
         }
-        RESPONSES => Some(parse::<ResponsesRequest>(state, cpu, body).await.ok()?.request.generate),
-        MESSAGES => in_order(state, parse::<MessagesRequest>(state, cpu, body).await.ok()?.request.generate).await.ok(),
-        _ => None,
-    }?;
-    Some(Understood { request, takes_names: path == CHAT, is_counted: matches!(path, CHAT | COMPLETIONS) })
+        ModelEndpoint::Responses => parse::<ResponsesRequest>(state, cpu, body).await.ok()?.request.generate,
+        ModelEndpoint::Messages => {
+            let request = parse::<MessagesRequest>(state, cpu, body).await.ok()?.request.generate;
+            in_order(state, request).await.ok()?
+        }
+        ModelEndpoint::CountTokens => return None,
+    };
+    let takes_names = endpoint == ModelEndpoint::Chat;
+    let is_counted = matches!(endpoint, ModelEndpoint::Chat | ModelEndpoint::Completions);
+    Some(Understood { request, takes_names, is_counted })
 }
 
 /// The body of a request, to be parsed as another type.

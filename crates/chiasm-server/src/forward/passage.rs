@@ -24,7 +24,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::admission::Admission;
 use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
-use crate::paths::stream_api;
+use crate::paths::ModelEndpoint;
 use crate::poll_epoch::PollEpoch;
 use crate::routing_headers::routing_headers;
 
@@ -69,7 +69,7 @@ struct Running {
 
 /// Builds the response to the client.
 pub(super) fn response(
-    path: &str,
+    endpoint: ModelEndpoint,
     state: Arc<EndpointState>,
     admission: Admission,
     passed: ServerAnswer,
@@ -84,7 +84,7 @@ pub(super) fn response(
     admission.record.attempted(attempted);
     let deadlines = Deadlines::of(arrived, &state.pipeline.limits);
     let tail = BytesMut::new();
-    let api = stream_api(path);
+    let api = endpoint.stream_api();
     let events = is_stream.then(|| Events { api, relay: EventRelay::new(api) });
     let passage = Passage {
         state,

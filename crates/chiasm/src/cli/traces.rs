@@ -7,6 +7,8 @@ use clap::Args;
 use super::fraction;
 use crate::error::CliError;
 
+const SERVICE_NAME: &str = "chiasm";
+
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
     /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, such as http://HOST:4318/v1/traces [default: none is sent]
@@ -22,7 +24,7 @@ pub(crate) struct TraceArgs {
     #[arg(long, env = "CHIASM_OTLP_TRACES_SAMPLE", value_name = "PART", default_value_t = 1.0, value_parser = fraction)]
     pub(crate) otlp_traces_sample: f64,
     /// Name of this service in traces
-    #[arg(long, env = "OTEL_SERVICE_NAME", value_name = "NAME", default_value = "chiasm")]
+    #[arg(long, env = "OTEL_SERVICE_NAME", value_name = "NAME", default_value = SERVICE_NAME)]
     pub(crate) otlp_service_name: String,
 }
 
@@ -32,12 +34,15 @@ impl TraceArgs {
     /// # Errors
     /// [`CliError::Usage`] for an address or headers that are none, and when nothing can be sent at all.
     pub(crate) fn traces(&self) -> Result<Option<Traces>, CliError> {
-        let Some(endpoint) = &self.otlp_traces_endpoint else { return Ok(None) };
+        // OpenTelemetry's libraries take an empty variable for one that is not set.
+        let endpoint = self.otlp_traces_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty());
+        let Some(endpoint) = endpoint else { return Ok(None) };
         let endpoint: Endpoint =
             endpoint.parse().map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
         let headers = self.otlp_traces_headers.as_deref().unwrap_or_default().parse::<Headers>();
         let headers = headers.map_err(|error| CliError::Usage(format!("--otlp-traces-headers: {error}")))?;
-        let exporter = Exporter::start(endpoint.clone(), headers, &self.otlp_service_name, env!("CARGO_PKG_VERSION"));
+        let service = if self.otlp_service_name.is_empty() { SERVICE_NAME } else { &self.otlp_service_name };
+        let exporter = Exporter::start(endpoint.clone(), headers, service, env!("CARGO_PKG_VERSION"));
         let exporter = exporter.map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
         tracing::info!(%endpoint, sample = self.otlp_traces_sample, "traces are sent");
         Ok(Some(Traces::new(exporter, self.otlp_traces_sample)))
@@ -49,6 +54,13 @@ mod tests {
     use clap::Parser;
 
     use crate::cli::{Cli, Command};
+
+    #[test]
+    fn empty_endpoint_sends_no_traces() {
+        let cli = Cli::try_parse_from(["chiasm", "serve", "m", "--otlp-traces-endpoint", ""]).unwrap();
+        let Command::Serve(args) = cli.command else { panic!("serve") };
+        assert!(args.traces.traces().unwrap().is_none());
+    }
 
     #[test]
     fn what_can_not_be_sent_or_sampled_is_refused() {

@@ -93,6 +93,21 @@ async fn failures_of_a_watch_leave_what_was_named() {
 }
 
 #[tokio::test]
+async fn a_change_that_waits_to_be_told_outlives_its_watch() {
+    let fake = Fake::new().await;
+    let (_following, mut named) = follow(&fake);
+    let mut watch = list_and_watch(&fake, 7, &[]).await;
+    // After the first the others wait, and the connection is gone before they are told.
+    let line = |n| events(&[json!({"kv": kv(&format!("p/{n}"), &format!(r#"{{"address":"a:{n}"}}"#))})]).to_string();
+    let lines: Vec<String> = (1..=9).map(|n| line(n) + "\n").collect();
+    watch.piece(&lines.concat()).await;
+    drop(watch);
+    let all: Vec<String> = (1..=9).map(|n| format!("a:{n}")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    until(&mut named, once(&all)).await;
+}
+
+#[tokio::test]
 async fn a_line_without_end_is_given_up() {
     let fake = Fake::new().await;
     let (_following, mut named) = follow(&fake);
