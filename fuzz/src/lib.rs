@@ -35,7 +35,8 @@ pub fn decode(format: ImageFormat, data: &[u8]) {
     assert_eq!(caught_panics(), 0, "a decoder panicked");
 }
 
-/// Decodes a `data:` URL: an error, or bytes that are encoded as they came, save for bits that no byte needs.
+/// Decodes a `data:` URL: an error, or bytes that are encoded as they came, save for bits that no
+/// byte needs.
 pub fn data_url(text: &str) {
     const MAX_BYTES: usize = 1 << 12;
     let budget = ByteBudget::new(1 << 13);
@@ -63,7 +64,8 @@ fn encode(bytes: &[u8]) -> String {
     groups.flat_map(|bits| [18, 12, 6, 0].map(|shift| char::from(ALPHABET[(bits >> shift & 63) as usize]))).collect()
 }
 
-/// Asks the policy about a URL, and about a redirect from there: refused, or nothing but the public web.
+/// Asks the policy about a URL, and about a redirect from there: refused, or nothing but the public
+/// web.
 pub fn url_policy(url: &str, location: &[u8]) {
     let config = MediaConfig::default();
     if let Ok(url) = allowed_url(&config, url) {

@@ -1,6 +1,7 @@
 //! Chiasm against its peers in one run: `cargo xtask bench-peers BENCH`.
 //!
-//! Each bench makes what it needs, measures, and leaves rows and a note made of them in `docs/benchmarks`.
+//! Each bench makes what it needs, measures, and leaves rows and a note made of them in
+//! `docs/benchmarks`.
 //!
 //! | file | is |
 //! |---|---|
@@ -101,9 +102,11 @@ pub(crate) enum Bench {
     Door,
     /// The same frontends and long streams.
     Stream,
-    /// vLLM's own processor: in processes beside `chiasm serve`, in `vllm launch render`, and in one process as Dynamo has it.
+    /// vLLM's own processor: in processes beside `chiasm serve`, in `vllm launch render`, and in
+    /// one process as Dynamo has it.
     Processor,
-    /// `chiasm serve`, `vllm serve` and vLLM's Rust frontend before real engines, and what these alone can do.
+    /// `chiasm serve`, `vllm serve` and vLLM's Rust frontend before real engines, and what these
+    /// alone can do.
     Serve,
     /// `chiasm serve` before an agent, before an engine of its own, and Dynamo's frontend.
     Machines,
@@ -180,10 +183,14 @@ impl Bench {
 
     /// Returns whether there is a run of [`SHORT`] rounds, whose page is printed and not kept.
     pub(crate) fn has_short(self) -> bool {
-        matches!(self, Self::Processor | Self::Serve | Self::Machines | Self::Roles | Self::Upstream)
+        matches!(
+            self,
+            Self::Processor | Self::Serve | Self::Machines | Self::Roles | Self::Upstream
+        )
     }
 
-    /// Fewer say nothing on a machine that others use too. Times of several processes scatter more than CPU time of one.
+    /// Fewer say nothing on a machine that others use too. Times of several processes scatter more
+    /// than CPU time of one.
     pub(crate) fn fewest_rounds(self) -> u32 {
         match self {
             Self::Pixels | Self::Index => 15,
@@ -199,14 +206,23 @@ impl Bench {
     }
 }
 
-/// Runs one bench and writes its rows and its note. With `json`, prints the rows. `sides` are those of the door and of streams.
-pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &DoorSides) -> Result<(), Error> {
+/// Runs one bench and writes its rows and its note. With `json`, prints the rows. `sides` are those
+/// of the door and of streams.
+pub(crate) fn run(
+    setup: &Setup,
+    bench: Bench,
+    rounds: u32,
+    json: bool,
+    sides: &DoorSides,
+) -> Result<(), Error> {
     match bench {
         Bench::Pixels => pixels(setup, rounds, json),
         Bench::Handoff => handoff(setup, rounds, json),
         Bench::Index => index(setup, rounds, json),
         Bench::Door | Bench::Stream => door_run::run(setup, bench, rounds, json, sides),
-        Bench::Machines | Bench::Roles | Bench::Upstream => door_run::run_fleets(setup, bench, rounds, json),
+        Bench::Machines | Bench::Roles | Bench::Upstream => {
+            door_run::run_fleets(setup, bench, rounds, json)
+        }
         Bench::Processor => processor_run::run(setup, rounds, json),
         Bench::Serve => serve_run::run(setup, rounds, json),
     }
@@ -236,7 +252,10 @@ fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     }
     for row in rows.iter().filter(|row| row.equal == Some(false) && row.metric == pixels::DIFFERS) {
         let share = row.peer.unwrap_or_default();
-        setup.output.say(&format!("!!! other bits: {}, {}: {share} % of the values", row.case, row.peer_name))?;
+        setup.output.say(&format!(
+            "!!! other bits: {}, {}: {share} % of the values",
+            row.case, row.peer_name
+        ))?;
     }
     setup.output.say(&written)
 }
@@ -258,10 +277,14 @@ fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     }
     setup.output.say("starting an engine's input side, which imports vLLM, then measuring")?;
     let load = Load::now();
-    let rows = handoff::rows(&handoff::parse(&peers::lines(&mut measure, "the example handoff")?)?, load);
+    let rows =
+        handoff::rows(&handoff::parse(&peers::lines(&mut measure, "the example handoff")?)?, load);
     let written = write(setup, Bench::Handoff, &rows, json)?;
     for row in rows.iter().filter(|row| row.equal == Some(false)) {
-        setup.output.say(&format!("!!! other bytes arrived: {}, {}, {}", row.case, row.metric, row.peer_name))?;
+        setup.output.say(&format!(
+            "!!! other bytes arrived: {}, {}, {}",
+            row.case, row.metric, row.peer_name
+        ))?;
     }
     setup.output.say(&written)
 }
@@ -273,9 +296,13 @@ fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let measurements = peers::results(&mut measure, "index run")?;
     let rows = index::rows(&measurements, rounds, load);
     let written = write(setup, Bench::Index, &rows, json)?;
-    for row in rows.iter().filter(|row| row.equal == Some(false) && row.metric == index::DIFFERENT) {
+    for row in rows.iter().filter(|row| row.equal == Some(false) && row.metric == index::DIFFERENT)
+    {
         let different = row.peer.unwrap_or_default();
-        setup.output.say(&format!("!!! other overlaps: {}, {}: {different} prompts", row.case, row.peer_name))?;
+        setup.output.say(&format!(
+            "!!! other overlaps: {}, {}: {different} prompts",
+            row.case, row.peer_name
+        ))?;
     }
     setup.output.say(&written)
 }

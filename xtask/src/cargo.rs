@@ -5,8 +5,9 @@ use std::process::Command;
 
 use crate::workspace::Workspace;
 
-/// Returns a command of the cargo that runs this program, without the variables about this program's own
-/// package: build scripts that watch them would run again, here and in the next plain build.
+/// Returns a command of the cargo that runs this program, without the variables about this
+/// program's own package: build scripts that watch them would run again, here and in the next plain
+/// build.
 pub(crate) fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in env::vars_os() {

@@ -1,4 +1,5 @@
-//! A quick check while editing: format, lints, and the unit tests of crates that differ from `main`.
+//! A quick check while editing: format, lints, and the unit tests of crates that differ from
+//! `main`.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -14,14 +15,20 @@ pub(crate) fn run(setup: &Setup) -> Result<(), Error> {
         let start = Instant::now();
         let line = arguments.join(" ");
         println!("==> cargo {line}");
-        child::run(cargo(&setup.workspace).args(arguments), &format!("`cargo {line}`"), &setup.output, &setup.cancel)?;
+        child::run(
+            cargo(&setup.workspace).args(arguments),
+            &format!("`cargo {line}`"),
+            &setup.output,
+            &setup.cancel,
+        )?;
         println!("    {:.1} s", start.elapsed().as_secs_f64());
         Ok::<_, Error>(())
     };
     run(&["fmt", "--all", "--check"])?;
     run(&["clippy", "--workspace", "--all-targets", "--", "-Dwarnings"])?;
     let changed = changed_files(setup)?;
-    let is_crate = |name: &&str| setup.workspace.root.join("crates").join(name).join("Cargo.toml").is_file();
+    let is_crate =
+        |name: &&str| setup.workspace.root.join("crates").join(name).join("Cargo.toml").is_file();
     // One call per crate, so that features are those of `cargo test --package`.
     for name in changed_crates(changed.lines()) {
         if is_crate(&name) {
@@ -40,7 +47,8 @@ fn changed_files(setup: &Setup) -> Result<String, Error> {
         git.args(arguments).current_dir(&setup.workspace.root);
         child::read(&mut git, "git")
     };
-    let base = git(&["merge-base", "HEAD", "main"]).or_else(|_| git(&["merge-base", "HEAD", "origin/main"]))?;
+    let base = git(&["merge-base", "HEAD", "main"])
+        .or_else(|_| git(&["merge-base", "HEAD", "origin/main"]))?;
     let changed = git(&["diff", "--name-only", base.trim()])?;
     let new = git(&["ls-files", "--others", "--exclude-standard"])?;
     Ok([changed, new].join("\n"))
@@ -62,7 +70,12 @@ mod tests {
 
     #[test]
     fn files_belong_to_the_crate_of_their_folder() {
-        let paths = ["crates/chiasm-kv/src/lib.rs", "README.md", "crates/chiasm-kv/Cargo.toml", "xtask/src/main.rs"];
+        let paths = [
+            "crates/chiasm-kv/src/lib.rs",
+            "README.md",
+            "crates/chiasm-kv/Cargo.toml",
+            "xtask/src/main.rs",
+        ];
         assert_eq!(changed_crates(paths.into_iter()), BTreeSet::from(["chiasm-kv", "xtask"]));
         assert!(changed_crates(["docs/a.md", "crates"].into_iter()).is_empty());
     }

@@ -1,4 +1,5 @@
-//! Runs other programs: where their output goes, what is said when they fail, and how they are stopped early.
+//! Runs other programs: where their output goes, what is said when they fail, and how they are
+//! stopped early.
 
 use std::fs::{self, File};
 use std::io;
@@ -80,14 +81,19 @@ impl Cancel {
     }
 }
 
-/// Runs `command` to its end; `what` names it in the error when that is not success. Its input is the caller's business.
-pub(crate) fn run(command: &mut Command, what: &str, output: &Output, cancel: &Cancel) -> Result<(), Error> {
+/// Runs `command` to its end; `what` names it in the error when that is not success. Its input is
+/// the caller's business.
+pub(crate) fn run(
+    command: &mut Command,
+    what: &str,
+    output: &Output,
+    cancel: &Cancel,
+) -> Result<(), Error> {
     let (out, err) = output.stdio()?;
-    let mut child = command
-        .stdout(out)
-        .stderr(err)
-        .spawn()
-        .map_err(|source| Error::Spawn { program: command.get_program().display().to_string(), source })?;
+    let mut child = command.stdout(out).stderr(err).spawn().map_err(|source| Error::Spawn {
+        program: command.get_program().display().to_string(),
+        source,
+    })?;
     let status = wait(&mut child, cancel)?.map_err(Error::io("wait for", what))?;
     if status.success() {
         return Ok(());
@@ -103,7 +109,8 @@ fn wait(child: &mut Child, cancel: &Cancel) -> Result<io::Result<std::process::E
             Err(error) => return Ok(Err(error)),
         }
         if let Err(cancelled) = cancel.check() {
-            // Fails only when the child has just ended by itself; wait() then collects it all the same.
+            // Fails only when the child has just ended by itself; wait() then collects it all the
+            // same.
             let _ = child.kill();
             let _ = child.wait();
             return Err(cancelled);
@@ -114,10 +121,10 @@ fn wait(child: &mut Child, cancel: &Cancel) -> Result<io::Result<std::process::E
 
 /// Runs `command` and returns what it printed, without the line break at the end.
 pub(crate) fn read(command: &mut Command, what: &str) -> Result<String, Error> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|source| Error::Spawn { program: command.get_program().display().to_string(), source })?;
+    let output = command.stdin(Stdio::null()).output().map_err(|source| Error::Spawn {
+        program: command.get_program().display().to_string(),
+        source,
+    })?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         return Err(Error::Failed {

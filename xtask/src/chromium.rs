@@ -1,4 +1,5 @@
-//! Chromium for tests: the system's, or its package unpacked into the cache with whatever the system lacks for it.
+//! Chromium for tests: the system's, or its package unpacked into the cache with whatever the
+//! system lacks for it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +32,12 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     }
     let dir = KeyedDir::new(&setup.workspace.cache, "chromium", &[SCRIPT.as_bytes()]);
     let starter = |path: &Path| path.join(STARTER);
-    dir.ensure(&setup.output, &setup.cancel, |path| starts(&starter(path)), |path, held| unpack(setup, path, held))?;
+    dir.ensure(
+        &setup.output,
+        &setup.cancel,
+        |path| starts(&starter(path)),
+        |path, held| unpack(setup, path, held),
+    )?;
     Ok(starter(dir.path()))
 }
 
@@ -40,7 +46,8 @@ fn unpack(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
     debian::unpack_all(setup, &packages, path, held)?;
     let starter = path.join(STARTER);
     fs::write(&starter, SCRIPT).map_err(Error::io("write", &starter))?;
-    fs::set_permissions(&starter, fs::Permissions::from_mode(0o755)).map_err(Error::io("make executable", &starter))?;
+    fs::set_permissions(&starter, fs::Permissions::from_mode(0o755))
+        .map_err(Error::io("make executable", &starter))?;
     child::read(Command::new(&starter).arg("--version"), "the unpacked Chromium").map(drop)
 }
 

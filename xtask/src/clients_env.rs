@@ -1,7 +1,8 @@
-//! A Python environment with the clients that other people use, and the npm package `openai` with a Node.js to run it: apart from
-//! vLLM's environment, so that neither changes the other.
+//! A Python environment with the clients that other people use, and the npm package `openai` with a
+//! Node.js to run it: apart from vLLM's environment, so that neither changes the other.
 //!
-//! Made once per list of pinned packages and kept in the user's cache, with the user's own settings of pip and npm.
+//! Made once per list of pinned packages and kept in the user's cache, with the user's own settings
+//! of pip and npm.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -142,6 +143,9 @@ mod tests {
         assert_eq!(packages.keys().collect::<Vec<_>>(), ["", "node_modules/openai"]);
         let openai = &packages["node_modules/openai"];
         assert_eq!(openai["version"], packages[""]["dependencies"]["openai"]);
-        assert!(openai["integrity"].as_str().unwrap().starts_with("sha512-") && openai.get("resolved").is_none());
+        assert!(
+            openai["integrity"].as_str().unwrap().starts_with("sha512-")
+                && openai.get("resolved").is_none()
+        );
     }
 }

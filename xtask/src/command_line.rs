@@ -156,7 +156,9 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         },
         "sglang-env" => match flags.next().map(String::as_str) {
             Some("--help" | "-h") => return Ok(Command::Help),
-            version => Command::SglangEnv { version: version.map_or(Ok(sglang_env::NEWEST), sglang_version)? },
+            version => Command::SglangEnv {
+                version: version.map_or(Ok(sglang_env::NEWEST), sglang_version)?,
+            },
         },
         "clients-env" => Command::ClientsEnv,
         "record-clients" => Command::RecordClients,
@@ -171,7 +173,12 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             name => {
                 let unknown = || Error::UnknownBench { name: name.unwrap_or_default().to_owned() };
                 let bench = name.and_then(Bench::from_name).ok_or_else(unknown)?;
-                Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false, sides: DoorSides::default() }
+                Command::BenchPeers {
+                    bench,
+                    rounds: bench.fewest_rounds(),
+                    json: false,
+                    sides: DoorSides::default(),
+                }
             }
         },
         "test" => Command::Test(TestOptions {
@@ -194,8 +201,10 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             ("--no-vllm", Command::Test(options)) => options.versions.clear(),
             ("--no-budgets", Command::Test(options)) => options.enforces_budgets = false,
             ("--sglang", Command::Test(options)) => {
-                let named = flags.next_if(|next| next.starts_with(|first: char| first.is_ascii_digit()));
-                options.sglang = Some(named.map_or(Ok(sglang_env::NEWEST), |name| sglang_version(name))?);
+                let named =
+                    flags.next_if(|next| next.starts_with(|first: char| first.is_ascii_digit()));
+                options.sglang =
+                    Some(named.map_or(Ok(sglang_env::NEWEST), |name| sglang_version(name))?);
             }
             ("--vllm", Command::Test(options)) => {
                 options.record = true;
@@ -204,50 +213,63 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                     name => vec![version(name)?],
                 }
             }
-            ("--vllm", Command::VllmEnv { version: asked } | Command::Goldens { version: asked }) => {
-                *asked = version(flags.next().map(String::as_str))?
-            }
+            (
+                "--vllm",
+                Command::VllmEnv { version: asked } | Command::Goldens { version: asked },
+            ) => *asked = version(flags.next().map(String::as_str))?,
             ("--write", Command::VllmDrift { write, .. }) => *write = true,
             ("--json", Command::BenchPeers { json, .. }) => *json = true,
             ("--rounds", Command::BenchPeers { bench, rounds, .. }) => {
-                let (found, fewest) = (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
+                let (found, fewest) =
+                    (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
                 let number = found.parse().ok().filter(|&number| number >= fewest);
-                *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
+                *rounds =
+                    number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
             }
-            ("--short", Command::BenchPeers { bench, rounds, .. }) if bench.has_short() => *rounds = SHORT,
+            ("--short", Command::BenchPeers { bench, rounds, .. }) if bench.has_short() => {
+                *rounds = SHORT
+            }
             ("--test", Command::Dist { test, .. }) => *test = true,
             ("--profile", Command::Dist { profile, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();
-                *profile = Profile::from_name(found).ok_or_else(|| Error::Profile { found: found.to_owned() })?;
+                *profile = Profile::from_name(found)
+                    .ok_or_else(|| Error::Profile { found: found.to_owned() })?;
             }
             ("--target", Command::Dist { target, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();
-                *target = Some(
-                    Target::from_name(found)
-                        .ok_or_else(|| Error::Target { found: found.to_owned(), known: Target::names() })?,
-                );
+                *target = Some(Target::from_name(found).ok_or_else(|| Error::Target {
+                    found: found.to_owned(),
+                    known: Target::names(),
+                })?);
             }
             ("--minutes", Command::Soak { minutes, .. }) => {
-                let number = flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
+                let number =
+                    flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
                 *minutes = number.ok_or(Error::Number { flag: "--minutes" })?;
             }
             ("--seed", Command::Soak { seed, .. }) => {
                 let number = flags.next().and_then(|found| found.parse().ok());
                 *seed = Some(number.ok_or(Error::Number { flag: "--seed" })?);
             }
-            ("--baseline", Command::BenchPeers { bench: Bench::Door | Bench::Stream, sides, .. }) => {
+            (
+                "--baseline",
+                Command::BenchPeers { bench: Bench::Door | Bench::Stream, sides, .. },
+            ) => {
                 sides.baseline = Some(flags.next().ok_or(Error::NoBaseline)?.into());
             }
-            ("--with-peers", Command::BenchPeers { bench: Bench::Door | Bench::Stream, sides, .. }) => {
-                sides.with_peers = true
-            }
+            (
+                "--with-peers",
+                Command::BenchPeers { bench: Bench::Door | Bench::Stream, sides, .. },
+            ) => sides.with_peers = true,
             ("--engines", Command::BenchPeers { bench: Bench::Door, sides, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();
                 let number = found.parse().ok().filter(|&number| number > 0);
                 sides.engines = number.ok_or_else(|| Error::Engines { found: found.to_owned() })?;
             }
             ("--help" | "-h", _) => return Ok(Command::Help),
-            (step, Command::Test(options)) if !step.starts_with('-') => options.steps.push(step.to_owned()),
+            (step, Command::Test(options)) if !step.starts_with('-') => {
+                options.steps.push(step.to_owned())
+            }
             _ => {
                 return Err(Error::UnknownFlag { command: name.clone(), flag: flag.clone() });
             }
@@ -271,7 +293,10 @@ fn version(name: Option<&str>) -> Result<&'static str, Error> {
 
 fn sglang_version(name: &str) -> Result<&'static str, Error> {
     let known = sglang_env::VERSIONS.into_iter().find(|version| *version == name);
-    known.ok_or_else(|| Error::UnknownSglang { name: name.to_owned(), known: sglang_env::VERSIONS.join(", ") })
+    known.ok_or_else(|| Error::UnknownSglang {
+        name: name.to_owned(),
+        known: sglang_env::VERSIONS.join(", "),
+    })
 }
 
 /// A full release number, of any version of vLLM.
@@ -293,9 +318,15 @@ mod tests {
     #[test]
     fn commands_are_read_by_name() {
         assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv { version: VLLM_VERSION });
-        assert_eq!(parse_words("vllm-env --vllm 0.33").unwrap(), Command::VllmEnv { version: "0.33.0" });
+        assert_eq!(
+            parse_words("vllm-env --vllm 0.33").unwrap(),
+            Command::VllmEnv { version: "0.33.0" }
+        );
         assert_eq!(parse_words("sglang-env").unwrap(), Command::SglangEnv { version: "0.5.23" });
-        assert_eq!(parse_words("sglang-env 0.5.22").unwrap(), Command::SglangEnv { version: "0.5.22" });
+        assert_eq!(
+            parse_words("sglang-env 0.5.22").unwrap(),
+            Command::SglangEnv { version: "0.5.22" }
+        );
         assert!(parse_words("sglang-env 0.5.1").is_err());
         assert_eq!(parse_words("clients-env").unwrap(), Command::ClientsEnv);
         assert_eq!(parse_words("record-clients").unwrap(), Command::RecordClients);
@@ -305,7 +336,10 @@ mod tests {
         assert_eq!(parse_words("structure chiasm-kv").unwrap(), Command::Structure { name });
         assert_eq!(parse_words("models-page").unwrap(), Command::ModelsPage);
         assert_eq!(parse_words("goldens").unwrap(), Command::Goldens { version: NEWEST });
-        assert_eq!(parse_words("goldens --vllm 0.31").unwrap(), Command::Goldens { version: "0.31.0" });
+        assert_eq!(
+            parse_words("goldens --vllm 0.31").unwrap(),
+            Command::Goldens { version: "0.31.0" }
+        );
         assert_eq!(parse_words("").unwrap(), Command::Help);
         assert_eq!(parse_words("models --help").unwrap(), Command::Help);
     }
@@ -321,7 +355,10 @@ mod tests {
     #[test]
     fn test_leaves_the_engines_out_only_when_told() {
         let all = options("").unwrap();
-        assert_eq!((all.versions, all.record, all.sglang, all.enforces_budgets), (vec!["0.33.0"], false, None, true));
+        assert_eq!(
+            (all.versions, all.record, all.sglang, all.enforces_budgets),
+            (vec!["0.33.0"], false, None, true)
+        );
         assert_eq!(options("--no-vllm").unwrap().versions, [""; 0]);
         let with_sglang = |flags| options(flags).map(|options| options.sglang);
         assert_eq!(with_sglang("--sglang --no-vllm").unwrap(), Some("0.5.23"));
@@ -331,7 +368,10 @@ mod tests {
         assert_eq!(with_vllm("--vllm 0.32").unwrap(), (vec!["0.32.0"], true));
         assert_eq!(with_vllm("--vllm all").unwrap(), (vec!["0.33.0", "0.32.0", "0.31.0"], true));
         let error = with_vllm("--vllm 0.30").unwrap_err().to_string();
-        assert!(error.contains("0.31.0, 0.32.0, 0.33.0") && with_vllm("--vllm").is_err(), "{error}");
+        assert!(
+            error.contains("0.31.0, 0.32.0, 0.33.0") && with_vllm("--vllm").is_err(),
+            "{error}"
+        );
     }
 
     #[test]
@@ -345,7 +385,11 @@ mod tests {
     #[test]
     fn usage_names_all_steps() {
         for step in test_steps::plan(true, true) {
-            assert!(USAGE.split_whitespace().any(|word| word.trim_end_matches(';') == step.name), "{}", step.name);
+            assert!(
+                USAGE.split_whitespace().any(|word| word.trim_end_matches(';') == step.name),
+                "{}",
+                step.name
+            );
         }
     }
 
@@ -355,36 +399,72 @@ mod tests {
         assert_eq!(parse_words("vllm-drift 0.34.1").unwrap(), drift("0.34.1", false));
         assert_eq!(parse_words("vllm-drift 0.33.0 --write").unwrap(), drift("0.33.0", true));
         assert_eq!(parse_words("vllm-drift --help").unwrap(), Command::Help);
-        for line in
-            ["vllm-drift", "vllm-drift 0.33", "vllm-drift 0.34.0rc1", "vllm-drift --write", "vllm-drift v0.33.0"]
-        {
+        for line in [
+            "vllm-drift",
+            "vllm-drift 0.33",
+            "vllm-drift 0.34.0rc1",
+            "vllm-drift --write",
+            "vllm-drift v0.33.0",
+        ] {
             assert!(parse_words(line).unwrap_err().to_string().contains("0.33.0"), "{line}");
         }
     }
 
     #[test]
     fn a_bench_takes_its_rounds_but_not_too_few() {
-        let asked = |bench, rounds, json| Command::BenchPeers { bench, rounds, json, sides: DoorSides::default() };
+        let asked = |bench, rounds, json| Command::BenchPeers {
+            bench,
+            rounds,
+            json,
+            sides: DoorSides::default(),
+        };
         let pixels = |rounds, json| asked(Bench::Pixels, rounds, json);
         assert_eq!(parse_words("bench-peers pixels").unwrap(), pixels(15, false));
-        assert_eq!(parse_words("bench-peers handoff --json").unwrap(), asked(Bench::Handoff, 21, true));
+        assert_eq!(
+            parse_words("bench-peers handoff --json").unwrap(),
+            asked(Bench::Handoff, 21, true)
+        );
         assert_eq!(parse_words("bench-peers index").unwrap(), asked(Bench::Index, 15, false));
         assert_eq!(parse_words("bench-peers door").unwrap(), asked(Bench::Door, 7, false));
         assert_eq!(parse_words("bench-peers stream").unwrap(), asked(Bench::Stream, 5, false));
-        assert_eq!(parse_words("bench-peers processor").unwrap(), asked(Bench::Processor, 9, false));
-        assert_eq!(parse_words("bench-peers processor --short").unwrap(), asked(Bench::Processor, 1, false));
-        assert_eq!(parse_words("bench-peers serve --short").unwrap(), asked(Bench::Serve, 1, false));
+        assert_eq!(
+            parse_words("bench-peers processor").unwrap(),
+            asked(Bench::Processor, 9, false)
+        );
+        assert_eq!(
+            parse_words("bench-peers processor --short").unwrap(),
+            asked(Bench::Processor, 1, false)
+        );
+        assert_eq!(
+            parse_words("bench-peers serve --short").unwrap(),
+            asked(Bench::Serve, 1, false)
+        );
         assert_eq!(parse_words("bench-peers machines").unwrap(), asked(Bench::Machines, 7, false));
-        assert_eq!(parse_words("bench-peers machines --short").unwrap(), asked(Bench::Machines, 1, false));
+        assert_eq!(
+            parse_words("bench-peers machines --short").unwrap(),
+            asked(Bench::Machines, 1, false)
+        );
         assert_eq!(parse_words("bench-peers roles").unwrap(), asked(Bench::Roles, 7, false));
-        assert_eq!(parse_words("bench-peers roles --short").unwrap(), asked(Bench::Roles, 1, false));
+        assert_eq!(
+            parse_words("bench-peers roles --short").unwrap(),
+            asked(Bench::Roles, 1, false)
+        );
         assert_eq!(parse_words("bench-peers upstream").unwrap(), asked(Bench::Upstream, 7, false));
-        assert_eq!(parse_words("bench-peers upstream --short").unwrap(), asked(Bench::Upstream, 1, false));
+        assert_eq!(
+            parse_words("bench-peers upstream --short").unwrap(),
+            asked(Bench::Upstream, 1, false)
+        );
         assert!(parse_words("bench-peers serve --rounds 4").is_err());
         assert!(parse_words("bench-peers door --short").is_err());
-        assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));
+        assert!(
+            parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21")
+        );
         assert_eq!(parse_words("bench-peers pixels --json --rounds 40").unwrap(), pixels(40, true));
-        for line in ["bench-peers pixels --rounds 14", "bench-peers pixels --rounds", "bench-peers pixels --rounds x"] {
+        for line in [
+            "bench-peers pixels --rounds 14",
+            "bench-peers pixels --rounds",
+            "bench-peers pixels --rounds x",
+        ] {
             let error = parse_words(line).unwrap_err();
             assert!(error.to_string().contains("15"), "{error}");
         }
@@ -396,7 +476,10 @@ mod tests {
     #[test]
     fn a_soak_takes_its_time_and_its_seed() {
         assert_eq!(parse_words("soak").unwrap(), Command::Soak { minutes: 2, seed: None });
-        assert_eq!(parse_words("soak --seed 7 --minutes 60").unwrap(), Command::Soak { minutes: 60, seed: Some(7) });
+        assert_eq!(
+            parse_words("soak --seed 7 --minutes 60").unwrap(),
+            Command::Soak { minutes: 60, seed: Some(7) }
+        );
         for line in ["soak --minutes", "soak --minutes 0", "soak --seed x", "test --minutes 2"] {
             assert!(parse_words(line).is_err(), "{line}");
         }
@@ -404,7 +487,10 @@ mod tests {
 
     #[test]
     fn dist_takes_a_profile_that_it_knows() {
-        assert_eq!(parse_words("dist").unwrap(), Command::Dist { profile: Profile::Dist, target: None, test: false });
+        assert_eq!(
+            parse_words("dist").unwrap(),
+            Command::Dist { profile: Profile::Dist, target: None, test: false }
+        );
         let fast = Command::Dist { profile: Profile::Release, target: None, test: true };
         assert_eq!(parse_words("dist --profile release --test").unwrap(), fast);
         let target = Target::from_name("aarch64-unknown-linux-gnu");
@@ -419,11 +505,16 @@ mod tests {
 
     #[test]
     fn the_door_takes_its_sides() {
-        let sides = DoorSides { baseline: Some("/other/chiasm".into()), with_peers: true, engines: 2 };
+        let sides =
+            DoorSides { baseline: Some("/other/chiasm".into()), with_peers: true, engines: 2 };
         let door = Command::BenchPeers { bench: Bench::Door, rounds: 7, json: false, sides };
         let line = "bench-peers door --baseline /other/chiasm --engines 2 --with-peers";
         assert_eq!(parse_words(line).unwrap(), door);
-        for line in ["bench-peers door --baseline", "bench-peers door --engines 0", "bench-peers index --engines 1"] {
+        for line in [
+            "bench-peers door --baseline",
+            "bench-peers door --engines 0",
+            "bench-peers index --engines 1",
+        ] {
             assert!(parse_words(line).is_err(), "{line}");
         }
     }

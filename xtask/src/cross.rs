@@ -1,5 +1,6 @@
-//! Binaries for other systems, and for older ones of the same kind: Zig is a C compiler and linker for all of them, with the symbols of
-//! any glibc. It comes from PyPI, with the cargo command that uses it, into an environment of its own in the user's cache.
+//! Binaries for other systems, and for older ones of the same kind: Zig is a C compiler and linker
+//! for all of them, with the symbols of any glibc. It comes from PyPI, with the cargo command that
+//! uses it, into an environment of its own in the user's cache.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -83,7 +84,8 @@ fn make(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
     child::run(pip.stdin(held.as_input()?), "pip install of Zig", &setup.output, &setup.cancel)
 }
 
-/// Runs the binary: it has to tell its version and to play the demo. One for another system runs in an emulator, of Debian's packages.
+/// Runs the binary: it has to tell its version and to play the demo. One for another system runs in
+/// an emulator, of Debian's packages.
 pub(crate) fn test(setup: &Setup, target: Target, binary: &Path) -> Result<(), Error> {
     let emulator = match target.is_foreign() {
         true => Some(emulator(setup)?),
@@ -98,7 +100,12 @@ pub(crate) fn test(setup: &Setup, target: Target, binary: &Path) -> Result<(), E
             }
             None => Command::new(binary),
         };
-        child::run(run.args(arguments), &binary.display().to_string(), &Output::Terminal, &Cancel::default())?;
+        child::run(
+            run.args(arguments),
+            &binary.display().to_string(),
+            &Output::Terminal,
+            &Cancel::default(),
+        )?;
     }
     Ok(())
 }

@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::keyed_dir::Held;
 use crate::setup::Setup;
 
-/// Fetches a package by the first of its names that the system's sources know, and unpacks it below `path`.
+/// Fetches a package by the first of its names that the system's sources know, and unpacks it below
+/// `path`.
 pub(crate) fn unpack(setup: &Setup, names: &[&str], path: &Path, held: &Held) -> Result<(), Error> {
     let mut result = Ok(());
     for name in names {
@@ -25,7 +26,8 @@ pub(crate) fn unpack(setup: &Setup, names: &[&str], path: &Path, held: &Held) ->
     unpack_archives(setup, path, held)
 }
 
-/// The packages that the system lacks for this one, itself included, by its package manager's account.
+/// The packages that the system lacks for this one, itself included, by its package manager's
+/// account.
 pub(crate) fn lacking(package: &str) -> Result<Vec<String>, Error> {
     let mut ask = Command::new("apt-get");
     ask.args(["--simulate", "--no-install-recommends", "install", package]);
@@ -35,7 +37,12 @@ pub(crate) fn lacking(package: &str) -> Result<Vec<String>, Error> {
 }
 
 /// Fetches these packages, and unpacks them below `path`.
-pub(crate) fn unpack_all(setup: &Setup, packages: &[String], path: &Path, held: &Held) -> Result<(), Error> {
+pub(crate) fn unpack_all(
+    setup: &Setup,
+    packages: &[String],
+    path: &Path,
+    held: &Held,
+) -> Result<(), Error> {
     setup.output.say(&format!("fetching {}", packages.join(" ")))?;
     let mut fetch = Command::new("apt-get");
     fetch.arg("download").args(packages).current_dir(path).stdin(held.as_input()?);

@@ -1,4 +1,5 @@
-//! What people install: the wheel, the plain binary, what is in them, and sums of both, below `target/dist/chiasm-VERSION`.
+//! What people install: the wheel, the plain binary, what is in them, and sums of both, below
+//! `target/dist/chiasm-VERSION`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,7 +46,9 @@ impl Profile {
     /// What cargo is told behind its command. The fast way is the build of README.md.
     fn arguments(self) -> &'static [&'static str] {
         match self {
-            Self::Dist => &["--locked", "--profile", "dist", "--package", "chiasm", "--bin", "chiasm"],
+            Self::Dist => {
+                &["--locked", "--profile", "dist", "--package", "chiasm", "--bin", "chiasm"]
+            }
             Self::Release => &["--locked", "--release", "--package", "chiasm", "--bin", "chiasm"],
         }
     }
@@ -107,12 +110,14 @@ fn build(setup: &Setup, profile: Profile, target: Option<Target>) -> Result<Path
     cargo.args(profile.arguments());
     let what = format!("cargo build {}", profile.arguments().join(" "));
     child::run(&mut cargo, &what, &Output::Terminal, &Cancel::default())?;
-    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let folder =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let of_target = target.map_or("", Target::name);
     Ok(setup.workspace.root.join(folder).join(of_target).join(profile.name()).join("chiasm"))
 }
 
-/// Packs a binary as a wheel in the folder `out`, with a bill of materials and the licences of what is in it, and returns its path.
+/// Packs a binary as a wheel in the folder `out`, with a bill of materials and the licences of what
+/// is in it, and returns its path.
 pub(crate) fn make_wheel(
     workspace: &Workspace,
     binary: &Path,
@@ -120,7 +125,11 @@ pub(crate) fn make_wheel(
     out: &Path,
 ) -> Result<PathBuf, Error> {
     let mut python = Command::new(python::find()?);
-    python.arg("-B").arg(workspace.file(MAKE_WHEEL)?).args(["--version", VERSION, "--binary"]).arg(binary);
+    python
+        .arg("-B")
+        .arg(workspace.file(MAKE_WHEEL)?)
+        .args(["--version", VERSION, "--binary"])
+        .arg(binary);
     python.arg("--out").arg(out);
     if let Some((bill, notices)) = of_what_is_in_it {
         python.arg("--sbom").arg(bill).arg("--notices").arg(notices);
@@ -145,13 +154,18 @@ fn strip(built: &Path, binary: &Path) -> Result<(), Error> {
 
 fn check_size(wheel: &Path) -> Result<(), Error> {
     let bytes = fs::metadata(wheel).map_err(Error::io("read", wheel))?.len();
-    if bytes <= LARGEST { Ok(()) } else { Err(Error::TooLarge { path: wheel.to_owned(), bytes, most: LARGEST }) }
+    if bytes <= LARGEST {
+        Ok(())
+    } else {
+        Err(Error::TooLarge { path: wheel.to_owned(), bytes, most: LARGEST })
+    }
 }
 
 /// Writes what `sha256sum --check` reads, over all files of the folder.
 fn sum(out: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(out).map_err(Error::io("list", out))?;
-    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).filter(|name| name != SUMS).collect();
+    let mut names: Vec<_> =
+        entries.flatten().map(|entry| entry.file_name()).filter(|name| name != SUMS).collect();
     names.sort();
     let mut sha256sum = Command::new("sha256sum");
     let sums = child::read(sha256sum.args(names).current_dir(out), "sha256sum")?;
@@ -170,7 +184,12 @@ mod tests {
         fs::write(dir.path().join("a"), "abc").unwrap();
         sum(dir.path()).unwrap();
         let first = fs::read_to_string(dir.path().join(SUMS)).unwrap();
-        assert!(first.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a\n"), "{first}");
+        assert!(
+            first.starts_with(
+                "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a\n"
+            ),
+            "{first}"
+        );
         sum(dir.path()).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(SUMS)).unwrap(), first);
         assert_eq!(first.lines().count(), 2);

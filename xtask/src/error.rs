@@ -24,7 +24,9 @@ pub(crate) enum Error {
     #[error("there is no bench `{name}`, see `cargo xtask help`")]
     UnknownBench { name: String },
 
-    #[error("`--rounds` takes a number of at least {fewest}, not `{found}`: fewer rounds say nothing")]
+    #[error(
+        "`--rounds` takes a number of at least {fewest}, not `{found}`: fewer rounds say nothing"
+    )]
     Rounds { found: String, fewest: u32 },
 
     #[error("`--engines` takes a number of at least 1, not `{found}`")]
@@ -39,7 +41,9 @@ pub(crate) enum Error {
     #[error("`vllm-drift` takes a full release number as 0.33.0, not `{found}`")]
     Release { found: String },
 
-    #[error("no manifest in python/vllm_drift/manifests is of vLLM {version} or an older one, write it with --write")]
+    #[error(
+        "no manifest in python/vllm_drift/manifests is of vLLM {version} or an older one, write it with --write"
+    )]
     NoManifest { version: String },
 
     #[error("`{flag}` takes a number")]
@@ -51,7 +55,9 @@ pub(crate) enum Error {
     #[error("the bench `{bench}` has no '{metric}' of '{case}' against {peer}: nothing is written")]
     MissingRow { bench: &'static str, case: String, metric: &'static str, peer: String },
 
-    #[error("neither XDG_CACHE_HOME nor HOME is set to an absolute path, set one: the cache goes there")]
+    #[error(
+        "neither XDG_CACHE_HOME nor HOME is set to an absolute path, set one: the cache goes there"
+    )]
     NoCacheDir,
 
     #[error("{path} is missing, is this a full checkout?", path = .path.display())]
@@ -137,7 +143,10 @@ pub(crate) enum Error {
 
 impl Error {
     /// A function for `map_err` on file operations: `action` completes "could not … PATH".
-    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
     }

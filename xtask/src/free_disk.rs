@@ -10,10 +10,13 @@ use crate::error::Error;
 pub(crate) fn free_bytes(path: &Path) -> Result<u64, Error> {
     let what = "df -Pk";
     let printed = child::read(Command::new("df").arg("-Pk").arg(path), what)?;
-    available_kib(&printed).map(|kib| kib * 1024).ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed })
+    available_kib(&printed)
+        .map(|kib| kib * 1024)
+        .ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed })
 }
 
-/// The fourth column of the last line, counted from the capacity in per cent: a device's name may hold spaces.
+/// The fourth column of the last line, counted from the capacity in per cent: a device's name may
+/// hold spaces.
 fn available_kib(printed: &str) -> Option<u64> {
     let columns: Vec<&str> = printed.lines().last()?.split_whitespace().collect();
     let capacity = columns.iter().position(|column| column.ends_with('%'))?;

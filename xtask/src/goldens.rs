@@ -1,5 +1,6 @@
-//! Makes the golden files again with the newest vLLM and says which of the repository's files came out different; or with another
-//! version on a copy of the repository, and says what that version makes otherwise.
+//! Makes the golden files again with the newest vLLM and says which of the repository's files came
+//! out different; or with another version on a copy of the repository, and says what that version
+//! makes otherwise.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write;
@@ -16,7 +17,10 @@ use crate::vllm_env::VllmEnv;
 /// Each is run from the repository's root and writes its files where the tests read them.
 const SCRIPTS: [Script; 7] = [
     Script::new("python/goldens/make_vision_goldens.py", Arguments::None),
-    Script::new("python/goldens/make_vision_kwargs_goldens.py", Arguments::Models(&["qwen2vl", "qwen25vl", "qwen3vl"])),
+    Script::new(
+        "python/goldens/make_vision_kwargs_goldens.py",
+        Arguments::Models(&["qwen2vl", "qwen25vl", "qwen3vl"]),
+    ),
     Script::new("python/goldens/make_family_goldens.py", Arguments::None),
     Script::new(
         "python/goldens/make_largest_item_goldens.py",
@@ -38,7 +42,10 @@ const SCRIPTS: [Script; 7] = [
     ),
     Script::new("python/media_goldens/make_media_goldens.py", Arguments::None),
     Script::new("python/prompt_goldens/make_prompt_goldens.py", Arguments::None),
-    Script::new("python/parse_goldens/make_parse_goldens.py", Arguments::Models(&["mistral_small"])),
+    Script::new(
+        "python/parse_goldens/make_parse_goldens.py",
+        Arguments::Models(&["mistral_small"]),
+    ),
 ];
 
 #[derive(Clone, Copy)]
@@ -81,7 +88,8 @@ pub(crate) fn remake(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Runs every script on a copy of the repository, and says which lines of which files came out different.
+/// Runs every script on a copy of the repository, and says which lines of which files came out
+/// different.
 pub(crate) fn compare(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(), Error> {
     let root = &setup.workspace.root;
     let copy = tempfile::tempdir().map_err(Error::io("create", "a folder for a copy"))?;
@@ -124,8 +132,10 @@ fn difference(ours: &[u8], theirs: &[u8]) -> String {
             .iter()
             .any(|name| line.contains(&format!("\"{name}\": \"")))
     };
-    let (ours, theirs): (HashSet<&str>, HashSet<&str>) = (ours.lines().collect(), theirs.lines().collect());
-    let mut other: Vec<&str> = theirs.difference(&ours).copied().filter(|line| !names_versions(line)).collect();
+    let (ours, theirs): (HashSet<&str>, HashSet<&str>) =
+        (ours.lines().collect(), theirs.lines().collect());
+    let mut other: Vec<&str> =
+        theirs.difference(&ours).copied().filter(|line| !names_versions(line)).collect();
     let gone = ours.difference(&theirs).filter(|line| !names_versions(line)).count();
     if other.is_empty() && gone == 0 {
         return String::new();
@@ -170,8 +180,8 @@ fn git(root: &Path) -> Command {
     git
 }
 
-/// Every file that git tracks or would track. The working tree is the baseline, not the last commit: whoever changes
-/// a script has other changes lying about.
+/// Every file that git tracks or would track. The working tree is the baseline, not the last
+/// commit: whoever changes a script has other changes lying about.
 fn snapshot(root: &Path) -> Result<Snapshot, Error> {
     let mut list = git(root);
     list.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
@@ -242,6 +252,9 @@ mod tests {
         write("ignored", "1");
         fs::remove_file(root.join("gone")).unwrap();
         let after = snapshot(root).unwrap();
-        assert_eq!(changes(&before, &after), "different different file\nnew       new\ngone      gone\n");
+        assert_eq!(
+            changes(&before, &after),
+            "different different file\nnew       new\ngone      gone\n"
+        );
     }
 }

@@ -1,8 +1,10 @@
-//! A directory in the cache that is named by what it is made from, and is either complete or made again.
+//! A directory in the cache that is named by what it is made from, and is either complete or made
+//! again.
 //!
-//! Things that can't be moved once made (a Python environment has its own path in it) can't be built elsewhere and renamed.
-//! So they are built in place, under a lock, and a marker file is written last: without the marker a directory is what
-//! a killed run left behind, and is removed. Locks are the operating system's and go away with the processes that hold them.
+//! Things that can't be moved once made (a Python environment has its own path in it) can't be
+//! built elsewhere and renamed. So they are built in place, under a lock, and a marker file is
+//! written last: without the marker a directory is what a killed run left behind, and is removed.
+//! Locks are the operating system's and go away with the processes that hold them.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -31,7 +33,8 @@ pub(crate) struct Held(File);
 impl Held {
     /// An empty input for a child that writes into the directory.
     ///
-    /// It holds the lock too: should this process be killed while the child lives on, nobody starts over beneath it.
+    /// It holds the lock too: should this process be killed while the child lives on, nobody starts
+    /// over beneath it.
     pub(crate) fn as_input(&self) -> Result<Stdio, Error> {
         let copy = self.0.try_clone();
         Ok(copy.map_err(Error::io("copy", "the lock's handle"))?.into())
@@ -51,8 +54,8 @@ impl KeyedDir {
 
     /// Makes the directory with `build` unless it is complete and `still_works`.
     ///
-    /// Waits while another process makes it. `build` finds an empty directory; when it fails, the directory stays as it is
-    /// for a look at it, and the next call removes it.
+    /// Waits while another process makes it. `build` finds an empty directory; when it fails, the
+    /// directory stays as it is for a look at it, and the next call removes it.
     pub(crate) fn ensure(
         &self,
         output: &Output,
@@ -68,7 +71,8 @@ impl KeyedDir {
         if marker.is_file() && still_works(&self.path) {
             return Ok(());
         }
-        // The marker goes first: a removal that is cut short must not leave a torso that looks complete.
+        // The marker goes first: a removal that is cut short must not leave a torso that looks
+        // complete.
         remove_file(&marker)?;
         if self.path.exists() {
             fs::remove_dir_all(&self.path).map_err(Error::io("remove", &self.path))?;
@@ -82,7 +86,8 @@ impl KeyedDir {
     }
 
     fn acquire(&self, output: &Output, cancel: &Cancel) -> Result<Held, Error> {
-        // Never removed: another process may hold a lock on the file that this name stood for a moment ago.
+        // Never removed: another process may hold a lock on the file that this name stood for a
+        // moment ago.
         let file = File::options()
             .read(true)
             .append(true)
@@ -116,12 +121,15 @@ pub(crate) fn is_complete(path: &Path) -> bool {
 
 fn remove_file(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path)(error))
+        }
         _ => Ok(()),
     }
 }
 
-/// 12 hex digits over the inputs and their borders: enough that two of a developer's environments don't meet.
+/// 12 hex digits over the inputs and their borders: enough that two of a developer's environments
+/// don't meet.
 fn key(inputs: &[&[u8]]) -> String {
     let mut hasher = blake3::Hasher::new();
     for input in inputs {
@@ -138,7 +146,11 @@ mod tests {
 
     use super::*;
 
-    fn ensure(dir: &KeyedDir, works: bool, build: impl FnOnce(&Path) -> Result<(), Error>) -> Result<(), Error> {
+    fn ensure(
+        dir: &KeyedDir,
+        works: bool,
+        build: impl FnOnce(&Path) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         dir.ensure(&Output::Terminal, &Cancel::default(), |_| works, |path, _| build(path))
     }
 
@@ -241,7 +253,8 @@ mod tests {
             &Cancel::default(),
             |_| true,
             |_, held| {
-                let child = std::process::Command::new("sleep").arg("600").stdin(held.as_input()?).spawn();
+                let child =
+                    std::process::Command::new("sleep").arg("600").stdin(held.as_input()?).spawn();
                 orphan = Some(child.unwrap());
                 Err(Error::Cancelled)
             },

@@ -1,4 +1,5 @@
-//! Developer commands, run as `cargo xtask COMMAND`: one way to test, and the real vLLM that the tests run against.
+//! Developer commands, run as `cargo xtask COMMAND`: one way to test, and the real vLLM that the
+//! tests run against.
 //!
 //! | file | is |
 //! |---|---|
@@ -99,7 +100,8 @@ fn main() -> ExitCode {
 fn rerun_in_release(setup: &Setup, arguments: &[String]) -> Result<ExitCode, Error> {
     let mut cargo = cargo::cargo(&setup.workspace);
     cargo.args(["run", "--quiet", "--release", "--package", "xtask", "--"]).args(arguments);
-    let status = cargo.status().map_err(|source| Error::Spawn { program: "cargo".to_owned(), source })?;
+    let status =
+        cargo.status().map_err(|source| Error::Spawn { program: "cargo".to_owned(), source })?;
     Ok(exit_code(status.success()))
 }
 
@@ -109,7 +111,11 @@ fn exit_code(passed: bool) -> ExitCode {
 
 fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
     let setup = || -> Result<Setup, Error> {
-        Ok(Setup { workspace: Workspace::find()?, output: Output::Terminal, cancel: Cancel::default() })
+        Ok(Setup {
+            workspace: Workspace::find()?,
+            output: Output::Terminal,
+            cancel: Cancel::default(),
+        })
     };
     match command {
         Command::Help => println!("{USAGE}"),
@@ -124,14 +130,21 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
         }
         Command::SglangEnv { version } => {
             let setup = setup()?;
-            println!("{}", sglang_env::ensure(&setup, &vllm_env::ensure(&setup)?, version)?.path().display());
+            println!(
+                "{}",
+                sglang_env::ensure(&setup, &vllm_env::ensure(&setup)?, version)?.path().display()
+            );
         }
         Command::ClientsEnv => println!("{}", clients_env::ensure(&setup()?)?.path().display()),
         Command::RecordClients => {
             let setup = setup()?;
             let clients = clients_env::ensure(&setup)?;
             let base = vllm_env::ensure(&setup)?;
-            clients_env::record(&setup, &clients, &vllm_overlay::ensure_version(&setup, &base, NEWEST)?)?;
+            clients_env::record(
+                &setup,
+                &clients,
+                &vllm_overlay::ensure_version(&setup, &base, NEWEST)?,
+            )?;
         }
         Command::Models => {
             let setup = setup()?;
@@ -149,9 +162,15 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
             }
         }
         // An unoptimized program makes load too slowly to measure with.
-        Command::BenchPeers { .. } if cfg!(debug_assertions) => return rerun_in_release(&setup()?, arguments),
-        Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
-        Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
+        Command::BenchPeers { .. } if cfg!(debug_assertions) => {
+            return rerun_in_release(&setup()?, arguments);
+        }
+        Command::BenchPeers { bench, rounds, json, sides } => {
+            bench_peers::run(&setup()?, bench, rounds, json, &sides)?
+        }
+        Command::VllmDrift { version, write } => {
+            return vllm_drift::run(&setup()?, &version, write).map(exit_code);
+        }
         Command::Dist { profile, target, test } => {
             let setup = setup()?;
             let made = dist::run(&setup, profile, target)?;
@@ -167,7 +186,9 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
         Command::ModelsPage => models_page::run(&setup()?)?,
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
-        Command::Test(options) => return test_run::run(&Workspace::find()?, &options).map(exit_code),
+        Command::Test(options) => {
+            return test_run::run(&Workspace::find()?, &options).map(exit_code);
+        }
         Command::Structure { name: Some(name) } => {
             print!("{}", structure::describe(&Workspace::find()?.root, &name)?);
         }

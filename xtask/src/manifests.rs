@@ -1,4 +1,5 @@
-//! The manifests of `deploy/kubernetes` against Kubernetes' own schemas, which a Python package has in it.
+//! The manifests of `deploy/kubernetes` against Kubernetes' own schemas, which a Python package has
+//! in it.
 //!
 //! Its environment is made once per list of pinned packages and kept in the user's cache.
 
@@ -31,7 +32,10 @@ fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
         &setup.output,
         &setup.cancel,
         |path| {
-            venv::python(path).args(["-c", "import kubernetes_validate"]).status().is_ok_and(|status| status.success())
+            venv::python(path)
+                .args(["-c", "import kubernetes_validate"])
+                .status()
+                .is_ok_and(|status| status.success())
         },
         |path, held| build(setup, path, held),
     )?;
@@ -53,7 +57,9 @@ mod tests {
 
     #[test]
     fn every_package_is_pinned_and_comes_from_the_users_index() {
-        let list = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(REQUIREMENTS)).unwrap();
+        let list =
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(REQUIREMENTS))
+                .unwrap();
         for line in list.lines().filter(|line| !line.starts_with('#')) {
             let (_, version) = line.split_once("==").expect(line);
             assert!(version.starts_with(|first: char| first.is_ascii_digit()), "{line}");

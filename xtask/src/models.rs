@@ -40,7 +40,8 @@ const ADAPTERS: [&str; 2] = ["qwen25vl-lora-a", "qwen25vl-lora-b"];
 /// Makes the models, or finds them made; returns the directory that holds them by name.
 pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
     let script = setup.workspace.file(SCRIPT)?;
-    // transformers decides what the files look like, so its version is an input as much as the script.
+    // transformers decides what the files look like, so its version is an input as much as the
+    // script.
     let mut inputs = vllm_env::inputs(&setup.workspace)?;
     sources(&setup.workspace.root.join(FOLDER), &mut inputs)?;
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
@@ -64,9 +65,12 @@ pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
     Ok(dir.path().to_owned())
 }
 
-/// Adds name and contents of every Python file in a folder and the folders in it, in the order of their names.
+/// Adds name and contents of every Python file in a folder and the folders in it, in the order of
+/// their names.
 pub(crate) fn sources(folder: &Path, inputs: &mut Vec<Vec<u8>>) -> Result<(), Error> {
-    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let read = || {
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()
+    };
     let mut paths = read().map_err(Error::io("list", folder))?;
     paths.sort();
     for path in paths {

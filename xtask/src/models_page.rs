@@ -1,5 +1,6 @@
-//! `docs/models.md`: every architecture that the newest vLLM registers and that takes more than text, and how Chiasm serves it. Written
-//! of what vLLM's code says, kept beside the page as JSON, and of this repository's own code and tests.
+//! `docs/models.md`: every architecture that the newest vLLM registers and that takes more than
+//! text, and how Chiasm serves it. Written of what vLLM's code says, kept beside the page as JSON,
+//! and of this repository's own code and tests.
 //!
 //! | part | is |
 //! |---|---|
@@ -121,9 +122,19 @@ mod tests {
         let facts = Facts::read(&workspace).unwrap();
         let again = "run `cargo xtask models-page`";
         assert_eq!(facts.registered.vllm, NEWEST, "{again}");
-        assert!(facts.compared.keys().all(|family| ours::COMPARED.iter().any(|(name, _)| name == family)), "{again}");
+        assert!(
+            facts
+                .compared
+                .keys()
+                .all(|family| ours::COMPARED.iter().any(|(name, _)| name == family)),
+            "{again}"
+        );
         assert_eq!(facts.compared.len(), ours::COMPARED.len(), "{again}");
-        assert_eq!(fs::read_to_string(root.join(PAGE)).unwrap(), page(&workspace, &facts).unwrap(), "{again}");
+        assert_eq!(
+            fs::read_to_string(root.join(PAGE)).unwrap(),
+            page(&workspace, &facts).unwrap(),
+            "{again}"
+        );
     }
 
     #[test]
@@ -131,7 +142,8 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let workspace = Workspace { root: root.to_owned(), cache: root.join("nowhere") };
         let facts = Facts::read(&workspace).unwrap();
-        let is_registered = |name: &str| facts.registered.architectures.iter().any(|one| one.name == name);
+        let is_registered =
+            |name: &str| facts.registered.architectures.iter().any(|one| one.name == name);
         for native in ours::native(&workspace).unwrap() {
             assert!(is_registered(&native.architecture), "{native:?}");
         }

@@ -34,7 +34,8 @@ pub(crate) fn ensure(setup: &Setup) -> Result<(PathBuf, String), Error> {
 /// Its version, by its own account, if it starts.
 fn version(program: &Path) -> Option<String> {
     let mut ask = Command::new(program);
-    let said = ask.arg("-v").stdin(Stdio::null()).output().ok().filter(|said| said.status.success())?;
+    let said =
+        ask.arg("-v").stdin(Stdio::null()).output().ok().filter(|said| said.status.success())?;
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
     Some(said.strip_prefix(SAYS)?.split_whitespace().next()?.to_owned())
 }

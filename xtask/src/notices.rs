@@ -1,4 +1,5 @@
-//! The licence texts of the crates that are linked into the binary: most of them ask for theirs to go with every copy.
+//! The licence texts of the crates that are linked into the binary: most of them ask for theirs to
+//! go with every copy.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,7 +38,8 @@ pub(crate) fn write(crates: &[Sources], path: &Path) -> Result<(), Error> {
             holders.entry(text).or_default().push(&one.name);
         }
     }
-    let mut notices = String::from("Licences of what is linked into chiasm, or carried along in it.\n");
+    let mut notices =
+        String::from("Licences of what is linked into chiasm, or carried along in it.\n");
     for (text, names) in &holders {
         notices.push_str(&format!("\n{}\n{}\n\n{text}\n", "=".repeat(80), names.join(", ")));
     }
@@ -102,7 +104,10 @@ mod tests {
         write(&crates, &path).unwrap();
         let notices = fs::read_to_string(path).unwrap();
         assert_eq!(notices.matches("Text one").count(), 1);
-        assert!(notices.contains("a 1, b 2\n\nText one") && notices.contains("b 2\n\nText two"), "{notices}");
+        assert!(
+            notices.contains("a 1, b 2\n\nText one") && notices.contains("b 2\n\nText two"),
+            "{notices}"
+        );
         assert!(notices.contains("names their licences:\nbare 3\n"));
         assert!(!notices.contains("fn no"), "{notices}");
     }

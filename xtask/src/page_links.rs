@@ -58,11 +58,12 @@ fn links(text: &str) -> Vec<Link> {
     links
 }
 
-/// The anchors of a page's headings, as GitHub makes them: lower-case, spaces as dashes, no punctuation, a number for one that was
-/// there before.
+/// The anchors of a page's headings, as GitHub makes them: lower-case, spaces as dashes, no
+/// punctuation, a number for one that was there before.
 fn anchors(text: &str) -> Vec<String> {
     let mut seen: HashMap<String, usize> = HashMap::new();
-    let headings = prose(text).filter_map(|(_, line)| Some(line.trim_start_matches('#')).filter(|rest| *rest != line));
+    let headings = prose(text)
+        .filter_map(|(_, line)| Some(line.trim_start_matches('#')).filter(|rest| *rest != line));
     let mut anchors = Vec::new();
     for heading in headings {
         let lower = heading.trim().to_lowercase();
@@ -81,7 +82,8 @@ fn fault(page: &Path, target: &str) -> Option<String> {
         return None;
     }
     let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
-    let path = if path.is_empty() { page.to_owned() } else { page.parent().expect("a folder").join(path) };
+    let path =
+        if path.is_empty() { page.to_owned() } else { page.parent().expect("a folder").join(path) };
     if !path.exists() {
         return Some("there is no such file".to_owned());
     }
@@ -89,7 +91,8 @@ fn fault(page: &Path, target: &str) -> Option<String> {
         return None;
     }
     let there = anchors(&fs::read_to_string(&path).expect("a page"));
-    (!there.iter().any(|other| other == anchor)).then(|| format!("it has no heading of that name, but {there:?}"))
+    (!there.iter().any(|other| other == anchor))
+        .then(|| format!("it has no heading of that name, but {there:?}"))
 }
 
 #[test]
@@ -105,19 +108,26 @@ fn every_relative_link_of_the_documentation_leads_somewhere() {
         for Link { line, target } in links(&text) {
             count += 1;
             if let Some(fault) = fault(page, &target) {
-                let page: PathBuf = page.components().filter(|part| *part != Component::ParentDir).collect();
+                let page: PathBuf =
+                    page.components().filter(|part| *part != Component::ParentDir).collect();
                 faults.push(format!("{}:{line}: {target}: {fault}", page.display()));
             }
         }
     }
-    assert!(found.len() > 20 && count > 100, "{} pages with {count} links are too few: are they read?", found.len());
+    assert!(
+        found.len() > 20 && count > 100,
+        "{} pages with {count} links are too few: are they read?",
+        found.len()
+    );
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[test]
 fn links_and_anchors_are_found_as_github_finds_them() {
-    let text = "# A `b`: c_d\n[x](y.md#z) `[no](no)` [w](v)\n```\n# not\n[no](no)\n```\n## A b c_d\n";
-    let expected = [(2, "y.md#z"), (2, "v")].map(|(line, target)| Link { line, target: target.to_owned() });
+    let text =
+        "# A `b`: c_d\n[x](y.md#z) `[no](no)` [w](v)\n```\n# not\n[no](no)\n```\n## A b c_d\n";
+    let expected =
+        [(2, "y.md#z"), (2, "v")].map(|(line, target)| Link { line, target: target.to_owned() });
     assert_eq!(links(text), expected);
     assert_eq!(anchors(text), ["a-b-c_d", "a-b-c_d-1"]);
     assert!(fault(&root().join("README.md"), "docs/not-there.md").is_some());

@@ -1,5 +1,6 @@
-//! The Python that ships with Chiasm: its tests, and the plugin for vLLM, installed as its users install it, but beside the
-//! environment instead of in it: the environment is shared by all checkouts, the plugin belongs to one.
+//! The Python that ships with Chiasm: its tests, and the plugin for vLLM, installed as its users
+//! install it, but beside the environment instead of in it: the environment is shared by all
+//! checkouts, the plugin belongs to one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +64,11 @@ pub(crate) fn processor_tests(workspace: &Workspace, env: &VllmEnv) -> Command {
 
 fn unit_tests(env: &VllmEnv, package: &Path) -> Command {
     let mut python = env.python_command();
-    python.args(["-B", "-m", "unittest", "discover", "-s"]).arg(package.join("tests")).arg("-t").arg(package);
+    python
+        .args(["-B", "-m", "unittest", "discover", "-s"])
+        .arg(package.join("tests"))
+        .arg("-t")
+        .arg(package);
     python
 }
 

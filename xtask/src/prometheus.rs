@@ -20,7 +20,11 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     dir.ensure(
         &setup.output,
         &setup.cancel,
-        |path| ["prometheus", "promtool"].iter().all(|program| path.join(FOLDER).join(program).is_file()),
+        |path| {
+            ["prometheus", "promtool"]
+                .iter()
+                .all(|program| path.join(FOLDER).join(program).is_file())
+        },
         |path, held| debian::unpack(setup, &PACKAGES, path, held),
     )?;
     Ok(dir.path().join(FOLDER))

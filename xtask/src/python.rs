@@ -34,7 +34,10 @@ fn choose(ask: impl Fn(&str) -> Result<String, String>) -> Result<&'static str, 
 }
 
 fn fits(version: &str) -> bool {
-    version.strip_prefix("3.").and_then(|minor| minor.parse().ok()).is_some_and(|minor| VERSIONS.contains(&minor))
+    version
+        .strip_prefix("3.")
+        .and_then(|minor| minor.parse().ok())
+        .is_some_and(|minor| VERSIONS.contains(&minor))
 }
 
 #[cfg(test)]

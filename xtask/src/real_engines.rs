@@ -1,4 +1,5 @@
-//! The environments and models of the real engines, made on another thread while Rust compiles: it is mostly downloading.
+//! The environments and models of the real engines, made on another thread while Rust compiles: it
+//! is mostly downloading.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -38,7 +39,10 @@ impl Engines {
             ("CHIASM_TEST_VLLM", self.env.vllm().into()),
             ("CHIASM_TEST_PYTHON", self.env.python().into()),
             // Another version's environment is over the one that has it.
-            ("CHIASM_TEST_NIXL", self.env.nixl().or_else(|| self.other.nixl()).unwrap_or_default().into()),
+            (
+                "CHIASM_TEST_NIXL",
+                self.env.nixl().or_else(|| self.other.nixl()).unwrap_or_default().into(),
+            ),
             ("CHIASM_TEST_MODELS", self.models.clone().into()),
             ("CHIASM_TEST_PLUGIN", self.plugin.clone().into()),
             ("CHIASM_TEST_CLIENTS_PYTHON", self.clients.python().into()),
@@ -48,7 +52,8 @@ impl Engines {
     }
 }
 
-/// The environment and the models, made on another thread; stopped when dropped before they are done.
+/// The environment and the models, made on another thread; stopped when dropped before they are
+/// done.
 pub(crate) struct EngineSetup {
     cancel: Cancel,
     thread: Option<JoinHandle<Result<Engines, Error>>>,
@@ -60,9 +65,16 @@ impl EngineSetup {
     pub(crate) fn start(workspace: &Workspace, version: &'static str) -> Result<Self, Error> {
         std::fs::create_dir_all(&workspace.cache).map_err(Error::io("create", &workspace.cache))?;
         let log = workspace.cache.join("vllm-env.log");
-        println!("making vLLM {version} and models ready in the background, log: {}", log.display());
+        println!(
+            "making vLLM {version} and models ready in the background, log: {}",
+            log.display()
+        );
         let cancel = Cancel::default();
-        let setup = Setup { workspace: workspace.clone(), output: Output::Log(log), cancel: cancel.clone() };
+        let setup = Setup {
+            workspace: workspace.clone(),
+            output: Output::Log(log),
+            cancel: cancel.clone(),
+        };
         let thread = thread::spawn(move || {
             let result = vllm_env::ensure(&setup).and_then(|base| {
                 let models = models::ensure(&setup, &base)?;
@@ -115,9 +127,11 @@ mod tests {
     #[test]
     fn failed_setup_reaches_the_waiting_thread() {
         let dir = tempfile::tempdir().unwrap();
-        let workspace = Workspace { root: dir.path().join("empty"), cache: dir.path().join("cache") };
+        let workspace =
+            Workspace { root: dir.path().join("empty"), cache: dir.path().join("cache") };
         // No requirements there: the background work ends in an error that says so.
-        let error = EngineSetup::start(&workspace, vllm_env::VLLM_VERSION).unwrap().wait().unwrap_err();
+        let error =
+            EngineSetup::start(&workspace, vllm_env::VLLM_VERSION).unwrap().wait().unwrap_err();
         assert!(error.to_string().contains("requirements.txt"), "{error}");
     }
 }

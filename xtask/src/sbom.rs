@@ -1,5 +1,5 @@
-//! The bill of materials of the binary: which crates are linked into it or run while it is built, in which versions, under which
-//! licences, as CycloneDX 1.5 in JSON.
+//! The bill of materials of the binary: which crates are linked into it or run while it is built,
+//! in which versions, under which licences, as CycloneDX 1.5 in JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -61,8 +61,13 @@ struct Kind {
     kind: Option<String>,
 }
 
-/// Writes the bill of what is built for `target`, and returns where the sources are of those crates that are not ours.
-pub(crate) fn write(workspace: &Workspace, target: &str, path: &Path) -> Result<Vec<Sources>, Error> {
+/// Writes the bill of what is built for `target`, and returns where the sources are of those crates
+/// that are not ours.
+pub(crate) fn write(
+    workspace: &Workspace,
+    target: &str,
+    path: &Path,
+) -> Result<Vec<Sources>, Error> {
     let mut cargo = cargo(workspace);
     cargo.args(["metadata", "--format-version=1", "--locked", "--filter-platform", target]);
     let what = "cargo metadata";
@@ -76,7 +81,8 @@ pub(crate) fn write(workspace: &Workspace, target: &str, path: &Path) -> Result<
 fn foreign(metadata: &Metadata) -> Vec<Sources> {
     let needs = needs(metadata);
     let reached = reached(root(metadata).map_or("", |package| package.id.as_str()), &needs);
-    let is_foreign = |package: &&Package| package.source.is_some() && reached.contains(package.id.as_str());
+    let is_foreign =
+        |package: &&Package| package.source.is_some() && reached.contains(package.id.as_str());
     let sources = |package: &Package| Sources {
         name: format!("{} {}", package.name, package.version),
         folder: package.manifest_path.parent().unwrap_or(&package.manifest_path).to_owned(),
@@ -95,12 +101,14 @@ fn bill(metadata: &Metadata) -> Value {
     let root = root(metadata);
     let root_id = root.map_or("", |package| package.id.as_str());
     let reached = reached(root_id, &needs);
-    let reference = |id: &str| packages.get(id).map_or_else(|| id.to_owned(), |package| reference(package));
+    let reference =
+        |id: &str| packages.get(id).map_or_else(|| id.to_owned(), |package| reference(package));
     let others = reached.iter().filter(|id| **id != root_id).filter_map(|id| packages.get(id));
     let mut components: Vec<Value> = others.map(|package| component(package)).collect();
     components.push(plugin());
     let dependencies = reached.iter().map(|id| {
-        let on: BTreeSet<String> = needs.get(id).into_iter().flatten().map(|id| reference(id)).collect();
+        let on: BTreeSet<String> =
+            needs.get(id).into_iter().flatten().map(|id| reference(id)).collect();
         json!({"ref": reference(id), "dependsOn": on})
     });
     json!({
@@ -117,7 +125,9 @@ fn bill(metadata: &Metadata) -> Value {
 fn needs(metadata: &Metadata) -> BTreeMap<&str, BTreeSet<&str>> {
     let mut needs = BTreeMap::new();
     for node in &metadata.resolve.nodes {
-        let is_shipped = |one: &&Dependency| one.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"));
+        let is_shipped = |one: &&Dependency| {
+            one.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"))
+        };
         let on = node.deps.iter().filter(is_shipped).map(|one| one.pkg.as_str());
         needs.insert(node.id.as_str(), on.collect());
     }
@@ -158,7 +168,9 @@ fn component_of_type(kind: &str, package: &Package) -> Value {
 fn licence(package: &Package) -> Value {
     match (&package.license, &package.license_file) {
         // A slash is how crates of old say OR.
-        (Some(expression), _) => json!({"expression": expression.replace('/', " OR ").replace("  ", " ")}),
+        (Some(expression), _) => {
+            json!({"expression": expression.replace('/', " OR ").replace("  ", " ")})
+        }
         (None, file) => json!({"license": {"name": file.as_deref().unwrap_or("not stated")}}),
     }
 }
@@ -205,18 +217,28 @@ mod tests {
     fn what_is_linked_or_builds_is_in_the_bill_and_what_only_tests_need_is_not() {
         let bill = bill(&metadata());
         let named = |field: &str| -> Vec<String> {
-            bill["components"].as_array().unwrap().iter().map(|one| one[field].as_str().unwrap().to_owned()).collect()
+            bill["components"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one[field].as_str().unwrap().to_owned())
+                .collect()
         };
         assert_eq!(named("name"), ["built-by", "linked", "chiasm_vllm"]);
         assert_eq!(bill["metadata"]["component"]["purl"], "pkg:cargo/chiasm@1.0.0");
         let on_root = &bill["dependencies"].as_array().unwrap()[1];
-        assert_eq!(on_root, &json!({"ref": "pkg:cargo/chiasm@1.0.0", "dependsOn": ["pkg:cargo/linked@1.0.0"]}));
+        assert_eq!(
+            on_root,
+            &json!({"ref": "pkg:cargo/chiasm@1.0.0", "dependsOn": ["pkg:cargo/linked@1.0.0"]})
+        );
     }
 
     #[test]
     fn sources_are_those_of_what_is_in_the_bill_and_not_ours() {
-        let names: Vec<_> = foreign(&metadata()).into_iter().map(|one| (one.name, one.folder)).collect();
-        let expected = ["linked", "built-by"].map(|name| (format!("{name} 1.0.0"), format!("/sources/{name}").into()));
+        let names: Vec<_> =
+            foreign(&metadata()).into_iter().map(|one| (one.name, one.folder)).collect();
+        let expected = ["linked", "built-by"]
+            .map(|name| (format!("{name} 1.0.0"), format!("/sources/{name}").into()));
         assert_eq!(names, expected);
     }
 
@@ -231,9 +253,16 @@ mod tests {
     #[test]
     fn the_fields_that_the_standard_requires_are_there() {
         let bill = bill(&metadata());
-        assert_eq!((&bill["bomFormat"], &bill["specVersion"]), (&json!("CycloneDX"), &json!("1.5")));
-        let references: BTreeSet<&str> =
-            bill["components"].as_array().unwrap().iter().map(|one| one["bom-ref"].as_str().unwrap()).collect();
+        assert_eq!(
+            (&bill["bomFormat"], &bill["specVersion"]),
+            (&json!("CycloneDX"), &json!("1.5"))
+        );
+        let references: BTreeSet<&str> = bill["components"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["bom-ref"].as_str().unwrap())
+            .collect();
         assert_eq!(references.len(), 3, "references are unique");
         for one in bill["components"].as_array().unwrap() {
             assert!(one["type"].is_string() && one["name"].is_string(), "{one}");

@@ -1,7 +1,9 @@
-//! Real SGLang for CPU: the packages that it needs beside vLLM's environment, in a folder that Python looks into first.
+//! Real SGLang for CPU: the packages that it needs beside vLLM's environment, in a folder that
+//! Python looks into first.
 //!
-//! No build of its kernels for CPUs is published. What is put in their place raises when it is called
-//! (`python/sglang_env/sitecustomize.py`), and with `torch_native` attention nothing does for some of the image families.
+//! No build of its kernels for CPUs is published. What is put in their place raises when it is
+//! called (`python/sglang_env/sitecustomize.py`), and with `torch_native` attention nothing does
+//! for some of the image families.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +44,11 @@ impl SglangEnv {
 }
 
 /// Makes the environment with a version over that of vLLM, or finds it made.
-pub(crate) fn ensure(setup: &Setup, base: &VllmEnv, version: &'static str) -> Result<SglangEnv, Error> {
+pub(crate) fn ensure(
+    setup: &Setup,
+    base: &VllmEnv,
+    version: &'static str,
+) -> Result<SglangEnv, Error> {
     let mut inputs = vllm_env::inputs(&setup.workspace)?;
     inputs.push(RECIPE.to_vec());
     for file in [REQUIREMENTS, STAND_INS] {
@@ -61,7 +67,13 @@ pub(crate) fn ensure(setup: &Setup, base: &VllmEnv, version: &'static str) -> Re
     Ok(env)
 }
 
-fn build(setup: &Setup, base: &VllmEnv, env: &SglangEnv, path: &Path, held: &Held) -> Result<(), Error> {
+fn build(
+    setup: &Setup,
+    base: &VllmEnv,
+    env: &SglangEnv,
+    path: &Path,
+    held: &Held,
+) -> Result<(), Error> {
     setup.output.say(&format!("making {}", path.display()))?;
     let site = path.join("site");
     // /tmp is often small, or memory.
@@ -100,7 +112,9 @@ mod tests {
 
     #[test]
     fn every_package_is_pinned_and_comes_from_the_users_index() {
-        let list = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(REQUIREMENTS)).unwrap();
+        let list =
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(REQUIREMENTS))
+                .unwrap();
         for line in list.lines().filter(|line| !line.starts_with('#')) {
             let (_, version) = line.split_once("==").expect(line);
             assert!(version.starts_with(|first: char| first.is_ascii_digit()), "{line}");

@@ -6,11 +6,14 @@ use crate::error::Error;
 use crate::setup::Setup;
 
 /// Cargo's arguments for the soak test, which `cargo xtask test` runs, too.
-pub(crate) const ARGUMENTS: &str = "test --workspace --test testsuite -- soak::no_weather --ignored --nocapture";
+pub(crate) const ARGUMENTS: &str =
+    "test --workspace --test testsuite -- soak::no_weather --ignored --nocapture";
 
 pub(crate) fn run(setup: &Setup, minutes: u32, seed: Option<u64>) -> Result<(), Error> {
     let mut cargo = cargo(&setup.workspace);
-    cargo.args(ARGUMENTS.split(' ')).env("CHIASM_SOAK_SECONDS", (u64::from(minutes) * 60).to_string());
+    cargo
+        .args(ARGUMENTS.split(' '))
+        .env("CHIASM_SOAK_SECONDS", (u64::from(minutes) * 60).to_string());
     if let Some(seed) = seed {
         cargo.env("CHIASM_TEST_SEED", seed.to_string());
     }

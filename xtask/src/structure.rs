@@ -1,5 +1,6 @@
 //! The structure of the code, measured: lines per crate, circles of files, arrows against the order
-//! of a crate's modules, errors that are only text. The limits are in `limits.rs`, the orders in `orders.rs`.
+//! of a crate's modules, errors that are only text. The limits are in `limits.rs`, the orders in
+//! `orders.rs`.
 //!
 //! Tests do not count: items under `#[cfg(test)]`, files that only such items declare, and test
 //! functions.
@@ -89,7 +90,8 @@ fn measure_against(root: &Path, limits: &Limits) -> Result<Report, StructureErro
     let mut report = Report::default();
     report.add_lines(&measured, limits);
     report.add_circles(&measured, limits);
-    let violations: Vec<String> = measured.iter().flat_map(|package| package.violations.clone()).collect();
+    let violations: Vec<String> =
+        measured.iter().flat_map(|package| package.violations.clone()).collect();
     report.add(&format!("\narrows against the order: {}", violations.len()));
     for violation in &violations {
         report.add(&format!("  {violation}"));
@@ -149,11 +151,20 @@ impl Report {
 
     /// A caller can't decide on an error that is a text. The programs of xtask decide nothing.
     fn add_string_errors(&mut self, measured: &[Measured]) {
-        let packages = measured.iter().map(|measured| &measured.package).filter(|package| package.name != "xtask");
-        let files = packages.flat_map(|package| package.files.iter().map(move |file| (&package.name, file)));
-        let lines = files.flat_map(|(name, file)| file.string_errors.iter().map(move |line| (name, &file.path, line)));
-        let found: Vec<String> =
-            lines.map(|(name, path, line)| format!("{name}: {path}:{line} has an error that is a String")).collect();
+        let packages = measured
+            .iter()
+            .map(|measured| &measured.package)
+            .filter(|package| package.name != "xtask");
+        let files = packages
+            .flat_map(|package| package.files.iter().map(move |file| (&package.name, file)));
+        let lines = files.flat_map(|(name, file)| {
+            file.string_errors.iter().map(move |line| (name, &file.path, line))
+        });
+        let found: Vec<String> = lines
+            .map(|(name, path, line)| {
+                format!("{name}: {path}:{line} has an error that is a String")
+            })
+            .collect();
         self.add(&format!("errors that are a String: {}", found.len()));
         self.problems.extend(found);
     }

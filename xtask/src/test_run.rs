@@ -1,8 +1,10 @@
-//! Runs steps of the table: a title and a time for each, a stop at the first failure, a summary at the end.
+//! Runs steps of the table: a title and a time for each, a stop at the first failure, a summary at
+//! the end.
 //!
-//! Once everything is compiled, steps with real engines run on a second thread. They print into logs. The log of a step
-//! that fails is shown. When the main thread has performed its own steps, it takes steps with real engines, too. Without
-//! real engines the second thread performs the steps that follow `tests`.
+//! Once everything is compiled, steps with real engines run on a second thread. They print into
+//! logs. The log of a step that fails is shown. When the main thread has performed its own steps,
+//! it takes steps with real engines, too. Without real engines the second thread performs the steps
+//! that follow `tests`.
 
 use std::io::{self, Write};
 use std::iter;
@@ -52,7 +54,8 @@ struct StepResult {
     has_broken: bool,
 }
 
-/// Runs the steps of `options`, those with real engines for each version. Returns `true` if all passed.
+/// Runs the steps of `options`, those with real engines for each version. Returns `true` if all
+/// passed.
 pub(crate) fn run(workspace: &Workspace, options: &TestOptions) -> Result<bool, Error> {
     let TestOptions { versions, record, sglang, steps, .. } = options;
     let first_plan = if steps.is_empty() {
@@ -74,7 +77,8 @@ pub(crate) fn run(workspace: &Workspace, options: &TestOptions) -> Result<bool, 
         Ok(())
     };
     run(&first_plan, first)?;
-    let is_repeated = |step: &&&Step| test_steps::engine_steps().iter().any(|other| other.name == step.name);
+    let is_repeated =
+        |step: &&&Step| test_steps::engine_steps().iter().any(|other| other.name == step.name);
     let repeated: Vec<&'static Step> = first_plan.iter().filter(is_repeated).copied().collect();
     for version in others {
         println!("\n==> vLLM {version}");
@@ -94,12 +98,16 @@ fn tested(version: &str, results: Vec<StepResult>) -> Tested {
             .iter()
             .any(|step| step.title == title && !matches!(step.action, Action::AwaitEngines))
     };
-    let steps = results.into_iter().filter(|result| is_listed(result.title) && result.outcome == Outcome::Passed);
-    let steps = steps.map(|result| Passed { title: result.title.to_owned(), seconds: result.time.as_secs() });
+    let steps = results
+        .into_iter()
+        .filter(|result| is_listed(result.title) && result.outcome == Outcome::Passed);
+    let steps = steps
+        .map(|result| Passed { title: result.title.to_owned(), seconds: result.time.as_secs() });
     Tested { version: version.to_owned(), steps: steps.collect() }
 }
 
-/// Runs `plan`, its steps with real engines against `version`. Returns `None` if a step failed or did not run.
+/// Runs `plan`, its steps with real engines against `version`. Returns `None` if a step failed or
+/// did not run.
 fn run_plan(
     workspace: &Workspace,
     plan: &[&'static Step],
@@ -109,18 +117,30 @@ fn run_plan(
     let start = Instant::now();
     let setup = version.map(|version| EngineSetup::start(workspace, version)).transpose()?;
     let cancel = setup.as_ref().map(EngineSetup::canceller).unwrap_or_default();
-    let mut beside: Vec<&'static Step> = plan.iter().copied().filter(|step| step.is_beside()).collect();
+    let mut beside: Vec<&'static Step> =
+        plan.iter().copied().filter(|step| step.is_beside()).collect();
     let main: Vec<&'static Step> = plan.iter().copied().filter(|step| !step.is_beside()).collect();
     // Steps that compile hold cargo's lock, which the tests of the other thread would wait for.
     let compiled = main.iter().rposition(|step| step.compiles()).map_or(0, |last| last + 1);
     let (compiling, testing) = main.split_at(compiled);
     // Without real engines the second thread performs what follows the step `tests`.
     let leaves_others = beside.is_empty() && options.steps.is_empty();
-    let (testing, others) = testing.split_at(if leaves_others { testing.len().min(1) } else { testing.len() });
+    let (testing, others) =
+        testing.split_at(if leaves_others { testing.len().min(1) } else { testing.len() });
     beside.extend(others);
 
-    let run = Run { plan, enforces_budgets: options.enforces_budgets, has_failed: AtomicBool::new(false), cancel };
-    let executor = |setup| StepExecutor { workspace, setup, sglang: options.sglang, output: Output::Inherited };
+    let run = Run {
+        plan,
+        enforces_budgets: options.enforces_budgets,
+        has_failed: AtomicBool::new(false),
+        cancel,
+    };
+    let executor = |setup| StepExecutor {
+        workspace,
+        setup,
+        sglang: options.sglang,
+        output: Output::Inherited,
+    };
     let setup = setup.map(Mutex::new);
     let main_executor = executor(setup.as_ref());
     let mut beside_executor = executor(setup.as_ref());
@@ -160,7 +180,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Performs steps in order. The first failure ends the run, once the step of the other thread has ended.
+    /// Performs steps in order. The first failure ends the run, once the step of the other thread
+    /// has ended.
     fn main_thread(
         &self,
         steps: &[&'static Step],
@@ -174,8 +195,8 @@ impl Run<'_> {
         results
     }
 
-    /// Performs steps in order until one fails, which lets the other thread go on. A step that only takes too long does not
-    /// count as failed: later steps may tell more.
+    /// Performs steps in order until one fails, which lets the other thread go on. A step that only
+    /// takes too long does not count as failed: later steps may tell more.
     fn steps(
         &self,
         steps: impl Iterator<Item = &'static Step>,
@@ -186,7 +207,8 @@ impl Run<'_> {
             if self.has_failed.load(Ordering::Relaxed) {
                 break;
             }
-            let number = self.plan.iter().position(|other| other.name == step.name).map_or(0, |at| at + 1);
+            let number =
+                self.plan.iter().position(|other| other.name == step.name).map_or(0, |at| at + 1);
             announce(number, self.plan.len(), step);
             let (outcome, time) = perform(step);
             let ending = match &outcome {
@@ -197,7 +219,8 @@ impl Run<'_> {
             println!("    {}: {}{ending}", step.title, time_and_budget(time, step.budget));
             let has_broken = matches!(outcome, Outcome::Failed(_));
             let budget = step.budget;
-            let outcome = if self.enforces_budgets { in_time(outcome, time, budget) } else { outcome };
+            let outcome =
+                if self.enforces_budgets { in_time(outcome, time, budget) } else { outcome };
             results.push(StepResult { title: step.title, time, budget, outcome, has_broken });
             if has_broken {
                 break;
@@ -243,8 +266,9 @@ fn announce(number: usize, total: usize, step: &Step) {
 fn summary(plan: &[&Step], results: &[StepResult], total: Duration) -> String {
     let mut lines = Vec::new();
     let width = plan.iter().map(|step| step.title.len()).max().unwrap_or(0);
-    let line =
-        |title: &str, time: &str, outcome: &str| format!("{title:width$}  {time:>26}  {outcome}").trim_end().to_owned();
+    let line = |title: &str, time: &str, outcome: &str| {
+        format!("{title:width$}  {time:>26}  {outcome}").trim_end().to_owned()
+    };
     for step in plan {
         lines.push(match results.iter().find(|result| result.title == step.title) {
             Some(result) => {
@@ -261,7 +285,10 @@ fn summary(plan: &[&Step], results: &[StepResult], total: Duration) -> String {
     lines.push(line("total", &readable(total), ""));
     for result in results.iter().filter(|result| has_grown(result)) {
         let time = time_and_budget(result.time, result.budget);
-        lines.push(format!("\nSLOWER: {} took {time}, a fifth over its budget or more", result.title));
+        lines.push(format!(
+            "\nSLOWER: {} took {time}, a fifth over its budget or more",
+            result.title
+        ));
     }
     for result in results {
         if let Outcome::Failed(reason) = &result.outcome {
@@ -283,7 +310,12 @@ mod tests {
     use super::*;
 
     fn run<'a>(plan: &'a [&'static Step]) -> Run<'a> {
-        Run { plan, enforces_budgets: true, has_failed: AtomicBool::new(false), cancel: Cancel::default() }
+        Run {
+            plan,
+            enforces_budgets: true,
+            has_failed: AtomicBool::new(false),
+            cancel: Cancel::default(),
+        }
     }
 
     #[test]
@@ -316,7 +348,8 @@ mod tests {
     fn failure_beside_lets_the_main_thread_go_on() {
         let plan = test_steps::plan(true, false);
         let run = run(&plan);
-        let failed = run.steps(plan.iter().copied(), |_| (Outcome::Failed("it broke".into()), Duration::ZERO));
+        let failed = run
+            .steps(plan.iter().copied(), |_| (Outcome::Failed("it broke".into()), Duration::ZERO));
         assert_eq!(failed.len(), 1);
         assert_eq!(run.main_thread(&plan, |_| (Outcome::Passed, Duration::ZERO)).len(), plan.len());
     }
@@ -324,13 +357,15 @@ mod tests {
     #[test]
     fn step_left_out_does_not_end_the_run() {
         let plan = test_steps::plan(false, false);
-        let results = run(&plan).main_thread(&plan, |_| (Outcome::LeftOut("no tool"), Duration::ZERO));
+        let results =
+            run(&plan).main_thread(&plan, |_| (Outcome::LeftOut("no tool"), Duration::ZERO));
         assert_eq!(results.len(), plan.len());
     }
 
     /// Runs a plan in which one step takes this time.
     fn with_slow_step(plan: &[&'static Step], name: &str, time: Duration) -> Vec<StepResult> {
-        let timed = |step: &Step| (Outcome::Passed, if step.name == name { time } else { Duration::ZERO });
+        let timed =
+            |step: &Step| (Outcome::Passed, if step.name == name { time } else { Duration::ZERO });
         run(plan).main_thread(plan, timed)
     }
 
@@ -342,7 +377,8 @@ mod tests {
         let results = with_slow_step(&plan, slow.name, budget * 2);
         assert!(results.iter().all(|result| result.outcome == Outcome::Passed));
         let results = with_slow_step(&plan, slow.name, budget * 2 + Duration::from_secs(1));
-        let failed: Vec<_> = results.iter().filter(|result| result.outcome != Outcome::Passed).collect();
+        let failed: Vec<_> =
+            results.iter().filter(|result| result.outcome != Outcome::Passed).collect();
         assert_eq!((results.len(), failed.len(), failed[0].title), (plan.len(), 1, slow.title));
         let text = summary(&plan, &results, Duration::ZERO);
         assert!(text.contains(&format!(" of {}  FAILED", readable(budget))), "{text}");

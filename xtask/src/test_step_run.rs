@@ -63,7 +63,8 @@ impl StepExecutor<'_> {
         (outcome, start.elapsed())
     }
 
-    /// Performs a step that prints into a log in `folder`. The log of a step that fails is printed, too.
+    /// Performs a step that prints into a log in `folder`. The log of a step that fails is printed,
+    /// too.
     pub(crate) fn logged(&mut self, step: &Step, folder: &Path) -> (Outcome, Duration) {
         let log = folder.join(step.name).with_extension("log");
         if let Err(error) = fs::create_dir_all(folder).and_then(|()| fs::write(&log, "")) {
@@ -74,7 +75,11 @@ impl StepExecutor<'_> {
         let (outcome, time) = self.timed(step);
         if matches!(outcome, Outcome::Failed(_)) {
             match fs::read(&log) {
-                Ok(printed) => println!("\n--- output of {}\n{}", step.title, String::from_utf8_lossy(&printed)),
+                Ok(printed) => println!(
+                    "\n--- output of {}\n{}",
+                    step.title,
+                    String::from_utf8_lossy(&printed)
+                ),
                 Err(error) => println!("{}", Error::io("read", &log)(error)),
             }
         }
@@ -90,7 +95,9 @@ impl StepExecutor<'_> {
                 Ok(mut tests) => self.run(&mut tests, "the manifests' tests"),
                 Err(error) => {
                     self.output.say(&format!("    {error}"))?;
-                    Err(NotPassed::LeftOut("there is no Python for it, or its packages can't be fetched"))
+                    Err(NotPassed::LeftOut(
+                        "there is no Python for it, or its packages can't be fetched",
+                    ))
                 }
             },
             (_, None) => Err(NotPassed::LeftOut("there is no vLLM")),
@@ -104,7 +111,8 @@ impl StepExecutor<'_> {
                 self.run(&mut plugin::tests(self.workspace, &engines.env), "the plugin's tests")
             }
             (Action::ProcessorTests, Some(engines)) => self.run(
-                plugin::processor_tests(self.workspace, &engines.env).env("CHIASM_TEST_MODELS", &engines.models),
+                plugin::processor_tests(self.workspace, &engines.env)
+                    .env("CHIASM_TEST_MODELS", &engines.models),
                 "the processor's tests",
             ),
             (Action::Wheel, Some(engines)) => {
@@ -121,7 +129,12 @@ impl StepExecutor<'_> {
         }
     }
 
-    fn cargo(&self, step: &Step, arguments: &str, engines: Option<Engines>) -> Result<(), NotPassed> {
+    fn cargo(
+        &self,
+        step: &Step,
+        arguments: &str,
+        engines: Option<Engines>,
+    ) -> Result<(), NotPassed> {
         if step.needs == Needs::CargoDeny && !self.has_cargo_deny() {
             return Err(NotPassed::LeftOut("cargo-deny is not installed"));
         }
@@ -129,7 +142,10 @@ impl StepExecutor<'_> {
             return Err(NotPassed::LeftOut("rustup can't fetch the ARM target's standard library"));
         }
         let mut cargo = cargo(self.workspace);
-        cargo.args(arguments.split(' ')).envs(step.variables.iter().copied()).envs(self.programs(step.needs)?);
+        cargo
+            .args(arguments.split(' '))
+            .envs(step.variables.iter().copied())
+            .envs(self.programs(step.needs)?);
         if step.needs == Needs::RealSglang {
             cargo.envs(self.sglang_variables(self.sglang.unwrap_or(sglang_env::NEWEST))?);
         }
@@ -161,11 +177,18 @@ impl StepExecutor<'_> {
     }
 
     fn tool_setup(&self) -> Setup {
-        Setup { workspace: self.workspace.clone(), output: self.output.clone(), cancel: Cancel::default() }
+        Setup {
+            workspace: self.workspace.clone(),
+            output: self.output.clone(),
+            cancel: Cancel::default(),
+        }
     }
 
     /// Returns the environment variables of the tests with real SGLang.
-    fn sglang_variables(&self, version: &'static str) -> Result<[(&'static str, PathBuf); 2], Error> {
+    fn sglang_variables(
+        &self,
+        version: &'static str,
+    ) -> Result<[(&'static str, PathBuf); 2], Error> {
         let setup = self.tool_setup();
         let base = vllm_env::ensure(&setup)?;
         let env = sglang_env::ensure(&setup, &base, version)?;
@@ -184,13 +207,19 @@ impl StepExecutor<'_> {
             }
         };
         match needs {
-            Needs::Etcd => {
-                found(etcd::VARIABLE, etcd::ensure(&setup), "there is no etcd, and its package can't be unpacked")
-            }
+            Needs::Etcd => found(
+                etcd::VARIABLE,
+                etcd::ensure(&setup),
+                "there is no etcd, and its package can't be unpacked",
+            ),
             Needs::Dynamo | Needs::RealEnginesAndDynamo => {
                 let mut programs = self.programs(Needs::Etcd)?;
                 let python = door_peers::ensure(&setup).map(|peers| peers.python());
-                programs.extend(found(door_peers::VARIABLE, python, "Dynamo's packages can't be had")?);
+                programs.extend(found(
+                    door_peers::VARIABLE,
+                    python,
+                    "Dynamo's packages can't be had",
+                )?);
                 Ok(programs)
             }
             Needs::Chromium => {
@@ -208,12 +237,15 @@ impl StepExecutor<'_> {
     /// Returns `true` if the ARM target is installed. Installs it by rustup if it is not.
     fn has_arm_target(&self) -> bool {
         let mut ask = Command::new("rustc");
-        ask.args(["--print", "target-libdir", "--target", ARM_TARGET]).current_dir(&self.workspace.root);
+        ask.args(["--print", "target-libdir", "--target", ARM_TARGET])
+            .current_dir(&self.workspace.root);
         if child::read(&mut ask, "rustc").is_ok_and(|folder| Path::new(&folder).is_dir()) {
             return true;
         }
         let mut add = Command::new("rustup");
-        add.args(["target", "add", ARM_TARGET]).current_dir(&self.workspace.root).stdin(Stdio::null());
+        add.args(["target", "add", ARM_TARGET])
+            .current_dir(&self.workspace.root)
+            .stdin(Stdio::null());
         add.status().is_ok_and(|status| status.success())
     }
 

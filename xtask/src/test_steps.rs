@@ -1,14 +1,15 @@
 //! What `cargo xtask test` does, in its order. A new check is a new line in the table.
 //!
-//! All steps use the dev profile, and the whole workspace with one set of features: so dependencies are checked
-//! once (clippy and doc share that) and compiled once. `-p CRATE` instead would pick other features of the dependencies
-//! and compile many of them a second time. So would a feature for tests that need real engines: these are `#[ignore]`d.
+//! All steps use the dev profile, and the whole workspace with one set of features: so dependencies
+//! are checked once (clippy and doc share that) and compiled once. `-p CRATE` instead would pick
+//! other features of the dependencies and compile many of them a second time. So would a feature
+//! for tests that need real engines: these are `#[ignore]`d.
 //!
 //! Steps that need vLLM run on a second thread: they mostly import Python modules on one core.
 //!
-//! A budget is the step's time in a full run on an idle machine with two cores. The run names each step that takes a
-//! fifth more; twice the budget is a failure. Steps that compile or download have no budget, as they depend on what is
-//! in caches.
+//! A budget is the step's time in a full run on an idle machine with two cores. The run names each
+//! step that takes a fifth more; twice the budget is a failure. Steps that compile or download have
+//! no budget, as they depend on what is in caches.
 
 use std::time::Duration;
 
@@ -56,21 +57,28 @@ pub(crate) enum Needs {
     Toolchain,
     /// cargo-deny; where it is not installed the step is left out, with a line that says so.
     CargoDeny,
-    /// The standard library for 64-bit ARM; where rustup can't fetch it the step is left out, with a line that says so.
+    /// The standard library for 64-bit ARM; where rustup can't fetch it the step is left out, with
+    /// a line that says so.
     ArmTarget,
-    /// etcd; where it is not there and can't be unpacked the step is left out, with a line that says so.
+    /// etcd; where it is not there and can't be unpacked the step is left out, with a line that
+    /// says so.
     Etcd,
-    /// Dynamo's mocker and etcd; where they can't be had the step is left out, with a line that says so.
+    /// Dynamo's mocker and etcd; where they can't be had the step is left out, with a line that
+    /// says so.
     Dynamo,
-    /// Chromium; where it is not there and can't be unpacked the step is left out, with a line that says so.
+    /// Chromium; where it is not there and can't be unpacked the step is left out, with a line that
+    /// says so.
     Chromium,
-    /// Prometheus; where it is not there and can't be unpacked the step is left out, with a line that says so.
+    /// Prometheus; where it is not there and can't be unpacked the step is left out, with a line
+    /// that says so.
     Prometheus,
-    /// Python and a small list of its packages; where they can't be had the step is left out, with a line that says so.
+    /// Python and a small list of its packages; where they can't be had the step is left out, with
+    /// a line that says so.
     Python,
     /// The real vLLM and the tiny models.
     RealEngines,
-    /// The same and Dynamo with etcd; where these can't be had the step is left out, with a line that says so.
+    /// The same and Dynamo with etcd; where these can't be had the step is left out, with a line
+    /// that says so.
     RealEnginesAndDynamo,
     /// Real SGLang, its environment, which is made over vLLM's, and the tiny models.
     RealSglang,
@@ -84,11 +92,15 @@ macro_rules! arm_target {
 }
 pub(crate) const ARM_TARGET: &str = arm_target!();
 
-/// The `#[ignore]`d tests whose path contains a text, one at a time: engines are big, and several that start at once slow
-/// each other down.
+/// The `#[ignore]`d tests whose path contains a text, one at a time: engines are big, and several
+/// that start at once slow each other down.
 macro_rules! one_at_a_time {
     ($tests:literal) => {
-        Action::Cargo(concat!("test --workspace --test testsuite -- ", $tests, " --ignored --test-threads=1"))
+        Action::Cargo(concat!(
+            "test --workspace --test testsuite -- ",
+            $tests,
+            " --ignored --test-threads=1"
+        ))
     };
 }
 
@@ -191,7 +203,9 @@ impl Step {
     /// Returns `true` for a step of cargo that does not run tests.
     pub(crate) fn compiles(&self) -> bool {
         match self.action {
-            Action::Cargo(arguments) => !arguments.starts_with("test ") || arguments.ends_with("--no-run"),
+            Action::Cargo(arguments) => {
+                !arguments.starts_with("test ") || arguments.ends_with("--no-run")
+            }
             _ => false,
         }
     }
@@ -281,7 +295,8 @@ mod tests {
     #[test]
     fn steps_are_found_by_unique_names() {
         for step in STEPS {
-            let found = STEPS.iter().filter(|other| other.name == step.name || other.title == step.title);
+            let found =
+                STEPS.iter().filter(|other| other.name == step.name || other.title == step.title);
             assert_eq!(found.count(), 1, "{}", step.name);
         }
         let steps = |names: &[&str]| -> Vec<&str> {
@@ -313,8 +328,11 @@ mod tests {
         let crates = Workspace::find().unwrap().root.join("crates");
         for step in STEPS {
             let arguments = arguments(step);
-            let filters =
-                arguments.iter().skip_while(|word| **word != "--").skip(1).filter(|word| !word.starts_with('-'));
+            let filters = arguments
+                .iter()
+                .skip_while(|word| **word != "--")
+                .skip(1)
+                .filter(|word| !word.starts_with('-'));
             for filter in filters {
                 let path: Vec<&str> = filter.split("::").filter(|part| !part.is_empty()).collect();
                 let is_there = |folder: &str| {
@@ -327,7 +345,11 @@ mod tests {
                 };
                 // The two filters of unit tests, too.
                 let is_known = ["etcd::tests::real", "by_nixl"].contains(filter);
-                assert!(is_known || ["chiasm", "chiasm-engine"].into_iter().any(is_there), "{}: {filter}", step.title);
+                assert!(
+                    is_known || ["chiasm", "chiasm-engine"].into_iter().any(is_there),
+                    "{}: {filter}",
+                    step.title
+                );
             }
         }
     }
@@ -337,7 +359,8 @@ mod tests {
         text.lines().any(|line| line.contains(&format!("fn {name}")))
     }
 
-    /// Cargo finds no tests by itself where `autotests` is off: a file without a `mod` line would never run.
+    /// Cargo finds no tests by itself where `autotests` is off: a file without a `mod` line would
+    /// never run.
     #[test]
     fn files_of_test_suites_are_modules_of_them() {
         let crates = Workspace::find().unwrap().root.join("crates");
@@ -349,12 +372,18 @@ mod tests {
             }
             suites += 1;
             let main = std::fs::read_to_string(folder.join("tests/main.rs")).unwrap();
-            for file in std::fs::read_dir(folder.join("tests")).unwrap().map(|entry| entry.unwrap().path()) {
+            for file in
+                std::fs::read_dir(folder.join("tests")).unwrap().map(|entry| entry.unwrap().path())
+            {
                 let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap();
                 let is_target = manifest.contains(&format!("path = \"tests/{stem}.rs\""));
                 let is_module = main.lines().any(|line| line == format!("mod {stem};"));
                 let is_rust = file.extension().is_some_and(|extension| extension == "rs");
-                assert!(!is_rust || is_target || is_module, "{} is in no test binary", file.display());
+                assert!(
+                    !is_rust || is_target || is_module,
+                    "{} is in no test binary",
+                    file.display()
+                );
             }
         }
         assert!(suites >= 5);
@@ -387,7 +416,10 @@ mod tests {
         for (index, step) in plan.iter().enumerate() {
             let runs = arguments(step).first() == Some(&"test") && index != build;
             if runs
-                || matches!(step.action, Action::PluginTests | Action::ProcessorTests | Action::Wheel | Action::Drift)
+                || matches!(
+                    step.action,
+                    Action::PluginTests | Action::ProcessorTests | Action::Wheel | Action::Drift
+                )
             {
                 assert!(step.budget.is_some() && index > build, "{}", step.title);
             }

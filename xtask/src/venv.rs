@@ -1,4 +1,5 @@
-//! Virtual environments of Python. pip's own configuration (index, proxy, certificates, cache) is the user's and is left alone.
+//! Virtual environments of Python. pip's own configuration (index, proxy, certificates, cache) is
+//! the user's and is left alone.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,12 +10,18 @@ use crate::keyed_dir::Held;
 use crate::python;
 use crate::setup::Setup;
 
-/// pip repeats single requests itself; this many times the whole install, for a download that breaks off half-way.
+/// pip repeats single requests itself; this many times the whole install, for a download that
+/// breaks off half-way.
 const ATTEMPTS: usize = 3;
 
-/// Makes an environment without packages, with the first Python that fits. `size` is what there will be to download, where
-/// that is worth a line.
-pub(crate) fn make(setup: &Setup, path: &Path, held: &Held, size: Option<&str>) -> Result<(), Error> {
+/// Makes an environment without packages, with the first Python that fits. `size` is what there
+/// will be to download, where that is worth a line.
+pub(crate) fn make(
+    setup: &Setup,
+    path: &Path,
+    held: &Held,
+    size: Option<&str>,
+) -> Result<(), Error> {
     let program = python::find()?;
     let size = size.map(|size| format!(": {size}")).unwrap_or_default();
     setup.output.say(&format!("making {} with {program}{size}", path.display()))?;
@@ -33,12 +40,25 @@ pub(crate) fn python(path: &Path) -> Command {
 
 /// A command of pip (`install`, `download`) for what is named alone: our lists are complete.
 pub(crate) fn pip(mut python: Command, command: &str) -> Command {
-    python.args(["-m", "pip", command, "--no-deps", "--no-input", "--disable-pip-version-check", "--retries", "10"]);
+    python.args([
+        "-m",
+        "pip",
+        command,
+        "--no-deps",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--retries",
+        "10",
+    ]);
     python
 }
 
 /// Installs one list, and tries again when that fails.
-pub(crate) fn install(setup: &Setup, list: &str, pip: impl Fn() -> Result<Command, Error>) -> Result<(), Error> {
+pub(crate) fn install(
+    setup: &Setup,
+    list: &str,
+    pip: impl Fn() -> Result<Command, Error>,
+) -> Result<(), Error> {
     let path = setup.workspace.file(list)?;
     let what = format!("pip install -r {list}");
     let mut attempt = 1;
@@ -59,9 +79,11 @@ pub(crate) fn install(setup: &Setup, list: &str, pip: impl Fn() -> Result<Comman
     }
 }
 
-/// Settings that would bring in packages from elsewhere, or put new ones there, are not meant for this environment.
+/// Settings that would bring in packages from elsewhere, or put new ones there, are not meant for
+/// this environment.
 pub(crate) fn isolate(command: &mut Command) {
-    for name in ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"] {
+    for name in ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"]
+    {
         command.env_remove(name);
     }
 }

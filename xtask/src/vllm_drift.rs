@@ -1,7 +1,8 @@
 //! What a version of vLLM changes of what Chiasm relies on: `cargo xtask vllm-drift VERSION`.
 //!
-//! Facts are read out of that version's Python and compared with a manifest in the repository; then messages are exchanged with its
-//! own types, in both directions. Any difference is a failure, until a person has looked and written the version's own manifest.
+//! Facts are read out of that version's Python and compared with a manifest in the repository; then
+//! messages are exchanged with its own types, in both directions. Any difference is a failure,
+//! until a person has looked and written the version's own manifest.
 //!
 //! | part | is |
 //! |---|---|
@@ -35,7 +36,8 @@ const FOLDER: &str = "python/vllm_drift";
 /// Diffs of changed functions that are shown; the names of all are.
 const MOST_DIFFS: usize = 40;
 
-/// Checks a version; `write` makes its facts the manifest of its minor version instead of comparing them. Whether it passed.
+/// Checks a version; `write` makes its facts the manifest of its minor version instead of comparing
+/// them. Whether it passed.
 pub(crate) fn run(setup: &Setup, version: &str, write: bool) -> Result<bool, Error> {
     let base = vllm_env::ensure(setup)?;
     test_the_scripts(setup, &base)?;
@@ -43,7 +45,8 @@ pub(crate) fn run(setup: &Setup, version: &str, write: bool) -> Result<bool, Err
         true => vllm_overlay::ensure_version(setup, &base, version)?,
         false => vllm_overlay::ensure_for_a_look(setup, &base, version)?,
     };
-    let packages = sources::packages(&env).ok_or_else(|| Error::MissingFile { path: env.path().join("site/vllm") })?;
+    let packages = sources::packages(&env)
+        .ok_or_else(|| Error::MissingFile { path: env.path().join("site/vllm") })?;
     let requirements = facts::requirements(setup, &base, version)?;
     let groups = facts::read(setup, &base, &packages, &requirements)?;
     let found = Manifest::of(version, &groups);
@@ -58,9 +61,10 @@ pub(crate) fn run(setup: &Setup, version: &str, write: bool) -> Result<bool, Err
         let known = Manifest::nearest(&setup.workspace, version)?;
         let changes = manifest::changes(&known, &found);
         let report = report(&groups, &changes);
-        setup
-            .output
-            .say(&format!("vLLM {version}: {number} facts, compared with those of {}{report}", known.version))?;
+        setup.output.say(&format!(
+            "vLLM {version}: {number} facts, compared with those of {}{report}",
+            known.version
+        ))?;
         if changes.is_empty() {
             setup.output.say("nothing that Chiasm relies on has changed")?;
         } else {
@@ -87,7 +91,8 @@ fn test_the_scripts(setup: &Setup, base: &VllmEnv) -> Result<(), Error> {
     child::run(&mut python, "the tests of python/vllm_drift", &setup.output, &setup.cancel)
 }
 
-/// Python in the repository's root; `-B` because a `__pycache__` beside a script would be one more thing to ignore.
+/// Python in the repository's root; `-B` because a `__pycache__` beside a script would be one more
+/// thing to ignore.
 fn script(setup: &Setup, env: &VllmEnv) -> Command {
     let mut python = env.python_command();
     python.arg("-B").current_dir(&setup.workspace.root).stdin(Stdio::null());
@@ -99,7 +104,10 @@ fn report(groups: &[Group], changes: &[Change]) -> String {
     let mut lines = Vec::new();
     let mut names: Vec<&str> = groups.iter().map(|group| group.name.as_str()).collect();
     names.extend(
-        changes.iter().map(|change| change.group.as_str()).filter(|name| !groups.iter().any(|g| g.name == *name)),
+        changes
+            .iter()
+            .map(|change| change.group.as_str())
+            .filter(|name| !groups.iter().any(|g| g.name == *name)),
     );
     names.dedup();
     for name in names {
@@ -119,9 +127,18 @@ fn report(groups: &[Group], changes: &[Change]) -> String {
 }
 
 /// Diffs of the functions that changed, if the other version's Python is in the cache.
-fn show_code(setup: &Setup, base: &VllmEnv, known: &str, packages: &Path, changes: &[Change]) -> Result<(), Error> {
-    let mut names: Vec<&str> =
-        changes.iter().filter(|change| change.is_code()).map(|change| change.fact.as_str()).collect();
+fn show_code(
+    setup: &Setup,
+    base: &VllmEnv,
+    known: &str,
+    packages: &Path,
+    changes: &[Change],
+) -> Result<(), Error> {
+    let mut names: Vec<&str> = changes
+        .iter()
+        .filter(|change| change.is_code())
+        .map(|change| change.fact.as_str())
+        .collect();
     names.sort_unstable();
     names.dedup();
     if names.is_empty() {
@@ -132,16 +149,22 @@ fn show_code(setup: &Setup, base: &VllmEnv, known: &str, packages: &Path, change
             true => format!("vllm-env --vllm {known}"),
             false => format!("vllm-drift {known}"),
         };
-        return setup
-            .output
-            .say(&format!("\nfor the code of these functions, get vLLM {known} first: cargo xtask {get}"));
+        return setup.output.say(&format!(
+            "\nfor the code of these functions, get vLLM {known} first: cargo xtask {get}"
+        ));
     };
     let mut python = script(setup, base);
-    python.arg(format!("{FOLDER}/differences.py")).arg(old).arg(packages).args(names.iter().take(MOST_DIFFS));
+    python
+        .arg(format!("{FOLDER}/differences.py"))
+        .arg(old)
+        .arg(packages)
+        .args(names.iter().take(MOST_DIFFS));
     setup.output.say(&format!("\n{}", child::read(&mut python, "differences.py")?))?;
     if names.len() > MOST_DIFFS {
         let more = names.len() - MOST_DIFFS;
-        setup.output.say(&format!("… and {more} functions more: python3 {FOLDER}/differences.py"))?;
+        setup
+            .output
+            .say(&format!("… and {more} functions more: python3 {FOLDER}/differences.py"))?;
     }
     Ok(())
 }
@@ -151,7 +174,12 @@ mod tests {
     use super::*;
 
     fn change(group: &str, fact: &str, old: Option<&str>, new: Option<&str>) -> Change {
-        Change { group: group.into(), fact: fact.into(), old: old.map(Into::into), new: new.map(Into::into) }
+        Change {
+            group: group.into(),
+            fact: fact.into(),
+            old: old.map(Into::into),
+            new: new.map(Into::into),
+        }
     }
 
     #[test]
@@ -184,7 +212,9 @@ mod tests {
             let text = fs::read_to_string(root.join(FOLDER).join(table)).unwrap();
             let families = "crates/chiasm-vision/src/families";
             for word in text.replace("{FAMILIES}", families).split('"') {
-                if ["crates/", "python/", "docs/", "xtask/"].iter().any(|start| word.starts_with(start))
+                if ["crates/", "python/", "docs/", "xtask/"]
+                    .iter()
+                    .any(|start| word.starts_with(start))
                     && !word.contains('{')
                 {
                     assert!(root.join(word).exists(), "{table}: {word}");

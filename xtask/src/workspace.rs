@@ -20,12 +20,15 @@ pub(crate) struct Workspace {
 impl Workspace {
     /// The repository that `cargo xtask` was called in and this user's cache.
     pub(crate) fn find() -> Result<Self, Error> {
-        // cargo sets it at run time too; the compiled-in value would be stale in a checkout that was moved.
-        let manifest =
-            env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        // cargo sets it at run time too; the compiled-in value would be stale in a checkout that
+        // was moved.
+        let manifest = env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = manifest.parent().unwrap_or(&manifest).to_path_buf();
-        let cache =
-            cache_dir(env::var_os("XDG_CACHE_HOME").map(PathBuf::from), env::var_os("HOME").map(PathBuf::from))?;
+        let cache = cache_dir(
+            env::var_os("XDG_CACHE_HOME").map(PathBuf::from),
+            env::var_os("HOME").map(PathBuf::from),
+        )?;
         Ok(Self { root, cache })
     }
 

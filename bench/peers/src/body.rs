@@ -1,4 +1,5 @@
-//! The body of a request, in pieces: what many requests have in common is sent from where it is, and never copied here.
+//! The body of a request, in pieces: what many requests have in common is sent from where it is,
+//! and never copied here.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

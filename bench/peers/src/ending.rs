@@ -14,7 +14,8 @@ pub fn exit(done: Result<(), Box<dyn Error>>) -> ExitCode {
     }
 }
 
-/// Runs `work` on one thread until it or the process is to end. Then `work` is dropped, and what it has started ends.
+/// Runs `work` on one thread until it or the process is to end. Then `work` is dropped, and what it
+/// has started ends.
 #[cfg(any(feature = "door", feature = "serve"))]
 pub fn run(work: impl Future<Output = Result<(), Box<dyn Error>>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -46,7 +46,8 @@ pub fn check(status: StatusCode, text: &str) -> Result<(), Box<dyn Error>> {
     Err(format!("{status}: {}", text.chars().take(SHOWN).collect::<String>()).into())
 }
 
-/// Returns the event of a stream before its `[DONE]`: the one with its usage, if that was asked for.
+/// Returns the event of a stream before its `[DONE]`: the one with its usage, if that was asked
+/// for.
 pub fn last_event(stream: &str) -> Option<&str> {
     let mut events = stream.lines().rev().filter_map(|line| line.strip_prefix("data: "));
     events.next().filter(|last| *last == "[DONE]")?;

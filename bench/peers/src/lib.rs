@@ -1,4 +1,5 @@
-//! Parts that several of the measuring programs have: how they are called, how they end, and how they ask frontends over HTTP.
+//! Parts that several of the measuring programs have: how they are called, how they end, and how
+//! they ask frontends over HTTP.
 //!
 //! | module | is |
 //! |---|---|

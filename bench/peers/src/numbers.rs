@@ -14,7 +14,8 @@ pub fn quantile(sorted: &[f64], part: f64) -> f64 {
     sorted.get((sorted.len() as f64 * part) as usize).copied().unwrap_or(f64::NAN)
 }
 
-/// Ranks by Zipf's law: the first is drawn twice as often as the second and three times as often as the third.
+/// Ranks by Zipf's law: the first is drawn twice as often as the second and three times as often as
+/// the third.
 #[cfg(any(feature = "door", feature = "index", feature = "serve"))]
 pub struct Zipf {
     /// The sum of the weights of the ranks up to each.

@@ -14,8 +14,9 @@ const COMMENT: [u8; 2] = [0xff, 0xfe];
 
 /// A picture whose file can be made a new one without encoding all of it again.
 ///
-/// A comment segment after the first, its bytes the new file's number: another file, of which a decoder has to read all. It is
-/// as long as it must be for what follows to begin at a multiple of three bytes, so the base64 of the rest is always the same.
+/// A comment segment after the first, its bytes the new file's number: another file, of which a
+/// decoder has to read all. It is as long as it must be for what follows to begin at a multiple of
+/// three bytes, so the base64 of the rest is always the same.
 pub struct Picture {
     /// The new file's bytes before the comment's number.
     head: Vec<u8>,

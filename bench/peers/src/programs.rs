@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::path::Path;
 
-/// Below the ports that systems give to whoever wants any: a program that is being started would get one that another was promised.
+/// Below the ports that systems give to whoever wants any: a program that is being started would
+/// get one that another was promised.
 const PORTS: Range<u16> = 20_000..30_000;
 
 /// Returns an address that nobody listens on now.

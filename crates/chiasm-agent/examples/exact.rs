@@ -1,7 +1,9 @@
-//! How long a frontend that has just started takes until it knows all that the engines of an agent hold.
+//! How long a frontend that has just started takes until it knows all that the engines of an agent
+//! hold.
 //!
-//! `cargo run --release -p chiasm-agent --example exact [million blocks] [engines]`; docs/many-machines.md has the numbers of one run. Agent and
-//! frontend are in one process, with a connection over loopback between them, in plain text.
+//! `cargo run --release -p chiasm-agent --example exact [million blocks] [engines]`;
+//! docs/many-machines.md has the numbers of one run. Agent and frontend are in one process, with a
+//! connection over loopback between them, in plain text.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::path::Path;
@@ -27,14 +29,21 @@ const TURNS: usize = 64;
 
 #[tokio::main]
 async fn main() {
-    let number = |at: usize, usual: usize| std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(usual);
+    let number = |at: usize, usual: usize| {
+        std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(usual)
+    };
     let (millions, engines) = (number(1, 10), number(2, 64));
-    let of_agent = fleet((0..engines).map(|_| Box::new(FakeConnector::new([Ok(engine())])) as Box<dyn Connector>));
+    let of_agent = fleet(
+        (0..engines).map(|_| Box::new(FakeConnector::new([Ok(engine())])) as Box<dyn Connector>),
+    );
     assert!(of_agent.wait_ready(engines).await);
     let conversations = millions * 1_000_000 / engines / TURNS;
     for worker in 0..engines {
         for conversation in 0..conversations {
-            of_agent.router().apply(WorkerId(worker as u32), &stored((worker * conversations + conversation) as u32));
+            of_agent.router().apply(
+                WorkerId(worker as u32),
+                &stored((worker * conversations + conversation) as u32),
+            );
         }
     }
     let held = of_agent.router().index_totals().entries;
@@ -42,7 +51,8 @@ async fn main() {
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
     let budget = ByteBudget::new(1 << 30);
     let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
-    let media = MachineMedia::new(model, door, of_agent.clone(), &PipelineLimits::default(), None, false);
+    let media =
+        MachineMedia::new(model, door, of_agent.clone(), &PipelineLimits::default(), None, false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(serve(
@@ -55,15 +65,19 @@ async fn main() {
     let started = Instant::now();
     let link = AgentLink::new(&address, None).unwrap();
     let processor = fake_capabilities().class.processor;
-    let connector =
-        |engine| Box::new(AgentConnector::new(link.clone(), engine, processor.clone())) as Box<dyn Connector>;
+    let connector = |engine| {
+        Box::new(AgentConnector::new(link.clone(), engine, processor.clone())) as Box<dyn Connector>
+    };
     let of_frontend = fleet((0..engines as u32).map(connector));
     let mut known = 0;
     while known < held {
         tokio::time::sleep(Duration::from_millis(10)).await;
         known = of_frontend.router().index_totals().entries;
     }
-    println!("{engines} engines, {held} blocks: all known after {:.2} s", started.elapsed().as_secs_f64());
+    println!(
+        "{engines} engines, {held} blocks: all known after {:.2} s",
+        started.elapsed().as_secs_f64()
+    );
 }
 
 fn fleet(connectors: impl Iterator<Item = Box<dyn Connector>>) -> Arc<Fleet> {
@@ -72,11 +86,16 @@ fn fleet(connectors: impl Iterator<Item = Box<dyn Connector>>) -> Arc<Fleet> {
 
 /// One that tells itself what it holds. Here that is put into the agent's index directly.
 fn engine() -> FakeBackend {
-    FakeBackend::with(Capabilities { kv: KvSource::Backend, total_blocks: 1 << 20, ..fake_capabilities() })
+    FakeBackend::with(Capabilities {
+        kv: KvSource::Backend,
+        total_blocks: 1 << 20,
+        ..fake_capabilities()
+    })
 }
 
 fn stored(number: u32) -> KvEventBatch {
-    let tokens = (0..(TURNS * BLOCK) as u32).map(|at| TokenId((number.wrapping_mul(2_654_435_761) ^ at) % 150_000));
+    let tokens = (0..(TURNS * BLOCK) as u32)
+        .map(|at| TokenId((number.wrapping_mul(2_654_435_761) ^ at) % 150_000));
     let hash = |block: usize| ExternalHash::U64(number as u64 * TURNS as u64 + block as u64);
     let stored = BlockStored {
         block_hashes: (0..TURNS).map(hash).collect(),
@@ -84,5 +103,9 @@ fn stored(number: u32) -> KvEventBatch {
         block_size: BLOCK as u32,
         ..Default::default()
     };
-    KvEventBatch { timestamp: 0.0, events: vec![KvEvent::BlockStored(stored)], data_parallel_rank: None }
+    KvEventBatch {
+        timestamp: 0.0,
+        events: vec![KvEvent::BlockStored(stored)],
+        data_parallel_rank: None,
+    }
 }

@@ -1,8 +1,9 @@
-//! How long tensors take from a frontend to an engine of an agent in another process, and how much CPU time of both: as messages, and
-//! read by NIXL over what it finds and over TCP alone.
+//! How long tensors take from a frontend to an engine of an agent in another process, and how much
+//! CPU time of both: as messages, and read by NIXL over what it finds and over TCP alone.
 //!
-//! `cargo run --release -p chiasm-agent --example lend PATH_OF_LIBNIXL_CAPI [items]`; docs/many-machines.md has the numbers of one run.
-//! The connection is over loopback, in plain text.
+//! `cargo run --release -p chiasm-agent --example lend PATH_OF_LIBNIXL_CAPI [items]`;
+//! docs/many-machines.md has the numbers of one run. The connection is over loopback, in plain
+//! text.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a measurement")]
 
 use std::io::{BufRead, BufReader};
@@ -14,8 +15,9 @@ use std::time::{Duration, Instant};
 use chiasm_agent::{AgentConnector, AgentLink, AgentServer, Lending, serve};
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
 use chiasm_backend::{
-    Connected, Connector, Delivered, EncodedItem, FieldValue, Input, ItemField, Job, JobItem, MediaObserver,
-    MediaSource, ReasoningHints, RequestId, Sampling, SourceError, Stage, Tensor, TensorBytes, TensorOrder,
+    Connected, Connector, Delivered, EncodedItem, FieldValue, Input, ItemField, Job, JobItem,
+    MediaObserver, MediaSource, ReasoningHints, RequestId, Sampling, SourceError, Stage, Tensor,
+    TensorBytes, TensorOrder,
 };
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_kv::KeySecret;
@@ -46,9 +48,11 @@ async fn main() {
         [library, _, way] => frontend(library, items, way == "nixl").await,
         [library, ..] => {
             for _ in 0..ROUNDS {
-                for (title, way, transports) in
-                    [("messages", "messages", None), ("NIXL", "nixl", None), ("NIXL over TCP", "nixl", Some("tcp"))]
-                {
+                for (title, way, transports) in [
+                    ("messages", "messages", None),
+                    ("NIXL", "nixl", None),
+                    ("NIXL over TCP", "nixl", Some("tcp")),
+                ] {
                     println!("{title}");
                     let mut run = Command::new(std::env::current_exe().unwrap());
                     run.args([library, &items.to_string(), way]);
@@ -63,18 +67,31 @@ async fn main() {
 
 fn settings(library: &str) -> Settings {
     let within = Duration::from_secs(10);
-    Settings { library: PathBuf::from(library), pool_bytes: 1 << 30, within, devices: Some("lo".to_owned()) }
+    Settings {
+        library: PathBuf::from(library),
+        pool_bytes: 1 << 30,
+        within,
+        devices: Some("lo".to_owned()),
+    }
 }
 
 /// The other process.
 async fn agent(library: Option<&str>) {
     let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(FakeBackend::new())]));
-    let fleet = Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
+    let fleet =
+        Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
     assert!(fleet.wait_ready(1).await);
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
     let budget = ByteBudget::new(1 << 30);
     let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
-    let media = MachineMedia::new(model, door, fleet.clone(), &PipelineLimits::default(), Some(64 << 20), false);
+    let media = MachineMedia::new(
+        model,
+        door,
+        fleet.clone(),
+        &PipelineLimits::default(),
+        Some(64 << 20),
+        false,
+    );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("{}", listener.local_addr().unwrap());
     let agent = AgentServer::new(fleet, media, budget, 1);
@@ -121,7 +138,8 @@ async fn frontend(library: &str, items: usize, is_lent: bool) {
             drop(backend.start(job.clone()).await.unwrap());
             times.push(since.elapsed().as_secs_f64() * 1e3);
         }
-        let cpu: Vec<f64> = pids.into_iter().zip(before).map(|(pid, before)| cpu_ticks(pid) - before).collect();
+        let cpu: Vec<f64> =
+            pids.into_iter().zip(before).map(|(pid, before)| cpu_ticks(pid) - before).collect();
         let [frontend, agent] = [0, 1].map(|side: usize| cpu[side] * 10.0 / items as f64);
         times.sort_by(f64::total_cmp);
         println!(
@@ -157,7 +175,10 @@ impl MediaObserver for Strict {
 struct Made(Vec<ItemField>);
 
 impl MediaSource for Made {
-    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        _: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         let fields = self.0.clone();
         async move { Ok(Some(fields)) }.boxed()
     }
@@ -168,8 +189,11 @@ impl MediaSource for Made {
 }
 
 fn job(bytes: usize) -> Job {
-    let tensor =
-        Tensor { dtype: Dtype::U8, shape: vec![2, bytes / 2], bytes: TensorBytes::Here(vec![7; bytes].into()) };
+    let tensor = Tensor {
+        dtype: Dtype::U8,
+        shape: vec![2, bytes / 2],
+        bytes: TensorBytes::Here(vec![7; bytes].into()),
+    };
     let field = TensorField::Flat { rows: 2, dim: 0, keep_on_cpu: false };
     let field = ItemField { name: "pixel_values".into(), field, value: FieldValue::Tensor(tensor) };
     let item = JobItem {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Content, Death, Delivered, Embeddings, Finish, JobError, Output, Prefill, PromptLogprobs, SourceError, TokenLogprob,
+    Content, Death, Delivered, Embeddings, Finish, JobError, Output, Prefill, PromptLogprobs,
+    SourceError, TokenLogprob,
 };
 use chiasm_types::TokenId;
 
@@ -64,38 +65,42 @@ pub(crate) fn output_to_message(output: Output) -> proto::Output {
             created_tokens: created_tokens.map(|tokens| tokens as u64),
             queued_us: queued.map(|queued| u64::try_from(queued.as_micros()).unwrap_or(u64::MAX)),
         }),
-        prompt_logprobs: prompt_logprobs.map(|PromptLogprobs { width, tokens, logprobs, ranks }| {
-            proto::PromptLogprobs {
+        prompt_logprobs: prompt_logprobs.map(
+            |PromptLogprobs { width, tokens, logprobs, ranks }| proto::PromptLogprobs {
                 width: width as u32,
                 tokens: tokens.into_iter().map(|token| token.0).collect(),
                 logprobs,
                 ranks,
-            }
-        }),
+            },
+        ),
     }
 }
 
 /// `None` if an agent says what it must not.
 pub(crate) fn output_from_message(message: proto::Output) -> Option<Output> {
-    let proto::Output { choice, tokens, logprobs, has_logprobs, finish, prefill, prompt_logprobs } = message;
+    let proto::Output { choice, tokens, logprobs, has_logprobs, finish, prefill, prompt_logprobs } =
+        message;
     let logprobs = logprobs.into_iter().map(logprob_from_message).collect::<Option<Vec<_>>>()?;
     let tokens = tokens.into_iter().map(TokenId).collect();
     let finish = match finish {
         Some(finish) => Some(finish_from_message(finish)?),
         None => None,
     };
-    let prompt_logprobs = prompt_logprobs.map(|proto::PromptLogprobs { width, tokens, logprobs, ranks }| {
-        let tokens = tokens.into_iter().map(TokenId).collect();
-        PromptLogprobs { width: width as usize, tokens, logprobs, ranks }
-    });
+    let prompt_logprobs =
+        prompt_logprobs.map(|proto::PromptLogprobs { width, tokens, logprobs, ranks }| {
+            let tokens = tokens.into_iter().map(TokenId).collect();
+            PromptLogprobs { width: width as usize, tokens, logprobs, ranks }
+        });
     Some(Output {
         choice: choice as usize,
         content: Content::Tokens { tokens, logprobs: has_logprobs.then_some(logprobs) },
         finish,
-        prefill: prefill.map(|proto::Prefill { cached_tokens, created_tokens, queued_us }| Prefill {
-            cached_tokens: cached_tokens as usize,
-            created_tokens: created_tokens.map(|tokens| tokens as usize),
-            queued: queued_us.map(Duration::from_micros),
+        prefill: prefill.map(|proto::Prefill { cached_tokens, created_tokens, queued_us }| {
+            Prefill {
+                cached_tokens: cached_tokens as usize,
+                created_tokens: created_tokens.map(|tokens| tokens as usize),
+                queued: queued_us.map(Duration::from_micros),
+            }
         }),
         prompt_logprobs,
     })
@@ -103,7 +108,8 @@ pub(crate) fn output_from_message(message: proto::Output) -> Option<Output> {
 
 fn logprob_to_message(logprob: TokenLogprob) -> proto::TokenLogprob {
     let TokenLogprob { token, logprob, top } = logprob;
-    let (top_tokens, top_logprobs) = top.into_iter().map(|(token, logprob)| (token.0, logprob)).unzip();
+    let (top_tokens, top_logprobs) =
+        top.into_iter().map(|(token, logprob)| (token.0, logprob)).unzip();
     proto::TokenLogprob { token: token.0, logprob, top_tokens, top_logprobs }
 }
 
@@ -137,7 +143,11 @@ fn finish_from_message(finish: proto::Finish) -> Option<Finish> {
 }
 
 pub(crate) fn failure_to_message(error: &JobError) -> proto::JobFailure {
-    let failure = |kind: Kind, message: String| proto::JobFailure { kind: kind.into(), field: String::new(), message };
+    let failure = |kind: Kind, message: String| proto::JobFailure {
+        kind: kind.into(),
+        field: String::new(),
+        message,
+    };
     match error {
         JobError::NotTaken(death) => failure(Kind::NotTaken, death.to_string()),
         JobError::Dead(death) => failure(Kind::Dead, death.to_string()),
@@ -169,7 +179,10 @@ impl fmt::Display for MediaFailed {
 impl std::error::Error for MediaFailed {}
 
 /// The error of a job whose constraint came from this field.
-pub(crate) fn failure_from_message(failure: proto::JobFailure, constraint: Option<&'static str>) -> JobError {
+pub(crate) fn failure_from_message(
+    failure: proto::JobFailure,
+    constraint: Option<&'static str>,
+) -> JobError {
     let proto::JobFailure { kind, field, message } = failure;
     let client_field = |field: String| {
         let is_constraint = field == "structured_outputs";
@@ -183,7 +196,9 @@ pub(crate) fn failure_from_message(failure: proto::JobFailure, constraint: Optio
         Ok(Kind::KeepsLosingMedia) => JobError::KeepsLosingMedia,
         Ok(Kind::Unread) => JobError::Unread,
         Ok(Kind::Unfinished) => JobError::Unfinished,
-        Ok(Kind::Failed) if !field.is_empty() => JobError::ConstraintFailed { field: client_field(field), message },
+        Ok(Kind::Failed) if !field.is_empty() => {
+            JobError::ConstraintFailed { field: client_field(field), message }
+        }
         Ok(Kind::Failed) | Err(_) => JobError::Failed,
     }
 }

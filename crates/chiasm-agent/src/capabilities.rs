@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, OwnAdapter, PlaceholderForm, PlanClass,
-    TensorFormat, VllmItems, adapter_engine_name,
+    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, OwnAdapter,
+    PlaceholderForm, PlanClass, TensorFormat, VllmItems, adapter_engine_name,
 };
 use chiasm_types::{BlockSize, Dtype, Role};
 
@@ -87,26 +87,35 @@ pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready 
         fetches_media,
         image_tensors: match (media, tensor_bytes) {
             (MediaForm::Tensors(TensorFormat::Raw), Some(_)) => RAW.to_owned(),
-            (MediaForm::Tensors(TensorFormat::Normalized(dtype)), Some(_)) => dtype.torch_name().to_owned(),
+            (MediaForm::Tensors(TensorFormat::Normalized(dtype)), Some(_)) => {
+                dtype.torch_name().to_owned()
+            }
             _ => String::new(),
         },
         most_tensor_bytes: tensor_bytes.unwrap_or(0),
     }
 }
 
-/// What an engine's tensors of images are to be, if the agent takes them and this version knows how to make them.
+/// What an engine's tensors of images are to be, if the agent takes them and this version knows how
+/// to make them.
 pub(crate) fn image_tensors(ready: &proto::Ready) -> Option<TensorFormat> {
     match ready.image_tensors.as_str() {
         RAW => Some(TensorFormat::Raw),
         name => {
             let dtype = Dtype::from_torch_name(name)?;
-            matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16).then_some(TensorFormat::Normalized(dtype))
+            matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
+                .then_some(TensorFormat::Normalized(dtype))
         }
     }
 }
 
 fn adapter_to_message(OwnAdapter { name, root, stamp, refused }: OwnAdapter) -> proto::Adapter {
-    proto::Adapter { name, root, stamp: u64::from_be_bytes(stamp), refused: refused.unwrap_or_default() }
+    proto::Adapter {
+        name,
+        root,
+        stamp: u64::from_be_bytes(stamp),
+        refused: refused.unwrap_or_default(),
+    }
 }
 
 /// The adapter, with the name that engines know it by. `None` if it is malformed.
@@ -176,6 +185,10 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
         },
         hand_off: HandOff::None,
         locality: address.map_or(Locality::Unknown, Locality::Host),
-        kv: if kv_unknown.is_empty() { KvSource::Backend } else { KvSource::Unknown { why: kv_unknown } },
+        kv: if kv_unknown.is_empty() {
+            KvSource::Backend
+        } else {
+            KvSource::Unknown { why: kv_unknown }
+        },
     })
 }

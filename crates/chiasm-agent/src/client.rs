@@ -23,7 +23,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
 use crate::proto::agent_client::AgentClient;
-use crate::proto::{DrainRequest, HelloReply, HelloRequest, MediaChunk, StatusReply, StatusRequest};
+use crate::proto::{
+    DrainRequest, HelloReply, HelloRequest, MediaChunk, StatusReply, StatusRequest,
+};
 use crate::tensors;
 use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CHUNK, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN};
@@ -36,7 +38,8 @@ pub use lending::Lending;
 #[cfg(test)]
 pub(crate) use sending::OwnMemory;
 
-/// Bytes that an agent may have under way on a stream, and on a connection: what a network of 10 Gbit/s carries in some milliseconds.
+/// Bytes that an agent may have under way on a stream, and on a connection: what a network of 10
+/// Gbit/s carries in some milliseconds.
 pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
@@ -48,8 +51,8 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 /// This frontend, in this start of it.
 static FRONTEND: LazyLock<u64> = LazyLock::new(rand::random);
 
-/// Connections to one agent, made when they are needed and again after they were lost: no token waits behind a file, or behind what
-/// there is to be told of a KV cache.
+/// Connections to one agent, made when they are needed and again after they were lost: no token
+/// waits behind a file, or behind what there is to be told of a KV cache.
 #[derive(Clone, Debug)]
 pub struct AgentLink {
     address: Arc<str>,
@@ -109,7 +112,8 @@ pub enum LinkError {
 }
 
 impl AgentLink {
-    /// A link to the agent at `host:port`, with TLS or in plain text. Nothing is connected yet. Needs a Tokio runtime.
+    /// A link to the agent at `host:port`, with TLS or in plain text. Nothing is connected yet.
+    /// Needs a Tokio runtime.
     ///
     /// # Errors
     /// [`LinkError::Address`].
@@ -159,7 +163,8 @@ impl AgentLink {
         &self.address
     }
 
-    /// Asks the agent what it is, once it and this frontend have found that they understand each other.
+    /// Asks the agent what it is, once it and this frontend have found that they understand each
+    /// other.
     ///
     /// # Errors
     /// [`LinkError::Unreachable`] and [`LinkError::Refused`].
@@ -207,16 +212,23 @@ impl AgentLink {
     }
 
     /// The answer to a call that takes no time.
-    async fn answered<T>(&self, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, LinkError> {
-        let unreachable = |reason: String| LinkError::Unreachable { address: self.address.clone(), reason };
+    async fn answered<T>(
+        &self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, LinkError> {
+        let unreachable =
+            |reason: String| LinkError::Unreachable { address: self.address.clone(), reason };
         match tokio::time::timeout(HELLO_WITHIN, call).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
-                Err(LinkError::Refused { address: self.address.clone(), reason: status.message().to_owned() })
+                Err(LinkError::Refused {
+                    address: self.address.clone(),
+                    reason: status.message().to_owned(),
+                })
             }
-            Ok(Err(status)) => {
-                Err(unreachable(self.connecting.mistake().map_or_else(|| words(&status), str::to_owned)))
-            }
+            Ok(Err(status)) => Err(unreachable(
+                self.connecting.mistake().map_or_else(|| words(&status), str::to_owned),
+            )),
             Err(_) => Err(unreachable(format!("it says nothing for {} s", HELLO_WITHIN.as_secs()))),
         }
     }
@@ -263,7 +275,8 @@ async fn sent<T>(put: impl Future<Output = Result<T, Status>>) -> Result<(), Sta
 /// What a failed call says, for people.
 fn words(status: &Status) -> String {
     // The innermost one says it in the plainest words.
-    let cause = std::iter::successors(std::error::Error::source(status), |cause| cause.source()).last();
+    let cause =
+        std::iter::successors(std::error::Error::source(status), |cause| cause.source()).last();
     let cause = cause.map(ToString::to_string).filter(|cause| !status.message().contains(cause));
     match (status.message(), cause) {
         (message, Some(cause)) => format!("{message}: {cause}"),
@@ -272,8 +285,8 @@ fn words(status: &Status) -> String {
     }
 }
 
-/// The end of an engine whose agent's connection failed. Clients may read it, so it has no address: logs
-/// name the worker beside it.
+/// The end of an engine whose agent's connection failed. Clients may read it, so it has no address:
+/// logs name the worker beside it.
 fn lost(status: &Status) -> Death {
     Death::new(format!("the connection to its agent was lost: {}", words(status)))
 }

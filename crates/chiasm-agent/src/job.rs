@@ -4,7 +4,9 @@ mod head;
 mod sampling;
 
 use bytes::Bytes;
-use chiasm_backend::{Job, JobItem, Left, ReasoningHints, RequestId, Sampling, Stage, TensorFormat, TraceContext};
+use chiasm_backend::{
+    Job, JobItem, Left, ReasoningHints, RequestId, Sampling, Stage, TensorFormat, TraceContext,
+};
 use chiasm_media::ContentHash;
 use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
@@ -42,7 +44,8 @@ pub(crate) const MOST_CHOICES: usize = 1024;
 
 const TOKEN_BYTES: usize = size_of::<u32>();
 
-/// A token that follows itself at least so often stands once: to say how often it is there takes eight bytes.
+/// A token that follows itself at least so often stands once: to say how often it is there takes
+/// eight bytes.
 const FEWEST_REPEATS: usize = 8;
 
 /// Tokens of a prompt at most: as many as a message could have, however often each is repeated.
@@ -54,7 +57,8 @@ fn collapsed(tokens: &[TokenId]) -> (Bytes, Vec<proto::Repeats>) {
     for run in tokens.chunk_by(PartialEq::eq) {
         let more = run.len() - 1;
         let times = if more >= FEWEST_REPEATS {
-            repeats.push(proto::Repeats { at: (once.len() / TOKEN_BYTES) as u32, more: more as u32 });
+            repeats
+                .push(proto::Repeats { at: (once.len() / TOKEN_BYTES) as u32, more: more as u32 });
             1
         } else {
             run.len()
@@ -64,7 +68,8 @@ fn collapsed(tokens: &[TokenId]) -> (Bytes, Vec<proto::Repeats>) {
     (once.into(), repeats)
 }
 
-/// The tokens again. `None` if there is half a token, or if the repeats are not in order, of no token, or too many.
+/// The tokens again. `None` if there is half a token, or if the repeats are not in order, of no
+/// token, or too many.
 fn expanded(once: &[u8], repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> {
     let (once, []) = once.as_chunks::<TOKEN_BYTES>() else { return None };
     let token = |token: &[u8; TOKEN_BYTES]| TokenId(u32::from_le_bytes(*token));
@@ -96,7 +101,8 @@ pub(crate) struct MediaTold {
     pub(crate) image_tensors: Option<TensorFormat>,
 }
 
-/// The message of a job, without its number. `None` if an item is too long. Those that can't be had as files are to be had as tensors.
+/// The message of a job, without its number. `None` if an item is too long. Those that can't be had
+/// as files are to be had as tensors.
 pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Option<proto::Job> {
     let Job {
         id,
@@ -113,7 +119,9 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Opt
         embedded,
     } = job;
     let headers: Vec<_> = trace.iter().flat_map(TraceContext::headers).collect();
-    let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
+    let header = |wanted| {
+        headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned())
+    };
     let (tokens, repeats) = collapsed(prompt);
     Some(proto::Job {
         number: 0,
@@ -129,7 +137,10 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Opt
         reasoning_is_over: *is_over,
         reasoning_variables: variables
             .iter()
-            .map(|(name, value)| proto::ReasoningVariable { name: (*name).to_owned(), value: *value })
+            .map(|(name, value)| proto::ReasoningVariable {
+                name: (*name).to_owned(),
+                value: *value,
+            })
             .collect(),
         leaves_prompt: *stage == Stage::Prefill,
         left: match stage {
@@ -173,17 +184,21 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
     let prompt = prompt.ok_or_else(|| wrong("tokens", "are malformed, or too many"))?;
     let length = prompt.len();
     let media = media.into_iter().enumerate().map(|(number, item)| {
-        item_from_message(item, length).ok_or_else(|| (format!("media[{number}]"), "is malformed".to_owned()))
+        item_from_message(item, length)
+            .ok_or_else(|| (format!("media[{number}]"), "is malformed".to_owned()))
     });
     let variable = |proto::ReasoningVariable { name, value }| {
         let known = THINKING_VARIABLES.into_iter().find(|known| *known == name);
-        known.map(|name| (name, value)).ok_or_else(|| wrong("chat_template_kwargs", &format!("'{name}' is unknown")))
+        known
+            .map(|name| (name, value))
+            .ok_or_else(|| wrong("chat_template_kwargs", &format!("'{name}' is unknown")))
     };
     Ok(JobParts {
         id: RequestId::new(&request_id).ok_or_else(|| wrong("request_id", "is no id"))?,
         tokens: prompt,
         media: media.collect::<Result<_, _>>()?,
-        sampling: sampling::from_message(sampling).ok_or_else(|| wrong("sampling_params", "is malformed"))?,
+        sampling: sampling::from_message(sampling)
+            .ok_or_else(|| wrong("sampling_params", "is malformed"))?,
         cache_salt,
         priority,
         trace: traceparent.and_then(|parent| TraceContext::parse(&parent, tracestate.as_deref())),
@@ -195,7 +210,9 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
             _ if leaves_embeddings => Stage::Encode,
             (true, _) => Stage::Prefill,
             (false, left) if left.is_empty() => Stage::Whole,
-            (false, left) => Stage::Decode(Left::new(left).ok_or_else(|| wrong("left", "is too long"))?),
+            (false, left) => {
+                Stage::Decode(Left::new(left).ok_or_else(|| wrong("left", "is too long"))?)
+            }
         },
         embedded: embedded
             .iter()
@@ -217,8 +234,14 @@ fn item_to_message(item: &JobItem, told: MediaTold) -> Option<proto::MediaItem> 
     Some(proto::MediaItem {
         modality: modality.name().to_owned(),
         mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
-        content: encoded.as_ref().map(|encoded| Bytes::copy_from_slice(&encoded.content)).unwrap_or_default(),
-        processor_kwargs: encoded.as_ref().map(|encoded| encoded.processor_kwargs.to_string()).unwrap_or_default(),
+        content: encoded
+            .as_ref()
+            .map(|encoded| Bytes::copy_from_slice(&encoded.content))
+            .unwrap_or_default(),
+        processor_kwargs: encoded
+            .as_ref()
+            .map(|encoded| encoded.processor_kwargs.to_string())
+            .unwrap_or_default(),
         offset: u32::try_from(*offset).ok()?,
         length: u32::try_from(*length).ok()?,
         embeds: is_embed.as_deref().map(turns).unwrap_or_default(),
@@ -250,7 +273,9 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
     let origin = if content.is_empty() {
         ItemOrigin::Tensors { elements }
     } else {
-        let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&processor_kwargs) else { return None };
+        let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&processor_kwargs) else {
+            return None;
+        };
         let content = ContentHash::new(content.as_ref().try_into().ok()?);
         let url = Some(url).filter(|url| !url.is_empty());
         // Nothing else of this machine is a frontend's to name.
@@ -269,7 +294,8 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
 }
 
 fn is_on_the_web(url: &str) -> bool {
-    url.len() <= MOST_URL_BYTES && ["http://", "https://"].into_iter().any(|scheme| url.starts_with(scheme))
+    url.len() <= MOST_URL_BYTES
+        && ["http://", "https://"].into_iter().any(|scheme| url.starts_with(scheme))
 }
 
 /// `None` unless these are the bytes of an identity.
@@ -298,7 +324,13 @@ fn mask(turns: &[u32], length: usize) -> Option<Vec<bool>> {
         return None;
     }
     let embeds = [false, true].into_iter().cycle();
-    Some(turns.iter().zip(embeds).flat_map(|(count, embed)| std::iter::repeat_n(embed, *count as usize)).collect())
+    Some(
+        turns
+            .iter()
+            .zip(embeds)
+            .flat_map(|(count, embed)| std::iter::repeat_n(embed, *count as usize))
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -308,7 +340,9 @@ mod tests {
     #[test]
     fn tokens_that_follow_themselves_stand_once() {
         let prompt = |runs: &[(u32, usize)]| -> Vec<TokenId> {
-            runs.iter().flat_map(|&(token, count)| std::iter::repeat_n(TokenId(token), count)).collect()
+            runs.iter()
+                .flat_map(|&(token, count)| std::iter::repeat_n(TokenId(token), count))
+                .collect()
         };
         for (runs, once) in [
             (&[][..], 0),

@@ -1,10 +1,11 @@
 //! The engines of another machine.
 //!
-//! An agent runs beside the engines of one machine and owns them: it launches them, processes media beside their memory and knows
-//! exactly what their KV caches hold. Frontends on any machine reach each of its engines as a [`Backend`](chiasm_backend::Backend),
-//! over gRPC: jobs go as tokens, media items as encoded files, once for all engines of the machine; those that only the frontend can
-//! make go as tensors, and others too where that is quicker than to wait for the agent to make them. Tensors are sent, or read out of the
-//! frontend's memory by NIXL.
+//! An agent runs beside the engines of one machine and owns them: it launches them, processes media
+//! beside their memory and knows exactly what their KV caches hold. Frontends on any machine reach
+//! each of its engines as a [`Backend`](chiasm_backend::Backend), over gRPC: jobs go as tokens,
+//! media items as encoded files, once for all engines of the machine; those that only the frontend
+//! can make go as tensors, and others too where that is quicker than to wait for the agent to make
+//! them. Tensors are sent, or read out of the frontend's memory by NIXL.
 //!
 //! | module | is |
 //! |---|---|
@@ -31,7 +32,9 @@ mod tensors;
 mod tls;
 mod wire;
 
-pub use client::{AgentConnector, AgentLink, AgentMedia, AgentStatus, Greeting, Lending, LinkError};
+pub use client::{
+    AgentConnector, AgentLink, AgentMedia, AgentStatus, Greeting, Lending, LinkError,
+};
 pub use server::{AgentServer, Drain, serve};
 pub use tls::{AgentTls, TlsError};
 
@@ -52,8 +55,8 @@ const SENT_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
 /// Bytes of one message, either way. The largest are log probabilities of long prompts.
 const MOST_MESSAGE_BYTES: usize = 64 << 20;
 
-/// How often a connection that says nothing is asked for a sign of life, and how long that may take: together the time in which a
-/// silent machine is noticed.
+/// How often a connection that says nothing is asked for a sign of life, and how long that may
+/// take: together the time in which a silent machine is noticed.
 const ASK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 const ANSWER_WITHIN: std::time::Duration = std::time::Duration::from_millis(1500);
 

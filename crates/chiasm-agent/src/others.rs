@@ -67,11 +67,17 @@ mod tests {
         let item = OthersItem { hash: MmHash::new([3; 32]), end: 9, embeds: 4, elements: 1 << 40 };
         let told = OthersJob { keys: vec![1 << 126, 5], prompt_tokens: 40, media: vec![item] };
         let message = to_message(7, &told);
-        assert_eq!(from_message(Event::OthersJob(message.clone())), Some(OthersEvent::Begun(7, told)));
+        assert_eq!(
+            from_message(Event::OthersJob(message.clone())),
+            Some(OthersEvent::Begun(7, told))
+        );
         let cut = proto::OthersJob { block_keys: message.block_keys.slice(1..), ..message.clone() };
         assert_eq!(from_message(Event::OthersJob(cut)), None);
         let short = proto::OthersItem { mm_hash: Bytes::new(), ..message.media[0].clone() };
-        assert_eq!(from_message(Event::OthersJob(proto::OthersJob { media: vec![short], ..message })), None);
+        assert_eq!(
+            from_message(Event::OthersJob(proto::OthersJob { media: vec![short], ..message })),
+            None
+        );
         assert_eq!(from_message(Event::CaughtUp(true)), None);
     }
 }

@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Who connects to an agent: whoever is at an IPv4 address, or in an IPv6 network of 64 bits, as a host has all addresses of it.
+/// Who connects to an agent: whoever is at an IPv4 address, or in an IPv6 network of 64 bits, as a
+/// host has all addresses of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Peer(Option<IpAddr>);
 

@@ -33,9 +33,9 @@ use crate::peer::Peer;
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::generate_request::Request as JobRequest;
 use crate::proto::{
-    AdmitEvent, AdmitRequest, DrainReply, DrainRequest, GenerateReply, GenerateRequest, HelloReply, HelloRequest,
-    MediaChunk, Open, PutMediaReply, PutTensorsReply, ReadTensorsReply, ReadTensorsRequest, StatusReply, StatusRequest,
-    TensorChunk, WatchEvent, WatchRequest,
+    AdmitEvent, AdmitRequest, DrainReply, DrainRequest, GenerateReply, GenerateRequest, HelloReply,
+    HelloRequest, MediaChunk, Open, PutMediaReply, PutTensorsReply, ReadTensorsReply,
+    ReadTensorsRequest, StatusReply, StatusRequest, TensorChunk, WatchEvent, WatchRequest,
 };
 use crate::tls::AgentTls;
 use crate::wire::LAST_WORDS;
@@ -51,25 +51,28 @@ pub(crate) use shares::{Held, Shares};
 use shares::{NoRoom, Share};
 use watching::Watch;
 
-/// Calls of one connection: two for each engine, or files that are under way, which have the connection's bytes in common. A frontend that
-/// wants more waits.
+/// Calls of one connection: two for each engine, or files that are under way, which have the
+/// connection's bytes in common. A frontend that wants more waits.
 const MOST_STREAMS: u32 = 256;
 
-/// Bytes that may be under way on a stream, and on a connection. What nobody reads stays in memory, of each connection that there may be:
-/// a frontend that does not read what it is told of its jobs is not heard any more.
+/// Bytes that may be under way on a stream, and on a connection. What nobody reads stays in memory,
+/// of each connection that there may be: a frontend that does not read what it is told of its jobs
+/// is not heard any more.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 2 << 20;
 
-/// Files and tensors that may be on their way here at once, of all frontends: each call takes memory before any byte of a file has come.
+/// Files and tensors that may be on their way here at once, of all frontends: each call takes
+/// memory before any byte of a file has come.
 const MOST_FILES: usize = 4096;
 
-/// Calls that may watch an engine, of all frontends: each has queues of its own. A frontend has one for each engine.
+/// Calls that may watch an engine, of all frontends: each has queues of its own. A frontend has one
+/// for each engine.
 const MOST_WATCHES: u64 = 4096;
 /// Snapshots of what an engine holds that were made and not yet read, of all frontends.
 const MOST_SNAPSHOTS: u64 = 32;
 
-/// How many times as much memory the frontends at one address may hold as they leave to all others. One alone has seven eighths of it, and
-/// may need that.
+/// How many times as much memory the frontends at one address may hold as they leave to all others.
+/// One alone has seven eighths of it, and may need that.
 const MEMORY_TIMES: u64 = 7;
 
 /// The engines of this machine, for frontends on any.
@@ -98,15 +101,22 @@ pub struct AgentServer {
 }
 
 impl AgentServer {
-    /// An agent for the first `engines` workers of a fleet. What the jobs of all frontends hold is counted in `budget`, which is that of
-    /// the media's door where one bound is for both.
-    pub fn new(fleet: Arc<Fleet>, media: Arc<MachineMedia>, budget: ByteBudget, engines: u32) -> Self {
+    /// An agent for the first `engines` workers of a fleet. What the jobs of all frontends hold is
+    /// counted in `budget`, which is that of the media's door where one bound is for both.
+    pub fn new(
+        fleet: Arc<Fleet>,
+        media: Arc<MachineMedia>,
+        budget: ByteBudget,
+        engines: u32,
+    ) -> Self {
         let drain = Drain::default();
         let announcements = (0..engines).map(|_| Arc::default()).collect();
         let admissions = (0..engines).map(|_| Arc::new(())).collect();
         let (incarnation, files) = (rand::random(), Arc::new(Semaphore::new(MOST_FILES)));
-        let (memory, arriving) = (Shares::new(budget, MEMORY_TIMES), Shares::new(ByteBudget::new(MOST_ARRIVING), 1));
-        let [watches, snapshots] = [MOST_WATCHES, MOST_SNAPSHOTS].map(|most| Shares::new(ByteBudget::new(most), 1));
+        let (memory, arriving) =
+            (Shares::new(budget, MEMORY_TIMES), Shares::new(ByteBudget::new(MOST_ARRIVING), 1));
+        let [watches, snapshots] =
+            [MOST_WATCHES, MOST_SNAPSHOTS].map(|most| Shares::new(ByteBudget::new(most), 1));
         Self {
             fleet,
             media,
@@ -137,7 +147,9 @@ impl AgentServer {
 
     /// A place for a file, if there is one.
     fn place_of_file(&self) -> Result<SemaphorePermit<'_>, Status> {
-        self.files.try_acquire().map_err(|_| Status::resource_exhausted("too many files are on their way there"))
+        self.files
+            .try_acquire()
+            .map_err(|_| Status::resource_exhausted("too many files are on their way there"))
     }
 
     /// The shares of memory, and of messages that have begun to come.
@@ -178,12 +190,15 @@ impl AgentServer {
     /// The start of an engine that a frontend means.
     fn worker(&self, engine: u32, life: u64) -> Result<Arc<Worker>, Status> {
         let worker = self.fleet.worker(self.engine(engine)?);
-        worker.filter(|worker| worker.life == life).ok_or_else(|| Status::unavailable("that engine has ended"))
+        worker
+            .filter(|worker| worker.life == life)
+            .ok_or_else(|| Status::unavailable("that engine has ended"))
     }
 }
 
-/// Answers frontends until `stop`, then no new ones. Those that are connected are told that their calls are over, and hang up when they
-/// have read all; who takes longer than some seconds is let go.
+/// Answers frontends until `stop`, then no new ones. Those that are connected are told that their
+/// calls are over, and hang up when they have read all; who takes longer than some seconds is let
+/// go.
 ///
 /// # Errors
 /// The server fails.
@@ -229,7 +244,8 @@ type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Agent for AgentServer {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
-        let HelloRequest { oldest_protocol, newest_protocol, key_secret_fingerprint } = request.into_inner();
+        let HelloRequest { oldest_protocol, newest_protocol, key_secret_fingerprint } =
+            request.into_inner();
         let protocol = newest_protocol.min(*PROTOCOLS.end());
         if protocol < oldest_protocol.max(*PROTOCOLS.start()) {
             return Err(Status::failed_precondition(format!(
@@ -244,18 +260,22 @@ impl Agent for AgentServer {
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let (engines, incarnation) = (self.engines, self.incarnation);
-        let reads_tensors =
-            self.media.max_tensor_bytes().is_some() && self.reader.as_ref().is_some_and(|reader| !reader.is_off());
+        let reads_tensors = self.media.max_tensor_bytes().is_some()
+            && self.reader.as_ref().is_some_and(|reader| !reader.is_off());
         Ok(Response::new(HelloReply { protocol, engines, incarnation, version, reads_tensors }))
     }
 
     type WatchStream = Events<WatchEvent>;
 
-    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(
+        &self,
+        request: Request<WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
         let from = peer(&request);
         let WatchRequest { engine, frontend } = request.into_inner();
         let place = self.watches.of(from).take(1);
-        let place = place.map_err(|NoRoom| Status::resource_exhausted("too many calls watch engines there"))?;
+        let place = place
+            .map_err(|NoRoom| Status::resource_exhausted("too many calls watch engines there"))?;
         let (id, announcements) = (self.engine(engine)?, self.announcements(engine)?.clone());
         let watch = Watch {
             fleet: self.fleet.clone(),
@@ -279,8 +299,12 @@ impl Agent for AgentServer {
         let memory = self.memory(&request);
         let without_room = request.extensions().get::<WithoutRoom>().cloned().unwrap_or_default();
         let mut requests = request.into_inner();
-        let Some(GenerateRequest { request: Some(JobRequest::Open(open)) }) = requests.message().await? else {
-            return Err(Status::invalid_argument("the first message says which engine the jobs are for"));
+        let Some(GenerateRequest { request: Some(JobRequest::Open(open)) }) =
+            requests.message().await?
+        else {
+            return Err(Status::invalid_argument(
+                "the first message says which engine the jobs are for",
+            ));
         };
         let Open { engine, life, frontend } = open;
         let place = Place {
@@ -302,7 +326,10 @@ impl Agent for AgentServer {
 
     type AdmitStream = Events<AdmitEvent>;
 
-    async fn admit(&self, request: Request<AdmitRequest>) -> Result<Response<Self::AdmitStream>, Status> {
+    async fn admit(
+        &self,
+        request: Request<AdmitRequest>,
+    ) -> Result<Response<Self::AdmitStream>, Status> {
         let AdmitRequest { engine, life } = request.into_inner();
         let worker = self.worker(engine, life)?;
         let admission = self.admissions.get(engine as usize).cloned();
@@ -320,24 +347,45 @@ impl Agent for AgentServer {
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let is_admitted = |admission: &&Arc<()>| Arc::strong_count(admission) > 1;
         let admitted = self.admissions.iter().filter(is_admitted).count() as u32;
-        Ok(Response::new(StatusReply { engines: self.engines, admitted, draining: self.drain.is_begun() }))
+        Ok(Response::new(StatusReply {
+            engines: self.engines,
+            admitted,
+            draining: self.drain.is_begun(),
+        }))
     }
 
-    async fn put_media(&self, request: Request<Streaming<MediaChunk>>) -> Result<Response<PutMediaReply>, Status> {
+    async fn put_media(
+        &self,
+        request: Request<Streaming<MediaChunk>>,
+    ) -> Result<Response<PutMediaReply>, Status> {
         let _place = self.place_of_file()?;
-        files::put(&self.media, self.memory(&request).nothing_beside(), request.into_inner()).await?;
+        files::put(&self.media, self.memory(&request).nothing_beside(), request.into_inner())
+            .await?;
         Ok(Response::new(PutMediaReply {}))
     }
 
-    async fn put_tensors(&self, request: Request<Streaming<TensorChunk>>) -> Result<Response<PutTensorsReply>, Status> {
+    async fn put_tensors(
+        &self,
+        request: Request<Streaming<TensorChunk>>,
+    ) -> Result<Response<PutTensorsReply>, Status> {
         let _place = self.place_of_file()?;
-        files::put_tensors(&self.media, self.memory(&request).nothing_beside(), request.into_inner()).await?;
+        files::put_tensors(
+            &self.media,
+            self.memory(&request).nothing_beside(),
+            request.into_inner(),
+        )
+        .await?;
         Ok(Response::new(PutTensorsReply {}))
     }
 
-    async fn read_tensors(&self, request: Request<ReadTensorsRequest>) -> Result<Response<ReadTensorsReply>, Status> {
+    async fn read_tensors(
+        &self,
+        request: Request<ReadTensorsRequest>,
+    ) -> Result<Response<ReadTensorsReply>, Status> {
         let reader = self.reader.as_ref();
-        let reader = reader.ok_or_else(|| Status::failed_precondition("nothing is read by NIXL (--nixl-library)"))?;
+        let reader = reader.ok_or_else(|| {
+            Status::failed_precondition("nothing is read by NIXL (--nixl-library)")
+        })?;
         let _place = self.place_of_file()?;
         files::read_lent(&self.media, reader, request.into_inner()).await.map(Response::new)
     }

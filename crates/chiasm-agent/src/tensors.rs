@@ -14,14 +14,19 @@ const MOST_VALUES: usize = 4096;
 const LONGEST_NAME: usize = 128;
 
 /// The messages in which an item's tensors are sent.
-pub(crate) fn to_messages(hash: &MmHash, fields: &[ItemField]) -> impl Iterator<Item = TensorChunk> + Send + use<> {
+pub(crate) fn to_messages(
+    hash: &MmHash,
+    fields: &[ItemField],
+) -> impl Iterator<Item = TensorChunk> + Send + use<> {
     let first = TensorChunk {
         mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
         fields: announcement(fields),
         bytes: Bytes::new(),
     };
     let chunks = parts(fields).into_iter().flat_map(|tensor| {
-        (0..tensor.len()).step_by(CHUNK).map(move |from| tensor.slice(from..tensor.len().min(from + CHUNK)))
+        (0..tensor.len())
+            .step_by(CHUNK)
+            .map(move |from| tensor.slice(from..tensor.len().min(from + CHUNK)))
     });
     [first].into_iter().chain(chunks.map(|bytes| TensorChunk { bytes, ..TensorChunk::default() }))
 }
@@ -69,7 +74,12 @@ fn field_to_message(ItemField { name, field, value }: &ItemField) -> proto::Tens
         TensorField::Batched { keep_on_cpu } => (Join::Batched(true), keep_on_cpu),
         TensorField::Shared { keep_on_cpu } => (Join::Shared(true), keep_on_cpu),
     };
-    proto::TensorField { name: name.to_string(), join: Some(join), keep_on_cpu, value: Some(value_to_message(value)) }
+    proto::TensorField {
+        name: name.to_string(),
+        join: Some(join),
+        keep_on_cpu,
+        value: Some(value_to_message(value)),
+    }
 }
 
 fn value_to_message(value: &FieldValue) -> proto::FieldValue {
@@ -99,7 +109,8 @@ impl Announced {
     /// What a first message announces. `None` if it is malformed.
     pub(crate) fn from_message(fields: Vec<proto::TensorField>) -> Option<Self> {
         let (mut bytes, mut left) = (0, MOST_VALUES);
-        let fields = fields.into_iter().map(|field| field_from_message(field, &mut bytes, &mut left));
+        let fields =
+            fields.into_iter().map(|field| field_from_message(field, &mut bytes, &mut left));
         Some(Self { fields: fields.collect::<Option<_>>()?, bytes })
     }
 
@@ -121,7 +132,11 @@ fn fill(value: &mut FieldValue, rest: &mut Bytes) {
     }
 }
 
-fn field_from_message(field: proto::TensorField, bytes: &mut u64, left: &mut usize) -> Option<ItemField> {
+fn field_from_message(
+    field: proto::TensorField,
+    bytes: &mut u64,
+    left: &mut usize,
+) -> Option<ItemField> {
     let proto::TensorField { name, join, keep_on_cpu, value } = field;
     let is_name = |name: &str| {
         (1..=LONGEST_NAME).contains(&name.len())
@@ -138,7 +153,11 @@ fn field_from_message(field: proto::TensorField, bytes: &mut u64, left: &mut usi
     is_name(&name).then_some(ItemField { name: name.into(), field, value })
 }
 
-fn value_from_message(value: proto::FieldValue, bytes: &mut u64, left: &mut usize) -> Option<FieldValue> {
+fn value_from_message(
+    value: proto::FieldValue,
+    bytes: &mut u64,
+    left: &mut usize,
+) -> Option<FieldValue> {
     *left = left.checked_sub(1)?;
     Some(match value.value? {
         Value::Whole(whole) => FieldValue::Int(whole),
@@ -149,9 +168,11 @@ fn value_from_message(value: proto::FieldValue, bytes: &mut u64, left: &mut usiz
         }
         Value::Tensor(proto::Tensor { dtype, shape }) => {
             let dtype = Dtype::from_torch_name(&dtype)?;
-            let elements = shape.iter().try_fold(1_u64, |product, &extent| product.checked_mul(extent))?;
+            let elements =
+                shape.iter().try_fold(1_u64, |product, &extent| product.checked_mul(extent))?;
             *bytes = elements.checked_mul(dtype.size() as u64)?.checked_add(*bytes)?;
-            let shape = shape.into_iter().map(|extent| extent.try_into().ok()).collect::<Option<_>>()?;
+            let shape =
+                shape.into_iter().map(|extent| extent.try_into().ok()).collect::<Option<_>>()?;
             FieldValue::Tensor(Tensor { dtype, shape, bytes: TensorBytes::Here(Bytes::new()) })
         }
     })
@@ -167,14 +188,20 @@ mod tests {
     }
 
     fn fields() -> Vec<ItemField> {
-        let field = |name: &'static str, field, value| ItemField { name: name.into(), field, value };
+        let field =
+            |name: &'static str, field, value| ItemField { name: name.into(), field, value };
         let pixels: Vec<u8> = (0..3 * CHUNK / 2).map(|byte| byte as u8).collect();
         let rows = TensorField::Flat { rows: 3, dim: -1, keep_on_cpu: true };
-        let list = vec![tensor(Dtype::U8, &[2], &[7, 8]), FieldValue::Int(-4), FieldValue::Float(0.5)];
+        let list =
+            vec![tensor(Dtype::U8, &[2], &[7, 8]), FieldValue::Int(-4), FieldValue::Float(0.5)];
         vec![
             field("pixel_values", rows, tensor(Dtype::BF16, &[3, CHUNK / 4], &pixels)),
             field("of_many", TensorField::Batched { keep_on_cpu: false }, FieldValue::List(list)),
-            field("nothing", TensorField::Shared { keep_on_cpu: true }, tensor(Dtype::I64, &[0, 4], &[])),
+            field(
+                "nothing",
+                TensorField::Shared { keep_on_cpu: true },
+                tensor(Dtype::I64, &[0, 4], &[]),
+            ),
         ]
     }
 

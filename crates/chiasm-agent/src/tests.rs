@@ -8,13 +8,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_backend::fake::{FakeBackend, FakeConnector, Script, fake_capabilities};
 use chiasm_backend::{
-    Backend, Capabilities, Connected, Connector, Constraint, Delivered, EncodedItem, Finish, Input, ItemField, Job,
-    JobError, JobItem, MediaObserver, MediaSource, Output, PlanClass, ReasoningHints, RequestId, RunningJob, Sampling,
-    SourceError, Stage, Structured, TensorOrder, TraceContext,
+    Backend, Capabilities, Connected, Connector, Constraint, Delivered, EncodedItem, Finish, Input,
+    ItemField, Job, JobError, JobItem, MediaObserver, MediaSource, Output, PlanClass,
+    ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Structured, TensorOrder,
+    TraceContext,
 };
 use chiasm_fleet::adapters::Adapters;
 use chiasm_fleet::{Fleet, Patience};
-use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits};
+use chiasm_media::{
+    ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits,
+};
 use chiasm_nixl::Reader;
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{MachineMedia, PipelineLimits};
@@ -44,7 +47,8 @@ mod tensors;
 mod windows;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
-const PICTURE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
+const PICTURE: &[u8] =
+    include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
 
 struct Unobserved;
 
@@ -88,13 +92,20 @@ impl Stand {
     async fn reading(engine: FakeBackend, adapters: Arc<Adapters>, reader: Option<Reader>) -> Self {
         let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(engine.clone())]));
         let (config, patience) = (RouterConfig::default(), Patience::default());
-        let fleet = Fleet::start_with_adapters(vec![connector], config, patience, adapters).unwrap();
+        let fleet =
+            Fleet::start_with_adapters(vec![connector], config, patience, adapters).unwrap();
         assert!(fleet.wait_ready(1).await);
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
         let budget = ByteBudget::new(1 << 30);
         let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
-        let media =
-            MachineMedia::new(model.clone(), door, fleet.clone(), &PipelineLimits::default(), Some(1 << 20), false);
+        let media = MachineMedia::new(
+            model.clone(),
+            door,
+            fleet.clone(),
+            &PipelineLimits::default(),
+            Some(1 << 20),
+            false,
+        );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let link = AgentLink::new(&listener.local_addr().unwrap().to_string(), None).unwrap();
         let agent = AgentServer::new(fleet.clone(), media, budget.clone(), 1);
@@ -102,10 +113,23 @@ impl Stand {
             Some(reader) => agent.with_reader(reader),
             None => agent,
         };
-        let (places_of_files, shares, watches) = (agent.places_of_files(), agent.shares(), agent.watches());
+        let (places_of_files, shares, watches) =
+            (agent.places_of_files(), agent.shares(), agent.watches());
         let (drain, (stop, stopped)) = (agent.drain(), oneshot::channel());
         let serving = tokio::spawn(serve(agent, listener, None, stopped.map(drop)));
-        Self { engine, model, link, fleet, places_of_files, budget, shares, watches, drain, stop, serving }
+        Self {
+            engine,
+            model,
+            link,
+            fleet,
+            places_of_files,
+            budget,
+            shares,
+            watches,
+            drain,
+            stop,
+            serving,
+        }
     }
 
     /// The engine as a frontend has it.
@@ -113,7 +137,11 @@ impl Stand {
         self.connect_over(self.link.clone(), Arc::new(Unobserved)).await
     }
 
-    async fn connect_over(&self, link: AgentLink, observer: Arc<dyn MediaObserver>) -> Arc<dyn Backend> {
+    async fn connect_over(
+        &self,
+        link: AgentLink,
+        observer: Arc<dyn MediaObserver>,
+    ) -> Arc<dyn Backend> {
         let connector = AgentConnector::new(link, 0, fake_capabilities().class.processor);
         let Connected { backend, .. } = connector.connect(WorkerId(0), observer).await.unwrap();
         backend
@@ -139,12 +167,16 @@ impl Stand {
         let MediaHeader::Image(header) = media.header else { panic!("an image") };
         let vision = self.model.vision.as_ref().unwrap();
         let kwargs = ImageKwargs::default();
-        let plan = vision.plan(ImageSize { width: header.width, height: header.height }, &kwargs).unwrap();
+        let plan =
+            vision.plan(ImageSize { width: header.width, height: header.height }, &kwargs).unwrap();
         let mut tokens = vec![TokenId(1); 3];
         let length = plan.placeholder.iter().map(|run| run.count).sum();
-        tokens.extend(plan.placeholder.iter().flat_map(|run| std::iter::repeat_n(run.token, run.count)));
+        tokens.extend(
+            plan.placeholder.iter().flat_map(|run| std::iter::repeat_n(run.token, run.count)),
+        );
         tokens.push(TokenId(2));
-        let fingerprint = PlanClass::identify(&fake_capabilities().class.processor, &vision.fingerprint(&kwargs));
+        let fingerprint =
+            PlanClass::identify(&fake_capabilities().class.processor, &vision.fingerprint(&kwargs));
         let item = JobItem {
             modality: Modality::Image,
             hash: chiasm_media::mm_hash(&media.content, &Modality::Image, &fingerprint),
@@ -169,7 +201,10 @@ impl File {
 }
 
 impl MediaSource for File {
-    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        _: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         panic!("tensors are made by the agent");
     }
 
@@ -193,14 +228,18 @@ fn job(tokens: &[TokenId]) -> Job {
         adapter: None,
         cache_salt: Some("salt".to_owned()),
         priority: -3,
-        trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Some("a=b")),
+        trace: TraceContext::parse(
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            Some("a=b"),
+        ),
         reasoning: ReasoningHints { is_over: true, variables: vec![("enable_thinking", false)] },
         stage: Stage::Whole,
         embedded: Vec::new(),
     }
 }
 
-/// The message of a job as it is read at the other end, after a later version has added a field to it.
+/// The message of a job as it is read at the other end, after a later version has added a field to
+/// it.
 fn sent(job: &Job) -> proto::Job {
     let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
     let media = job::MediaTold { urls: true, image_tensors: None };

@@ -1,4 +1,5 @@
-//! TLS between frontends and agents. Both show certificates, which are read again when their files have changed.
+//! TLS between frontends and agents. Both show certificates, which are read again when their files
+//! have changed.
 
 use std::fs;
 use std::io;
@@ -100,9 +101,9 @@ pub(crate) struct Sides {
 }
 
 impl AgentTls {
-    /// Reads PEM files: the certificate, with those that prove it behind it; its key; and the authorities of which one must have signed the
-    /// other side's certificate. A frontend also wants an agent's certificate to name `agents` or, without it, the host that it connects
-    /// to.
+    /// Reads PEM files: the certificate, with those that prove it behind it; its key; and the
+    /// authorities of which one must have signed the other side's certificate. A frontend also
+    /// wants an agent's certificate to name `agents` or, without it, the host that it connects to.
     ///
     /// # Errors
     /// [`TlsError`] if one of them is not what it should be.
@@ -112,7 +113,8 @@ impl AgentTls {
         authorities: PathBuf,
         agents: Option<String>,
     ) -> Result<Arc<Self>, TlsError> {
-        let parsed = agents.map(|name| ServerName::try_from(name.clone()).map_err(|_| TlsError::Name(name)));
+        let parsed =
+            agents.map(|name| ServerName::try_from(name.clone()).map_err(|_| TlsError::Name(name)));
         let agents = parsed.transpose()?;
         let files = Files { certificate, key, authorities };
         let contents = files.read()?;
@@ -129,7 +131,8 @@ impl AgentTls {
         }
     }
 
-    /// What a connection that is made now has. Files that can't be used leave what was there before, with a warning.
+    /// What a connection that is made now has. Files that can't be used leave what was there
+    /// before, with a warning.
     pub(crate) async fn sides(self: &Arc<Self>) -> Sides {
         if self.current().looked.elapsed() < LOOK_EVERY {
             return self.current().sides.clone();
@@ -190,16 +193,24 @@ impl Files {
             what: "private key",
             source,
         })?;
-        let authority = |reason: String| TlsError::Authority { path: self.authorities.clone(), reason };
+        let authority =
+            |reason: String| TlsError::Authority { path: self.authorities.clone(), reason };
         let mut roots = RootCertStore::empty();
         for certificate in self::chain(&self.authorities, authorities)? {
             roots.add(certificate).map_err(|error| authority(error.to_string()))?;
         }
         let (roots, provider) = (Arc::new(roots), Arc::new(ring::default_provider()));
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
-        let verifier = verifier.map_err(|error: VerifierBuilderError| authority(error.to_string()))?;
-        let pair = |source| TlsError::Pair { certificate: self.certificate.clone(), key: self.key.clone(), source };
-        let server = server(provider.clone(), verifier, chain.clone(), key.clone_key()).map_err(pair)?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
+        let verifier =
+            verifier.map_err(|error: VerifierBuilderError| authority(error.to_string()))?;
+        let pair = |source| TlsError::Pair {
+            certificate: self.certificate.clone(),
+            key: self.key.clone(),
+            source,
+        };
+        let server =
+            server(provider.clone(), verifier, chain.clone(), key.clone_key()).map_err(pair)?;
         let client = client(provider, roots, chain, key).map_err(pair)?;
         Ok(Sides { server: Arc::new(server), client: Arc::new(client) })
     }
@@ -235,7 +246,8 @@ fn client(
 
 fn chain(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let chain = chain.and_then(|chain| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) });
+    let chain = chain
+        .and_then(|chain| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) });
     chain.map_err(|source| TlsError::Pem { path: path.to_owned(), what: "certificate", source })
 }
 

@@ -16,16 +16,19 @@ use tonic::transport::server::Connected;
 use crate::peer::Peer;
 use crate::server::Held;
 
-/// The first byte of what TLS says when it can't go on. A frame of HTTP/2 that begins so would be longer than any that may be sent.
+/// The first byte of what TLS says when it can't go on. A frame of HTTP/2 that begins so would be
+/// longer than any that may be sent.
 const ALERT: u8 = 0x15;
 
-/// How long frontends may take to read what they are told last, and to hang up. Longer than a silent one is taken for gone.
+/// How long frontends may take to read what they are told last, and to hang up. Longer than a
+/// silent one is taken for gone.
 pub(crate) const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// One connection.
 pub(crate) struct Wire {
     socket: Socket,
-    /// Whether an agent wants TLS is noted there when the first byte of it is read. `None` from then on, and at the agent itself.
+    /// Whether an agent wants TLS is noted there when the first byte of it is read. `None` from
+    /// then on, and at the agent itself.
     unheard: Option<Arc<AtomicBool>>,
     /// Was read already, and is read again first.
     again: &'static [u8],
@@ -56,17 +59,24 @@ impl Wire {
     }
 
     fn new(socket: Socket) -> Self {
-        Self { socket, unheard: None, again: &[], peer: Peer::default(), place: None, closing: None }
+        Self {
+            socket,
+            unheard: None,
+            again: &[],
+            peer: Peer::default(),
+            place: None,
+            closing: None,
+        }
     }
 
-    /// The same, which comes from there, of which these bytes were read and are read again, and which gives its place back when it is
-    /// closed.
+    /// The same, which comes from there, of which these bytes were read and are read again, and
+    /// which gives its place back when it is closed.
     pub(crate) fn placed(self, peer: Peer, again: &'static [u8], place: Held) -> Self {
         Self { peer, again, place: Some(place), ..self }
     }
 
-    /// Reads what a frontend still sends until it hangs up. A socket that is closed with something in it that was not read is reset, and
-    /// what the frontend has not read by then is lost to it.
+    /// Reads what a frontend still sends until it hangs up. A socket that is closed with something
+    /// in it that was not read is reset, and what the frontend has not read by then is lost to it.
     fn poll_hung_up(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let closing = self.closing.get_or_insert_with(|| Box::pin(sleep(LAST_WORDS)));
         if closing.as_mut().poll(cx).is_ready() {
@@ -88,7 +98,11 @@ impl Wire {
 }
 
 impl AsyncRead for Wire {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if !this.again.is_empty() {
             let (now, later) = this.again.split_at(this.again.len().min(buf.remaining()));
@@ -104,7 +118,10 @@ impl AsyncRead for Wire {
         if let (Some(&first), Some(wants_tls)) = (buf.filled().get(before), this.unheard.take()) {
             wants_tls.store(first == ALERT, Relaxed);
             if first == ALERT {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "it wants TLS")));
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "it wants TLS",
+                )));
             }
         }
         Poll::Ready(Ok(()))
@@ -112,7 +129,11 @@ impl AsyncRead for Wire {
 }
 
 impl AsyncWrite for Wire {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match &mut self.get_mut().socket {
             Socket::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Socket::Encrypted(stream) => Pin::new(stream).poll_write(cx, bytes),

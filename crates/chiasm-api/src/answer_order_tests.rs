@@ -1,4 +1,5 @@
-//! Formats × APIs × cuts: a stream says what the whole answer says, in the same order, and keeps its API's grammar.
+//! Formats × APIs × cuts: a stream says what the whole answer says, in the same order, and keeps
+//! its API's grammar.
 
 use std::sync::Arc;
 
@@ -75,7 +76,10 @@ const FORMATS: [Written; 9] = [
         reasoning: "mistral",
         think: ["[THINK]", "[/THINK]"],
         around: ["", "", ""],
-        calls: ["[TOOL_CALLS]look[ARGS]{\"city\": \"Zürich\"}", "[TOOL_CALLS]write[ARGS]{\"text\": \"} ]\"}"],
+        calls: [
+            "[TOOL_CALLS]look[ARGS]{\"city\": \"Zürich\"}",
+            "[TOOL_CALLS]write[ARGS]{\"text\": \"} ]\"}",
+        ],
     },
     Written {
         tools: "deepseek_v3",
@@ -142,9 +146,11 @@ impl Written {
     }
 }
 
-/// An answer in one piece, in single characters, in pieces of some characters, and cut in two at each place.
+/// An answer in one piece, in single characters, in pieces of some characters, and cut in two at
+/// each place.
 fn cuts(answer: &str) -> Vec<Vec<&str>> {
-    let places: Vec<usize> = answer.char_indices().map(|(at, _)| at).chain([answer.len()]).collect();
+    let places: Vec<usize> =
+        answer.char_indices().map(|(at, _)| at).chain([answer.len()]).collect();
     let pieces = |size: usize| {
         let ends = places.iter().skip(size).step_by(size).copied().chain([answer.len()]);
         ends.scan(0, |from, to| Some(&answer[std::mem::replace(from, to)..to])).collect()
@@ -173,7 +179,8 @@ impl Chats {
     fn whole(&self, choice: &FinishedChoice) -> Said {
         let shown = chat::Shown { fields: ReasoningFields::default(), prompt_tokens: None };
         let choices = std::slice::from_ref(choice);
-        let answer = chat::answer(&self.head, &self.model.tokenizer, choices, shown, Usage::default(), None);
+        let answer =
+            chat::answer(&self.head, &self.model.tokenizer, choices, shown, Usage::default(), None);
         event_grammar::whole_chat(&serde_json::to_value(answer).unwrap())
     }
 }
@@ -184,8 +191,9 @@ fn bare(said: &Said) -> Vec<Piece> {
     for piece in &mut pieces {
         if let Piece::Call(call) = piece {
             call.status.clear();
-            call.arguments =
-                serde_json::from_str(&call.arguments).unwrap_or(Value::Object(Default::default())).to_string();
+            call.arguments = serde_json::from_str(&call.arguments)
+                .unwrap_or(Value::Object(Default::default()))
+                .to_string();
         }
     }
     pieces
@@ -197,7 +205,10 @@ async fn every_cut_of_every_format_says_the_same_in_order() {
         "city": {"type": "string"}, "days": {"type": "integer"}, "text": {"type": "string"},
     }});
     let tools = ToolUse {
-        tools: Arc::new(json!([function("look", parameters.clone()), function("write", parameters)])),
+        tools: Arc::new(json!([
+            function("look", parameters.clone()),
+            function("write", parameters)
+        ])),
         choice: ToolChoice::Auto,
         allowed: None,
         held: Default::default(),

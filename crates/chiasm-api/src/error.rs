@@ -6,13 +6,14 @@ mod openai;
 use chiasm_media::{Fault, MediaError};
 use serde_json::Value;
 
-/// The longest message of an error, in characters. Messages quote what clients sent, which may be megabytes.
+/// The longest message of an error, in characters. Messages quote what clients sent, which may be
+/// megabytes.
 const MAX_MESSAGE_CHARS: usize = 2000;
 /// The longest name of a field at fault, in characters.
 const MAX_PARAM_CHARS: usize = 300;
 
-/// The kind of an error, after which each API names its type. A server that speaks HTTP has one status
-/// for each.
+/// The kind of an error, after which each API names its type. A server that speaks HTTP has one
+/// status for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The client can mend the request.
@@ -51,7 +52,8 @@ pub struct ApiError {
     pub kind: ErrorKind,
     /// The fault and its remedy, for people: at most 2,000 characters.
     pub message: String,
-    /// The request field at fault, such as `messages[2].content[1].image_url`: at most 300 characters.
+    /// The request field at fault, such as `messages[2].content[1].image_url`: at most 300
+    /// characters.
     pub param: Option<String>,
     /// A stable word for programs, such as `unsupported_field`. Nothing here decides by it.
     pub code: &'static str,
@@ -65,7 +67,10 @@ impl ApiError {
 
     /// Creates the error of a request that the client can mend by changing `param`.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(shortened(param.into(), MAX_PARAM_CHARS)), ..Self::new(ErrorKind::Invalid, "invalid_value", message) }
+        Self {
+            param: Some(shortened(param.into(), MAX_PARAM_CHARS)),
+            ..Self::new(ErrorKind::Invalid, "invalid_value", message)
+        }
     }
 
     /// Creates the error of a field that would change the answer and is not implemented.
@@ -82,7 +87,10 @@ impl ApiError {
 
     /// Creates the error of a body that is no JSON.
     pub fn invalid_json(error: impl std::fmt::Display) -> Self {
-        Self { code: "invalid_json", ..Self::invalid("body", format!("the body is not valid JSON: {error}")) }
+        Self {
+            code: "invalid_json",
+            ..Self::invalid("body", format!("the body is not valid JSON: {error}"))
+        }
     }
 
     /// Creates the error of a field that holds more than may be built of it.
@@ -109,8 +117,8 @@ impl ApiError {
         openai::error_body(self)
     }
 
-    /// Returns Anthropic's error body: `{"type": "error", "error": {"type", "message"}}`. It has no place
-    /// for the field at fault, so the message names it.
+    /// Returns Anthropic's error body: `{"type": "error", "error": {"type", "message"}}`. It has no
+    /// place for the field at fault, so the message names it.
     pub fn anthropic_body(&self) -> Value {
         anthropic::error_body(self)
     }

@@ -1,4 +1,5 @@
-//! OpenAI's and Anthropic's protocols: bodies to requests, ordered events to bodies and events. No I/O.
+//! OpenAI's and Anthropic's protocols: bodies to requests, ordered events to bodies and events. No
+//! I/O.
 //!
 //! | module | is |
 //! |---|---|

@@ -28,5 +28,6 @@ pub(crate) fn server_failure(name: &[u8], data: &Value) -> Option<String> {
         Value::String(word) => SERVER_FAULTS.contains(&word.as_str()),
         _ => false,
     });
-    is_server_fault.then(|| error["message"].as_str().unwrap_or_default().chars().take(200).collect())
+    is_server_fault
+        .then(|| error["message"].as_str().unwrap_or_default().chars().take(200).collect())
 }

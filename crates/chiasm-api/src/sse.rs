@@ -1,4 +1,5 @@
-//! Server-sent events: one `data:` line per chunk, `data: [DONE]` at the end where the protocol has it.
+//! Server-sent events: one `data:` line per chunk, `data: [DONE]` at the end where the protocol has
+//! it.
 
 use serde::Serialize;
 

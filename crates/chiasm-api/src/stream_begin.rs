@@ -31,13 +31,17 @@ impl StreamApi {
             Self::Completions => is_empty_chunk(&data),
             Self::Responses => match name {
                 b"response.created" | b"response.queued" | b"response.in_progress" => true,
-                b"response.output_item.added" => matches!(data["item"]["type"].as_str(), Some("message" | "reasoning")),
+                b"response.output_item.added" => {
+                    matches!(data["item"]["type"].as_str(), Some("message" | "reasoning"))
+                }
                 b"response.content_part.added" | b"response.reasoning_part.added" => true,
                 _ => false,
             },
             Self::Messages => match name {
                 b"message_start" | b"ping" => true,
-                b"content_block_start" => matches!(data["content_block"]["type"].as_str(), Some("text" | "thinking")),
+                b"content_block_start" => {
+                    matches!(data["content_block"]["type"].as_str(), Some("text" | "thinking"))
+                }
                 _ => false,
             },
         };
@@ -56,9 +60,11 @@ fn is_empty_chunk(chunk: &Value) -> bool {
         _ => false,
     };
     let says_nothing = |choice: &Value| {
-        let mut fields = choice["delta"].as_object().into_iter().flatten().filter(|(name, _)| *name != "role");
+        let mut fields =
+            choice["delta"].as_object().into_iter().flatten().filter(|(name, _)| *name != "role");
         let is_empty = |name| is_nothing(&choice[name]);
-        fields.all(|(_, value)| is_nothing(value)) && ["text", "finish_reason", "logprobs"].into_iter().all(is_empty)
+        fields.all(|(_, value)| is_nothing(value))
+            && ["text", "finish_reason", "logprobs"].into_iter().all(is_empty)
     };
     chunk["choices"].as_array().is_some_and(|choices| choices.iter().all(says_nothing))
 }
@@ -75,9 +81,9 @@ mod tests {
 
     #[test]
     fn role_of_a_chat_is_no_content() {
-        let chunk = |choice: Value| begins(StreamApi::Completions, "", &json!({"choices": [choice]}));
-        let role =
-            json!({"index": 0, "delta": {"role": "assistant", "content": "", "tool_calls": []}, "finish_reason": null});
+        let chunk =
+            |choice: Value| begins(StreamApi::Completions, "", &json!({"choices": [choice]}));
+        let role = json!({"index": 0, "delta": {"role": "assistant", "content": "", "tool_calls": []}, "finish_reason": null});
         assert_eq!(chunk(role), Beginning::Prelude);
         assert_eq!(begins(StreamApi::Completions, "", &json!({"choices": []})), Beginning::Prelude);
         assert_eq!(StreamApi::Completions.begins(b"", b""), Beginning::Prelude);
@@ -97,17 +103,32 @@ mod tests {
     fn empty_message_is_no_content() {
         let messages = |name, data: Value| begins(StreamApi::Messages, name, &data);
         assert_eq!(messages("message_start", json!({"message": {}})), Beginning::Prelude);
-        assert_eq!(messages("content_block_start", json!({"content_block": {"type": "text"}})), Beginning::Prelude);
-        assert_eq!(messages("content_block_start", json!({"content_block": {"type": "tool_use"}})), Beginning::Content);
+        assert_eq!(
+            messages("content_block_start", json!({"content_block": {"type": "text"}})),
+            Beginning::Prelude
+        );
+        assert_eq!(
+            messages("content_block_start", json!({"content_block": {"type": "tool_use"}})),
+            Beginning::Content
+        );
         assert_eq!(messages("content_block_delta", json!({"delta": {}})), Beginning::Content);
         let responses = |name, data: Value| begins(StreamApi::Responses, name, &data);
-        assert_eq!(responses("response.created", json!({"response": {"error": null}})), Beginning::Prelude);
-        assert_eq!(responses("response.output_item.added", json!({"item": {"type": "message"}})), Beginning::Prelude);
+        assert_eq!(
+            responses("response.created", json!({"response": {"error": null}})),
+            Beginning::Prelude
+        );
+        assert_eq!(
+            responses("response.output_item.added", json!({"item": {"type": "message"}})),
+            Beginning::Prelude
+        );
         assert_eq!(
             responses("response.output_item.added", json!({"item": {"type": "function_call"}})),
             Beginning::Content
         );
-        assert_eq!(responses("response.output_text.delta", json!({"delta": "a"})), Beginning::Content);
+        assert_eq!(
+            responses("response.output_text.delta", json!({"delta": "a"})),
+            Beginning::Content
+        );
     }
 
     #[test]
@@ -116,9 +137,13 @@ mod tests {
         let vllm = |code: u16| json!({"error": {"message": "gone", "type": "x", "param": null, "code": code}});
         assert_eq!(begins(StreamApi::Completions, "", &vllm(500)), failed);
         assert_eq!(begins(StreamApi::Completions, "", &vllm(400)), Beginning::Content);
-        let anthropic = |kind: &str| json!({"type": "error", "error": {"type": kind, "message": "gone"}});
+        let anthropic =
+            |kind: &str| json!({"type": "error", "error": {"type": kind, "message": "gone"}});
         assert_eq!(begins(StreamApi::Messages, "error", &anthropic("overloaded_error")), failed);
-        assert_eq!(begins(StreamApi::Messages, "error", &anthropic("invalid_request_error")), Beginning::Content);
+        assert_eq!(
+            begins(StreamApi::Messages, "error", &anthropic("invalid_request_error")),
+            Beginning::Content
+        );
         let response = json!({"response": {"error": {"code": "server_error", "message": "gone"}}});
         assert_eq!(begins(StreamApi::Responses, "response.failed", &response), failed);
     }

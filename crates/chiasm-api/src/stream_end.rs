@@ -61,7 +61,8 @@ impl StreamApi {
     pub fn outcome(self, name: &[u8], data: &[u8]) -> Option<StreamOutcome> {
         let is_error = match (self, name) {
             (Self::Completions, _) if data == b"[DONE]" => return Some(StreamOutcome::Finished),
-            (Self::Responses, b"response.completed" | b"response.incomplete") | (Self::Messages, b"message_stop") => {
+            (Self::Responses, b"response.completed" | b"response.incomplete")
+            | (Self::Messages, b"message_stop") => {
                 return Some(StreamOutcome::Finished);
             }
             (Self::Completions, _) => name == b"error" || has_error(data),
@@ -69,17 +70,20 @@ impl StreamApi {
             (Self::Messages, _) => name == b"error",
         };
         is_error.then(|| match serde_json::from_slice(data) {
-            Ok(data) => server_failure(name, &data).map_or(StreamOutcome::Finished, StreamOutcome::Failed),
+            Ok(data) => {
+                server_failure(name, &data).map_or(StreamOutcome::Finished, StreamOutcome::Failed)
+            }
             Err(_) => StreamOutcome::Failed(String::new()),
         })
     }
 }
 
-/// Returns `true` if a chunk has an error. Quotes within strings are escaped, so that no text is taken
-/// for the field. Some servers write `"error": null` into each chunk.
+/// Returns `true` if a chunk has an error. Quotes within strings are escaped, so that no text is
+/// taken for the field. Some servers write `"error": null` into each chunk.
 fn has_error(chunk: &[u8]) -> bool {
     const FIELD: &[u8] = b"\"error\":";
-    memmem::find_iter(chunk, FIELD).any(|at| !chunk[at + FIELD.len()..].trim_ascii_start().starts_with(b"null"))
+    memmem::find_iter(chunk, FIELD)
+        .any(|at| !chunk[at + FIELD.len()..].trim_ascii_start().starts_with(b"null"))
 }
 
 #[cfg(test)]
@@ -99,10 +103,16 @@ mod tests {
     #[test]
     fn failure_has_the_form_of_its_api() {
         let chat = failure(StreamApi::Completions);
-        assert!(chat.starts_with("data: {\"error\":") && chat.contains("\"code\":\"timeout\""), "{chat}");
+        assert!(
+            chat.starts_with("data: {\"error\":") && chat.contains("\"code\":\"timeout\""),
+            "{chat}"
+        );
         assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
         let messages = failure(StreamApi::Messages);
-        assert!(messages.starts_with("event: error\ndata: {") && messages.contains("timeout_error"), "{messages}");
+        assert!(
+            messages.starts_with("event: error\ndata: {") && messages.contains("timeout_error"),
+            "{messages}"
+        );
         let response = failure(StreamApi::Responses);
         let data = response.strip_prefix("event: error\ndata: ").unwrap().trim_end();
         let data: serde_json::Value = serde_json::from_str(data).unwrap();
@@ -117,18 +127,29 @@ mod tests {
         for api in [StreamApi::Completions, StreamApi::Responses, StreamApi::Messages] {
             let text = failure(api);
             let events: Vec<_> = text.split_terminator("\n\n").collect();
-            let (name, data) = events[0].split_once("\ndata: ").unwrap_or(("", &events[0]["data: ".len()..]));
+            let (name, data) =
+                events[0].split_once("\ndata: ").unwrap_or(("", &events[0]["data: ".len()..]));
             let name = name.trim_start_matches("event: ").as_bytes();
             let outcome = api.outcome(name, data.as_bytes());
-            assert!(matches!(outcome, Some(StreamOutcome::Failed(words)) if words == MESSAGE), "{text}");
+            assert!(
+                matches!(outcome, Some(StreamOutcome::Failed(words)) if words == MESSAGE),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn text_about_an_end_is_no_end() {
-        assert_eq!(StreamApi::Completions.outcome(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#), None);
+        assert_eq!(
+            StreamApi::Completions.outcome(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#),
+            None
+        );
         assert_eq!(StreamApi::Completions.outcome(b"", br#"{"error": null,"choices":[]}"#), None);
-        assert_eq!(StreamApi::Messages.outcome(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#), None);
+        assert_eq!(
+            StreamApi::Messages
+                .outcome(b"content_block_delta", br#"{"delta":{"text":"message_stop"}}"#),
+            None
+        );
         assert_eq!(StreamApi::Responses.outcome(b"response.created", b"{}"), None);
     }
 }

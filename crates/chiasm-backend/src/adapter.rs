@@ -4,8 +4,9 @@ use crate::Death;
 
 /// A LoRA adapter as backends know it.
 ///
-/// Its name is what blocks of the KV cache are kept apart by, here and in engines: it stands for one content. An adapter that
-/// clients know under the same name as another, or that was changed where it lies, has another one.
+/// Its name is what blocks of the KV cache are kept apart by, here and in engines: it stands for
+/// one content. An adapter that clients know under the same name as another, or that was changed
+/// where it lies, has another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
     /// No two adapters that an engine may have at the same time share it. At most 2³¹ − 1.

@@ -1,13 +1,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Most bytes that a worker may have begun to say, in all of its answers, of which those up to [`FREE`] bytes of each count as nothing.
+/// Most bytes that a worker may have begun to say, in all of its answers, of which those up to
+/// [`FREE`] bytes of each count as nothing.
 const MOST_BEGUN: usize = 256 << 20;
 /// More than nearly all messages have.
 const FREE: usize = 64 << 10;
 
-/// Bytes of long messages that one worker has begun and not ended. A worker that begins them and says no more must not take all memory
-/// with the requests that it is given. Clones count together.
+/// Bytes of long messages that one worker has begun and not ended. A worker that begins them and
+/// says no more must not take all memory with the requests that it is given. Clones count together.
 #[derive(Clone, Debug, Default)]
 pub struct Begun(Arc<AtomicUsize>);
 
@@ -26,7 +27,8 @@ impl Begun {
 }
 
 impl BegunPart {
-    /// Counts that so many bytes of the answer have come and were not taken. False if the worker has begun too much, as others may have.
+    /// Counts that so many bytes of the answer have come and were not taken. False if the worker
+    /// has begun too much, as others may have.
     pub fn has_room_for(&mut self, came: usize) -> bool {
         let (before, now) = (self.bytes, came.saturating_sub(FREE));
         if before == now {

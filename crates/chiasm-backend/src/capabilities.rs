@@ -15,7 +15,8 @@ pub struct Capabilities {
     pub class: PlanClass,
     /// Which stages of requests it computes.
     pub role: Role,
-    /// Bytes of embeddings that engines of its machine have encoded and all of them find there; 0 where they leave none for each other.
+    /// Bytes of embeddings that engines of its machine have encoded and all of them find there; 0
+    /// where they leave none for each other.
     pub embedding_store_bytes: u64,
     /// Tokens of prompt and answer together.
     pub max_model_len: usize,
@@ -25,9 +26,11 @@ pub struct Capabilities {
     pub max_running: usize,
     /// Blocks of the KV cache.
     pub total_blocks: u64,
-    /// Embeddings that the engine keeps between requests, in tokens, or is taken to keep if it does not tell; 0 for none.
+    /// Embeddings that the engine keeps between requests, in tokens, or is taken to keep if it does
+    /// not tell; 0 for none.
     pub encoder_cache_tokens: u64,
-    /// Bytes of processed media items that the engine keeps, so that they need not be sent again; 0 for none.
+    /// Bytes of processed media items that the engine keeps, so that they need not be sent again; 0
+    /// for none.
     pub receiver_cache_bytes: u64,
     /// LoRA adapters that the requests of one step may use; 0 if it can't be made to load any.
     pub max_loras: usize,
@@ -43,7 +46,8 @@ pub struct Capabilities {
     pub hand_off: HandOff,
     /// Where it runs.
     pub locality: Locality,
-    /// The network over which it hands prompts to engines of other machines, and gets theirs; `None` if prompts stay on its machine.
+    /// The network over which it hands prompts to engines of other machines, and gets theirs;
+    /// `None` if prompts stay on its machine.
     pub private_network: Option<Network>,
     /// Where knowledge of its KV cache comes from.
     pub kv: KvSource,
@@ -72,8 +76,8 @@ pub enum MediaForm {
 /// Who normalises an item's values, and what is therefore handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorFormat {
-    /// 8-bit values as decoded and resized: the engine rescales and normalises them. Floats would be normalised twice,
-    /// silently.
+    /// 8-bit values as decoded and resized: the engine rescales and normalises them. Floats would
+    /// be normalised twice, silently.
     Raw,
     /// Normalised here, as floats of this type.
     Normalized(Dtype),
@@ -112,9 +116,10 @@ pub enum Locality {
 
 /// Where knowledge of a worker's KV cache comes from.
 ///
-/// Whatever the source, it is brought into one shape for the index: first a reset, then batches with rising numbers, none
-/// missing. A source that begins with a snapshot at revision R fits it as a batch with number R which clears everything and
-/// stores what is there, and deltas from R + 1 on.
+/// Whatever the source, it is brought into one shape for the index: first a reset, then batches
+/// with rising numbers, none missing. A source that begins with a snapshot at revision R fits it as
+/// a batch with number R which clears everything and stores what is there, and deltas from R + 1
+/// on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvSource {
     /// There is none, for this reason. The worker is taken to hold what it was sent, for a while.
@@ -122,7 +127,8 @@ pub enum KvSource {
         /// Why, for people.
         why: String,
     },
-    /// The engine publishes batches of events over ZMQ, numbered from its start with an empty cache on.
+    /// The engine publishes batches of events over ZMQ, numbered from its start with an empty cache
+    /// on.
     Events(KvEventStream),
     /// The backend itself tells, to whom [`Backend::follow_kv`](crate::Backend::follow_kv) names.
     Backend,
@@ -133,22 +139,34 @@ pub enum KvSource {
 pub struct KvEventStream {
     /// Address of the publisher, without wildcards.
     pub endpoint: String,
-    /// Address where published batches can be asked for again; without one a lost message means starting over.
+    /// Address where published batches can be asked for again; without one a lost message means
+    /// starting over.
     pub replay_endpoint: Option<String>,
     /// Prefix of the topics that are published; empty for all.
     pub topic: String,
 }
 
 impl KvEventStream {
-    /// The stream that an engine at `locality` says it publishes, as this machine can reach it: an address with a wildcard is one of the
-    /// machine where the engine runs, and of no other, as what is there may be another engine's, whose blocks would be believed to be
-    /// this one's. `None` if it can't be reached, or batches that were lost could not be asked for where the engine says they can.
-    pub fn at(endpoint: &str, replay_endpoint: Option<&str>, topic: &str, locality: &Locality) -> Option<Self> {
+    /// The stream that an engine at `locality` says it publishes, as this machine can reach it: an
+    /// address with a wildcard is one of the machine where the engine runs, and of no other, as
+    /// what is there may be another engine's, whose blocks would be believed to be this one's.
+    /// `None` if it can't be reached, or batches that were lost could not be asked for where the
+    /// engine says they can.
+    pub fn at(
+        endpoint: &str,
+        replay_endpoint: Option<&str>,
+        topic: &str,
+        locality: &Locality,
+    ) -> Option<Self> {
         let replay_endpoint = match replay_endpoint {
             Some(endpoint) => Some(reachable(endpoint, locality)?),
             None => None,
         };
-        Some(Self { endpoint: reachable(endpoint, locality)?, replay_endpoint, topic: topic.to_owned() })
+        Some(Self {
+            endpoint: reachable(endpoint, locality)?,
+            replay_endpoint,
+            topic: topic.to_owned(),
+        })
     }
 }
 
@@ -164,7 +182,9 @@ fn reachable(endpoint: &str, locality: &Locality) -> Option<String> {
         ("*" | "0.0.0.0" | "[::]", Locality::Host(IpAddr::V4(address))) => address.to_string(),
         ("*" | "0.0.0.0" | "[::]", Locality::Host(IpAddr::V6(address))) => format!("[{address}]"),
         ("*" | "0.0.0.0" | "[::]", Locality::Unknown) => return None,
-        ("127.0.0.1" | "localhost" | "[::1]", Locality::Host(_) | Locality::Unknown) => return None,
+        ("127.0.0.1" | "localhost" | "[::1]", Locality::Host(_) | Locality::Unknown) => {
+            return None;
+        }
         (host, _) => host.to_owned(),
     };
     Some(format!("tcp://{host}:{port}"))

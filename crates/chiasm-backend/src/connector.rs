@@ -20,8 +20,9 @@ impl ConnectError {
 
 /// Starts or finds the backends of one worker, one after the other.
 pub trait Connector: Send + Sync + 'static {
-    /// Waits until the next backend can take jobs, which takes minutes where an engine has to load its model. What happens
-    /// to media on its way there is told to `observer`. Dropping the future ends what it has started, at once.
+    /// Waits until the next backend can take jobs, which takes minutes where an engine has to load
+    /// its model. What happens to media on its way there is told to `observer`. Dropping the future
+    /// ends what it has started, at once.
     ///
     /// # Errors
     /// [`ConnectError`] says why there is none. Whatever was started has been ended.
@@ -34,8 +35,8 @@ pub trait Connector: Send + Sync + 'static {
     /// What it does, for the log: `starting vllm for /models/m`.
     fn describe(&self) -> String;
 
-    /// The longest pause before the backend after one that died. Engines that die again and again must not keep a machine
-    /// busy with starting them.
+    /// The longest pause before the backend after one that died. Engines that die again and again
+    /// must not keep a machine busy with starting them.
     fn longest_pause(&self) -> Duration;
 }
 
@@ -56,9 +57,11 @@ pub struct Activity {
     pub cpu: Duration,
 }
 
-/// What keeps a backend alive, seen from outside its connection. Dropping it ends the backend at once.
+/// What keeps a backend alive, seen from outside its connection. Dropping it ends the backend at
+/// once.
 pub trait Life: Send {
-    /// Returns when it has ended by itself, and how. Never returns where only the connection can tell.
+    /// Returns when it has ended by itself, and how. Never returns where only the connection can
+    /// tell.
     fn ended(&mut self) -> BoxFuture<'_, Death>;
 
     /// What its processes do; `None` where they are not ours to look at.
@@ -72,13 +75,15 @@ pub trait Life: Send {
         false
     }
 
-    /// Lets go of it because this process ends: what can be taken over by a later process runs on, everything else ends.
+    /// Lets go of it because this process ends: what can be taken over by a later process runs on,
+    /// everything else ends.
     fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
         self.stop()
     }
 }
 
-/// The life of what is not ours to watch, such as an engine of another machine: only its connection tells.
+/// The life of what is not ours to watch, such as an engine of another machine: only its connection
+/// tells.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Elsewhere;
 

@@ -26,10 +26,12 @@ pub enum JobError {
     /// The backend never began with the job: it was gone, or takes none for now.
     #[error("the engine did not take the request: {0}")]
     NotTaken(Death),
-    /// The backend is gone, and had the job. A job that nothing of was passed on can be given to another one.
+    /// The backend is gone, and had the job. A job that nothing of was passed on can be given to
+    /// another one.
     #[error("the engine is gone: {0}")]
     Dead(Death),
-    /// The job would break the backend or be refused by it, so it was not sent. The fault is in the request.
+    /// The job would break the backend or be refused by it, so it was not sent. The fault is in the
+    /// request.
     #[error("{field}: {message}")]
     Refused {
         /// The part of the job at fault, such as `sampling_params.max_tokens`.
@@ -37,8 +39,9 @@ pub enum JobError {
         /// What is wrong with it.
         message: String,
     },
-    /// A server failed before the head of its answer: with a 5xx, or by ending the connection (502).
-    /// It may have begun. While nothing of its answer was passed on, the job can be given to another one.
+    /// A server failed before the head of its answer: with a 5xx, or by ending the connection
+    /// (502). It may have begun. While nothing of its answer was passed on, the job can be given to
+    /// another one.
     #[error("the server failed ({status}): {message}")]
     ServerFailed {
         /// The HTTP status.
@@ -80,8 +83,8 @@ pub enum JobError {
         /// The server's words.
         message: String,
     },
-    /// The backend failed this job, whose answer it holds to a constraint, and does not say that the
-    /// constraint is at fault.
+    /// The backend failed this job, whose answer it holds to a constraint, and does not say that
+    /// the constraint is at fault.
     #[error("{field}: {message}")]
     ConstraintFailed {
         /// The field of the request that the constraint came from.

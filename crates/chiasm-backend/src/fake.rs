@@ -22,10 +22,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::{
-    Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death,
-    Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality,
-    MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, Supports,
-    TensorBytes, TensorFormat, TensorMemory, TensorOrder, VllmItems,
+    Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector,
+    Content, Death, Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource,
+    Life, Load, LoadSink, Locality, MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm,
+    PlanClass, Prefill, RunningJob, Supports, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    VllmItems,
 };
 
 /// What a fake backend does with one job.
@@ -41,9 +42,11 @@ pub struct Script {
     pub refused: bool,
     /// The job says nothing after its outputs, for ever.
     pub hangs: bool,
-    /// Outputs of a stopped continuation still come, like those that a connection had read before the stop.
+    /// Outputs of a stopped continuation still come, like those that a connection had read before
+    /// the stop.
     pub overtakes_stop: bool,
-    /// How media items travelled is told with the first output and not before, and that this was how long it took.
+    /// How media items travelled is told with the first output and not before, and that this was
+    /// how long it took.
     pub told_late: Option<Duration>,
 }
 
@@ -56,9 +59,18 @@ impl Script {
     /// One more output with tokens for a continuation.
     #[must_use]
     pub fn then(mut self, choice: usize, tokens: &[u32]) -> Self {
-        let content = Content::Tokens { tokens: tokens.iter().copied().map(TokenId).collect(), logprobs: None };
+        let content = Content::Tokens {
+            tokens: tokens.iter().copied().map(TokenId).collect(),
+            logprobs: None,
+        };
         let prefill = self.outputs.is_empty().then(Prefill::default);
-        self.outputs.push_back(Output { choice, content, finish: None, prefill, prompt_logprobs: None });
+        self.outputs.push_back(Output {
+            choice,
+            content,
+            finish: None,
+            prefill,
+            prompt_logprobs: None,
+        });
         self
     }
 
@@ -121,15 +133,16 @@ impl Default for FakeBackend {
 }
 
 impl FakeBackend {
-    /// A backend with blocks of 16 tokens and a context of 4,096, which takes raw tensors inline and says nothing of its KV
-    /// cache.
+    /// A backend with blocks of 16 tokens and a context of 4,096, which takes raw tensors inline
+    /// and says nothing of its KV cache.
     pub fn new() -> Self {
         Self::with(fake_capabilities())
     }
 
     /// A backend that can do these things.
     pub fn with(capabilities: Capabilities) -> Self {
-        let shared = Inner { capabilities, state: Mutex::default(), death: watch::Sender::new(None) };
+        let shared =
+            Inner { capabilities, state: Mutex::default(), death: watch::Sender::new(None) };
         Self { shared: Arc::new(shared) }
     }
 
@@ -190,7 +203,14 @@ impl FakeBackend {
     }
 
     async fn death_to_come(self) -> Death {
-        let known = self.shared.death.subscribe().wait_for(Option::is_some).await.ok().and_then(|known| known.clone());
+        let known = self
+            .shared
+            .death
+            .subscribe()
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|known| known.clone());
         known.unwrap_or_else(|| Death::new("it was forgotten"))
     }
 
@@ -277,7 +297,8 @@ impl Backend for FakeBackend {
             }
             let mut state = self.state();
             state.jobs.push(job);
-            let mut script = state.scripts.pop_front().unwrap_or(Script { hangs: true, ..Script::default() });
+            let mut script =
+                state.scripts.pop_front().unwrap_or(Script { hangs: true, ..Script::default() });
             if script.refused
                 && let Some(error) = script.error.take()
             {
@@ -426,12 +447,18 @@ impl FakeConnector {
 }
 
 impl Connector for FakeConnector {
-    fn connect(&self, _: WorkerId, _: Arc<dyn MediaObserver>) -> BoxFuture<'_, Result<Connected, ConnectError>> {
+    fn connect(
+        &self,
+        _: WorkerId,
+        _: Arc<dyn MediaObserver>,
+    ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async {
             self.asked.send_modify(|asked| *asked += 1);
             let next = self.backends.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             match next {
-                Some(Ok(backend)) => Ok(Connected { backend: Arc::new(backend), life: Box::new(FakeLife) }),
+                Some(Ok(backend)) => {
+                    Ok(Connected { backend: Arc::new(backend), life: Box::new(FakeLife) })
+                }
                 Some(Err(error)) => Err(error),
                 None => std::future::pending().await,
             }

@@ -17,12 +17,13 @@ pub struct Forward {
     pub path: &'static str,
     /// The body, a JSON object.
     pub body: Bytes,
-    /// Where in the body the value of its field `model` is, if it has one: workers may know the model by another name.
+    /// Where in the body the value of its field `model` is, if it has one: workers may know the
+    /// model by another name.
     pub model: Option<Range<usize>>,
     /// The trace that the worker's own spans belong to.
     pub trace: Option<TraceContext>,
-    /// What the worker is expected to make of it, if it has media items and the worker's names of these are learned
-    /// ([`PlaceholderForm::Learned`](crate::PlaceholderForm::Learned)).
+    /// What the worker is expected to make of it, if it has media items and the worker's names of
+    /// these are learned ([`PlaceholderForm::Learned`](crate::PlaceholderForm::Learned)).
     pub prompt: Option<ForeseenPrompt>,
 }
 

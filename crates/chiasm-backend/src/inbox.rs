@@ -1,7 +1,8 @@
 //! What has come of one request and nobody has read yet.
 //!
-//! A channel of tokio's has room for 32 messages in each piece of its memory, which at one message per step and some hundred
-//! streams is more than a processor's cache; here it is a list of those that wait, mostly none or one.
+//! A channel of tokio's has room for 32 messages in each piece of its memory, which at one message
+//! per step and some hundred streams is more than a processor's cache; here it is a list of those
+//! that wait, mostly none or one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,11 +12,11 @@ use tokio::task::coop;
 
 use crate::unread::{Cut, GRANULE_BYTES, UnreadJob};
 
-/// Arrivals that wait for one reader at most: minutes of an answer at reading speed. Who sends more ends the request instead: a slow
-/// reader holds up neither others nor the engine.
+/// Arrivals that wait for one reader at most: minutes of an answer at reading speed. Who sends more
+/// ends the request instead: a slow reader holds up neither others nor the engine.
 pub const MOST_UNREAD: usize = 1 << 14;
-/// Bytes of memory that wait for the reader of one job at most: log probabilities are many times the tokens. A job that has several
-/// inboxes divides them.
+/// Bytes of memory that wait for the reader of one job at most: log probabilities are many times
+/// the tokens. A job that has several inboxes divides them.
 pub const MOST_UNREAD_BYTES: usize = 64 << 20;
 
 /// What takes memory beside what its type has.
@@ -55,12 +56,16 @@ struct State<T> {
     /// Waits for the next arrival.
     reader: Option<Waker>,
     is_closed: bool,
-    /// Everything that waited was dropped, as too much waited in the process. Nothing more is taken.
+    /// Everything that waited was dropped, as too much waited in the process. Nothing more is
+    /// taken.
     is_cut: bool,
 }
 
 /// Creates an inbox of a job, in which arrivals of `most_bytes` may wait.
-pub fn inbox<T: Held + Send + 'static>(most_bytes: usize, job: &UnreadJob) -> (Sender<T>, Receiver<T>) {
+pub fn inbox<T: Held + Send + 'static>(
+    most_bytes: usize,
+    job: &UnreadJob,
+) -> (Sender<T>, Receiver<T>) {
     let state = State {
         arrivals: VecDeque::new(),
         bytes: 0,
@@ -122,8 +127,8 @@ impl<T> State<T> {
         more
     }
 
-    /// Returns the bytes to count no more. A granule stays counted while anything waits, so that it is not
-    /// counted again at once.
+    /// Returns the bytes to count no more. A granule stays counted while anything waits, so that it
+    /// is not counted again at once.
     fn count_less(&mut self) -> usize {
         let less = self.counted.saturating_sub(self.bytes) / GRANULE_BYTES;
         let less = less.saturating_sub(usize::from(self.bytes > 0)) * GRANULE_BYTES;
@@ -138,12 +143,13 @@ impl<T: Held> Sender<T> {
         self.add(self.0.state(), arrival);
     }
 
-    /// Adds an arrival, unless the inbox is full or was cut. The arrival that goes over the limit is taken, so
-    /// that a large one can come at all.
+    /// Adds an arrival, unless the inbox is full or was cut. The arrival that goes over the limit
+    /// is taken, so that a large one can come at all.
     #[must_use]
     pub fn offer(&self, arrival: T) -> bool {
         let state = self.0.state();
-        let has_room = state.arrivals.len() < MOST_UNREAD && state.bytes <= state.most_bytes && !state.is_cut;
+        let has_room =
+            state.arrivals.len() < MOST_UNREAD && state.bytes <= state.most_bytes && !state.is_cut;
         if has_room {
             self.add(state, arrival);
         }
@@ -179,7 +185,8 @@ impl<T: Held> Drop for Sender<T> {
 }
 
 impl<T: Held> Receiver<T> {
-    /// The next arrival; `None` when no more come. Reads in turns with other streams of the task, by tokio's budget.
+    /// The next arrival; `None` when no more come. Reads in turns with other streams of the task,
+    /// by tokio's budget.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
         let budget = ready!(coop::poll_proceed(context));
         let mut state = self.0.state();
@@ -202,8 +209,8 @@ impl<T: Held> Receiver<T> {
 }
 
 impl<T: Held> Receiver<T> {
-    /// Returns `true` if everything that waited was dropped, as too much waited in the process. Nothing more
-    /// comes then.
+    /// Returns `true` if everything that waited was dropped, as too much waited in the process.
+    /// Nothing more comes then.
     pub fn is_cut(&self) -> bool {
         self.0.state().is_cut
     }
@@ -274,7 +281,8 @@ mod tests {
                 sender.send(1);
             }
             drop(sender);
-            let told = tokio::time::timeout(Duration::from_secs(20), reading).await.unwrap().unwrap();
+            let told =
+                tokio::time::timeout(Duration::from_secs(20), reading).await.unwrap().unwrap();
             assert_eq!(told, !ends);
         }
     }
@@ -299,7 +307,11 @@ mod tests {
         for (sender, receiver) in &mut slower_inboxes {
             assert!(!sender.offer(1), "its sender is told to stop");
             sender.send(2);
-            assert_eq!((next(receiver).await, receiver.is_cut()), (None, true), "nothing of it seems whole");
+            assert_eq!(
+                (next(receiver).await, receiver.is_cut()),
+                (None, true),
+                "nothing of it seems whole"
+            );
         }
         assert!(!slow_inbox.1.is_cut() && slow_inbox.0.offer(BYTES));
         assert!(unread.bytes() <= 6 * BYTES as usize, "{}", unread.bytes());
@@ -322,7 +334,11 @@ mod tests {
         let (sender, mut receiver) = super::inbox(usize::MAX, &job);
         for _ in 0..100 {
             sender.send(GRANULE_BYTES as u32 / 2);
-            assert_eq!((next(&mut receiver).await.is_some(), unread.bytes()), (true, 0), "a reader that keeps up");
+            assert_eq!(
+                (next(&mut receiver).await.is_some(), unread.bytes()),
+                (true, 0),
+                "a reader that keeps up"
+            );
         }
     }
 }

@@ -29,7 +29,8 @@ pub struct Job {
     pub reasoning: ReasoningHints,
     /// What of the request the backend is to compute.
     pub stage: Stage,
-    /// These are the media items whose embeddings the backend's engine should find on its machine, as others have encoded them.
+    /// These are the media items whose embeddings the backend's engine should find on its machine,
+    /// as others have encoded them.
     pub embedded: Vec<MmHash>,
 }
 
@@ -39,19 +40,21 @@ pub enum Stage {
     /// Prompt and answer.
     #[default]
     Whole,
-    /// The media items alone, which are all that the prompt consists of: their embeddings are left for other backends of the machine,
-    /// which find them by the items' identities. [`RunningJob::embeddings`](crate::RunningJob::embeddings) tells what was left; nothing
-    /// else comes of it.
+    /// The media items alone, which are all that the prompt consists of: their embeddings are left
+    /// for other backends of the machine, which find them by the items' identities.
+    /// [`RunningJob::embeddings`](crate::RunningJob::embeddings) tells what was left; nothing else
+    /// comes of it.
     Encode,
-    /// The prompt alone: its keys and values are left for another backend, which [`RunningJob::left`](crate::RunningJob::left) tells how
-    /// to get. The one token that comes of it is not part of the answer.
+    /// The prompt alone: its keys and values are left for another backend, which
+    /// [`RunningJob::left`](crate::RunningJob::left) tells how to get. The one token that comes of
+    /// it is not part of the answer.
     Prefill,
     /// The answer, and of the prompt what did not come from the backend that has computed it.
     Decode(Left),
 }
 
-/// How a backend gets the keys and values of a prompt that another one has computed, in the engine's own words: nothing else may be made
-/// of them, and they are good for one job.
+/// How a backend gets the keys and values of a prompt that another one has computed, in the
+/// engine's own words: nothing else may be made of them, and they are good for one job.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Left(Bytes);
 
@@ -94,7 +97,8 @@ pub struct ReasoningHints {
     pub variables: Vec<(&'static str, bool)>,
 }
 
-/// What a job continues. Which of the two a worker takes is in its [`Capabilities`](crate::Capabilities).
+/// What a job continues. Which of the two a worker takes is in its
+/// [`Capabilities`](crate::Capabilities).
 #[derive(Clone, Debug)]
 pub enum Input {
     /// The expanded prompt: each media item stands as its placeholder.
@@ -144,7 +148,8 @@ impl fmt::Debug for JobItem {
     }
 }
 
-/// The one identity of a request: in the client's header, the OpenAI id, the engine's request id, every span and log line.
+/// The one identity of a request: in the client's header, the OpenAI id, the engine's request id,
+/// every span and log line.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(Arc<str>);
 
@@ -152,10 +157,12 @@ impl RequestId {
     /// Most bytes of an id. Clients use UUIDs and trace ids; engines put it into every message.
     pub const MAX_BYTES: usize = 128;
 
-    /// An id that a client gives. `None` if it is empty, longer than [`RequestId::MAX_BYTES`], or has other characters than
-    /// ASCII letters, digits, `-`, `_`, `.` and `:`, which are safe in headers, logs and file names of traces.
+    /// An id that a client gives. `None` if it is empty, longer than [`RequestId::MAX_BYTES`], or
+    /// has other characters than ASCII letters, digits, `-`, `_`, `.` and `:`, which are safe in
+    /// headers, logs and file names of traces.
     pub fn new(id: &str) -> Option<Self> {
-        let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+        let is_safe =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
         let is_valid = (1..=Self::MAX_BYTES).contains(&id.len()) && id.bytes().all(is_safe);
         is_valid.then(|| Self(id.into()))
     }
@@ -194,16 +201,17 @@ impl TraceContext {
     /// Most bytes of `tracestate`; the standard asks for 512 to be passed on.
     const MAX_STATE_BYTES: usize = 512;
 
-    /// Reads the two headers. `None` if `traceparent` is not a valid one of version 00, or of a later version that begins
-    /// like it; the standard says to go on without a trace then. A `tracestate` that is too long or not printable ASCII is
-    /// dropped alone.
+    /// Reads the two headers. `None` if `traceparent` is not a valid one of version 00, or of a
+    /// later version that begins like it; the standard says to go on without a trace then. A
+    /// `tracestate` that is too long or not printable ASCII is dropped alone.
     pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
         let is_hex = |text: &str, digits: usize| {
             text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
         };
         let is_zero = |text: &str| text.bytes().all(|b| b == b'0');
         let mut parts = traceparent.splitn(5, '-');
-        let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let (version, trace, parent, flags) =
+            (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
         let rest = parts.next();
         let is_valid = is_hex(version, 2)
             && version != "ff"
@@ -213,8 +221,9 @@ impl TraceContext {
             && !is_zero(parent)
             && is_hex(flags, 2)
             && (rest.is_none() || version != "00");
-        let state_is_valid =
-            |state: &&str| state.len() <= Self::MAX_STATE_BYTES && state.bytes().all(|b| matches!(b, b' '..=b'~'));
+        let state_is_valid = |state: &&str| {
+            state.len() <= Self::MAX_STATE_BYTES && state.bytes().all(|b| matches!(b, b' '..=b'~'))
+        };
         is_valid.then(|| Self {
             // A later version's additions mean nothing to us: what is passed on is of version 00.
             traceparent: format!("00-{trace}-{parent}-{flags}").into(),
@@ -226,15 +235,22 @@ impl TraceContext {
     pub fn begin(trace_id: [u8; 16], span_id: [u8; 8], sampled: bool) -> Self {
         let (trace, span) = (u128::from_be_bytes(trace_id), u64::from_be_bytes(span_id));
         let flags = u8::from(sampled);
-        Self { traceparent: format!("00-{trace:032x}-{span:016x}-{flags:02x}").into(), tracestate: None }
+        Self {
+            traceparent: format!("00-{trace:032x}-{span:016x}-{flags:02x}").into(),
+            tracestate: None,
+        }
     }
 
-    /// The context of a new span below this one: of the same trace, and to be recorded if this one is.
+    /// The context of a new span below this one: of the same trace, and to be recorded if this one
+    /// is.
     #[must_use]
     pub fn child(&self, span_id: [u8; 8]) -> Self {
         let (trace, flags) = (self.trace_id(), self.traceparent.get(53..).unwrap_or_default());
         let span = u64::from_be_bytes(span_id);
-        Self { traceparent: format!("00-{trace}-{span:016x}-{flags}").into(), tracestate: self.tracestate.clone() }
+        Self {
+            traceparent: format!("00-{trace}-{span:016x}-{flags}").into(),
+            tracestate: self.tracestate.clone(),
+        }
     }
 
     /// Whether whoever began the trace wants it recorded.
@@ -246,7 +262,11 @@ impl TraceContext {
     /// The trace and the span, as numbers' bytes.
     pub fn ids(&self) -> ([u8; 16], [u8; 8]) {
         let trace = u128::from_str_radix(self.trace_id(), 16).unwrap_or_default();
-        let span = self.traceparent.get(36..52).and_then(|span| u64::from_str_radix(span, 16).ok()).unwrap_or_default();
+        let span = self
+            .traceparent
+            .get(36..52)
+            .and_then(|span| u64::from_str_radix(span, 16).ok())
+            .unwrap_or_default();
         (trace.to_be_bytes(), span.to_be_bytes())
     }
 
@@ -298,7 +318,11 @@ mod tests {
         assert!(!TraceContext::begin(trace, span, false).is_sampled());
         for (flags, sampled) in [("00", false), ("01", true), ("02", false), ("ff", true)] {
             let context = TraceContext::parse(&format!("{}{flags}", &PARENT[..53]), None).unwrap();
-            assert_eq!((context.is_sampled(), context.child(span).is_sampled()), (sampled, sampled), "{flags}");
+            assert_eq!(
+                (context.is_sampled(), context.child(span).is_sampled()),
+                (sampled, sampled),
+                "{flags}"
+            );
         }
     }
 
@@ -309,7 +333,10 @@ mod tests {
         let headers: Vec<_> = trace.headers().collect();
         assert_eq!(headers, [("traceparent", PARENT), ("tracestate", "congo=t61rcWkgMzE")]);
         let later = format!("01{}-what-comes", &PARENT[2..]);
-        assert_eq!(TraceContext::parse(&later, None).unwrap().headers().next(), Some(("traceparent", PARENT)));
+        assert_eq!(
+            TraceContext::parse(&later, None).unwrap().headers().next(),
+            Some(("traceparent", PARENT))
+        );
     }
 
     #[test]
@@ -328,6 +355,9 @@ mod tests {
         }
         let bad_state = TraceContext::parse(PARENT, Some("a\n=b")).unwrap();
         assert_eq!(bad_state.headers().count(), 1);
-        assert_eq!(TraceContext::parse(PARENT, Some(&"a".repeat(513))).unwrap().headers().count(), 1);
+        assert_eq!(
+            TraceContext::parse(PARENT, Some(&"a".repeat(513))).unwrap().headers().count(),
+            1
+        );
     }
 }

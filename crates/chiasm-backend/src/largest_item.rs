@@ -1,8 +1,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// How many embeddings the largest media item of a model has, as far as that is known. It follows from the tokens of a context, of
-/// which an engine tells when it is ready.
+/// How many embeddings the largest media item of a model has, as far as that is known. It follows
+/// from the tokens of a context, of which an engine tells when it is ready.
 #[derive(Clone, Default)]
 pub struct LargestItem(Option<Embeddings>);
 
@@ -10,7 +10,8 @@ pub struct LargestItem(Option<Embeddings>);
 type Embeddings = Arc<dyn Fn(usize) -> usize + Send + Sync>;
 
 impl LargestItem {
-    /// What the model says. `embeddings` is given the tokens of a context; 0 means that no item is taken.
+    /// What the model says. `embeddings` is given the tokens of a context; 0 means that no item is
+    /// taken.
     pub fn known(embeddings: impl Fn(usize) -> usize + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(embeddings)))
     }
@@ -20,9 +21,10 @@ impl LargestItem {
         Self(None)
     }
 
-    /// Embeddings that the encoder cache of vLLM holds where a step computes `step` tokens: as many, and those of the largest item if
-    /// it has more; none where no item is taken (`compute_mm_encoder_budget` in its `encoder_cache_manager.py`). `None` if the
-    /// largest item is not known.
+    /// Embeddings that the encoder cache of vLLM holds where a step computes `step` tokens: as
+    /// many, and those of the largest item if it has more; none where no item is taken
+    /// (`compute_mm_encoder_budget` in its `encoder_cache_manager.py`). `None` if the largest item
+    /// is not known.
     pub fn encoder_cache(&self, step: usize, context: usize) -> Option<u64> {
         let largest = (self.0.as_ref()?)(context);
         Some(if largest == 0 { 0 } else { largest.max(step) as u64 })

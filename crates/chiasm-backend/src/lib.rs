@@ -1,10 +1,12 @@
-//! The seam to whatever executes a prepared request: vLLM's EngineCore today, agents on other machines and HTTP engines
-//! later.
+//! The seam to whatever executes a prepared request: vLLM's EngineCore today, agents on other
+//! machines and HTTP engines later.
 //!
-//! The pipeline makes a [`Job`] (tokens or messages, media items, sampling) and gives it to a [`Backend`], which streams
-//! [`Output`]s until every continuation has ended. Media is pulled, not pushed: a job names its items, and a backend asks
-//! an item's [`MediaSource`] for the form that it needs, and only if it lacks the item. What the router has to know of a
-//! worker is data: [`Capabilities`] once, [`Load`] as it changes, and the [`KvSource`] of what the worker's KV cache holds.
+//! The pipeline makes a [`Job`] (tokens or messages, media items, sampling) and gives it to a
+//! [`Backend`], which streams [`Output`]s until every continuation has ended. Media is pulled, not
+//! pushed: a job names its items, and a backend asks an item's [`MediaSource`] for the form that it
+//! needs, and only if it lacks the item. What the router has to know of a worker is data:
+//! [`Capabilities`] once, [`Load`] as it changes, and the [`KvSource`] of what the worker's KV
+//! cache holds.
 //!
 //! No socket is opened here and no wire format is known.
 //!
@@ -47,17 +49,23 @@ mod sampling;
 pub mod unread;
 
 pub use adapter::{Adapter, AdapterError, OwnAdapter, adapter_engine_name};
-pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob};
+pub use backend::{
+    Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob,
+};
 pub use begun::{Begun, BegunPart};
-pub use capabilities::{Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat};
+pub use capabilities::{
+    Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat,
+};
 pub use connector::{Activity, ConnectError, Connected, Connector, Elsewhere, Life};
 pub use error::{Death, JobError, KvSinkError, SourceError};
 pub use forward::{ForeseenPrompt, Forward, Forwarded};
-pub use job::{Embeddings, Input, Job, JobItem, Left, ReasoningHints, RequestId, Stage, TraceContext};
+pub use job::{
+    Embeddings, Input, Job, JobItem, Left, ReasoningHints, RequestId, Stage, TraceContext,
+};
 pub use largest_item::LargestItem;
 pub use media::{
-    Delivered, EncodedItem, FieldValue, ItemField, Making, MediaLoad, MediaObserver, MediaSource, SentForm, Tensor,
-    TensorBytes, TensorMemory, TensorOrder, Transfer, WorkSize,
+    Delivered, EncodedItem, FieldValue, ItemField, Making, MediaLoad, MediaObserver, MediaSource,
+    SentForm, Tensor, TensorBytes, TensorMemory, TensorOrder, Transfer, WorkSize,
 };
 pub use output::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
 pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, VllmItems};

@@ -10,18 +10,22 @@ use futures_util::future::BoxFuture;
 
 use crate::{SourceError, TensorFormat};
 
-/// Where a media item can be had, in the form that a backend asks for. Made by whoever planned the item; asked only for
-/// items that the backend lacks.
+/// Where a media item can be had, in the form that a backend asks for. Made by whoever planned the
+/// item; asked only for items that the backend lacks.
 pub trait MediaSource: Send + Sync {
-    /// The item's tensors, large ones in the memory that the order names. Waits for whoever makes the same tensors now and
-    /// uses theirs. `None` if they were not wanted any more when the turn came.
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>>;
+    /// The item's tensors, large ones in the memory that the order names. Waits for whoever makes
+    /// the same tensors now and uses theirs. `None` if they were not wanted any more when the turn
+    /// came.
+    fn tensors(
+        &self,
+        order: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>>;
 
     /// The item as the client sent it. `None` if that and its settings don't say what it becomes.
     fn encoded(&self) -> Option<EncodedItem>;
 
-    /// What it takes to make the item's tensors here, for who could also have them made elsewhere of the file. `None` if they can only be
-    /// made here, or only elsewhere.
+    /// What it takes to make the item's tensors here, for who could also have them made elsewhere
+    /// of the file. `None` if they can only be made here, or only elsewhere.
     fn making(&self, _format: TensorFormat) -> Option<Making> {
         None
     }
@@ -30,7 +34,8 @@ pub trait MediaSource: Send + Sync {
 /// What it takes to make an image's tensors of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Making {
-    /// Width and height of the image in pixels. With the file's hash and its settings they say what tensors it becomes.
+    /// Width and height of the image in pixels. With the file's hash and its settings they say what
+    /// tensors it becomes.
     pub size: (u32, u32),
     /// Bytes of the tensor of pixels.
     pub bytes: u64,
@@ -60,13 +65,15 @@ chiasm_types::every_variant! {
 pub struct MediaLoad {
     /// Threads that do it.
     pub threads: u32,
-    /// Time of one core, by estimate, of what waits or is being done: of each [`WorkSize`], the smallest first.
+    /// Time of one core, by estimate, of what waits or is being done: of each [`WorkSize`], the
+    /// smallest first.
     pub pending: [Duration; WorkSize::ALL.len()],
 }
 
 impl MediaLoad {
-    /// How long a piece of work of this size and price would wait for a thread, if what is before it consists of as large ones: as many
-    /// of them as there are threads but one keep nobody waiting.
+    /// How long a piece of work of this size and price would wait for a thread, if what is before
+    /// it consists of as large ones: as many of them as there are threads but one keep nobody
+    /// waiting.
     pub fn wait(&self, work: WorkSize, price: Duration) -> Duration {
         let threads = self.threads.max(1);
         let before: Duration = self.pending[..=work as usize].iter().sum();
@@ -101,14 +108,15 @@ pub struct TensorOrder {
     pub format: TensorFormat,
     /// Where large tensors are to lie.
     pub memory: Arc<dyn TensorMemory>,
-    /// Whether the backend still lacks the item: asked when the source's turn to make it has come, as the backend may have
-    /// got the item with another request meanwhile.
+    /// Whether the backend still lacks the item: asked when the source's turn to make it has come,
+    /// as the backend may have got the item with another request meanwhile.
     pub still_wanted: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 /// Memory that a backend hands tensors over from.
 pub trait TensorMemory: Send + Sync {
-    /// Room for one tensor. `None` if it is to lie in this process's memory: the backend has no other, or no room in it.
+    /// Room for one tensor. `None` if it is to lie in this process's memory: the backend has no
+    /// other, or no room in it.
     fn reserve(&self, bytes: usize) -> Option<SlotWriter>;
 
     /// Whether the backend can hand these bytes over from where they are.
@@ -177,7 +185,8 @@ pub struct Delivered {
     pub shared_memory: usize,
     /// Items that were wholly in the message.
     pub inline: usize,
-    /// So many of them had embeddings that were to be found on the backend's machine and were not, as far as it can tell.
+    /// So many of them had embeddings that were to be found on the backend's machine and were not,
+    /// as far as it can tell.
     pub unfound: usize,
 }
 
@@ -261,11 +270,13 @@ pub trait MediaObserver: Send + Sync {
     /// An item was sent to another machine in this form.
     fn sent_as(&self, _form: SentForm) {}
 
-    /// So many bytes of tensors were read out of this process's memory by another machine, which lacked them.
+    /// So many bytes of tensors were read out of this process's memory by another machine, which
+    /// lacked them.
     fn lent(&self, _bytes: u64) {}
 
-    /// An item that was to travel in shared memory or as tensors does not, or one that was to be fetched or read elsewhere is sent. `cause` is
-    /// one of a few words, `why` explains it to people.
+    /// An item that was to travel in shared memory or as tensors does not, or one that was to be
+    /// fetched or read elsewhere is sent. `cause` is one of a few words, `why` explains it to
+    /// people.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display);
 }
 
@@ -294,8 +305,12 @@ mod tests {
 
     #[test]
     fn the_costliest_way_names_a_jobs_transfer() {
-        let ways =
-            |cached, shared_memory, inline| Delivered { cached, shared_memory, inline, unfound: 0 }.transfer().name();
-        assert_eq!([ways(0, 0, 0), ways(3, 0, 0), ways(3, 1, 0), ways(3, 1, 1)], ["none", "cached", "shm", "inline"]);
+        let ways = |cached, shared_memory, inline| {
+            Delivered { cached, shared_memory, inline, unfound: 0 }.transfer().name()
+        };
+        assert_eq!(
+            [ways(0, 0, 0), ways(3, 0, 0), ways(3, 1, 0), ways(3, 1, 1)],
+            ["none", "cached", "shm", "inline"]
+        );
     }
 }

@@ -13,12 +13,13 @@ pub struct Output {
     pub finish: Option<Finish>,
     /// How the prompt was computed; set in a continuation's first output where the backend tells.
     pub prefill: Option<Prefill>,
-    /// Log probabilities of the prompt's next tokens, from its second one on, if they were asked for.
+    /// Log probabilities of the prompt's next tokens, from its second one on, if they were asked
+    /// for.
     pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
-/// Log probabilities at some positions of a prompt, with `width` candidates at each: the token that stands there, then the
-/// likeliest ones, that token among them if it is one of those.
+/// Log probabilities at some positions of a prompt, with `width` candidates at each: the token that
+/// stands there, then the likeliest ones, that token among them if it is one of those.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptLogprobs {
     /// Candidates of a position, at least 1 unless there are no positions.
@@ -27,7 +28,8 @@ pub struct PromptLogprobs {
     pub tokens: Vec<TokenId>,
     /// Natural logarithms of their probabilities: `positions × width`.
     pub logprobs: Vec<f32>,
-    /// How many tokens are as likely as the one that stands at a position, itself included, or likelier: one per position.
+    /// How many tokens are as likely as the one that stands at a position, itself included, or
+    /// likelier: one per position.
     pub ranks: Vec<u32>,
 }
 
@@ -35,7 +37,8 @@ impl PromptLogprobs {
     /// The candidates of a position, with their log probabilities. `None` behind the last one.
     pub fn at(&self, position: usize) -> Option<(&[TokenId], &[f32])> {
         let range = position * self.width..(position + 1) * self.width;
-        Some((self.tokens.get(range.clone())?, self.logprobs.get(range)?)).filter(|(tokens, _)| !tokens.is_empty())
+        Some((self.tokens.get(range.clone())?, self.logprobs.get(range)?))
+            .filter(|(tokens, _)| !tokens.is_empty())
     }
 
     /// Adds the positions that come after.
@@ -67,8 +70,8 @@ pub enum Content {
     },
 }
 
-/// A piece of a tool call, in OpenAI's terms: the first piece of a call has its id and name, the others go on with its
-/// arguments.
+/// A piece of a tool call, in OpenAI's terms: the first piece of a call has its id and name, the
+/// others go on with its arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCallDelta {
     /// The call's index in its continuation, from 0.
@@ -116,6 +119,7 @@ pub struct Prefill {
     pub cached_tokens: usize,
     /// Prompt tokens that it has computed and keeps there for others, where it tells.
     pub created_tokens: Option<usize>,
-    /// How long the request waited in the backend before it was first scheduled, where the backend tells.
+    /// How long the request waited in the backend before it was first scheduled, where the backend
+    /// tells.
     pub queued: Option<Duration>,
 }

@@ -2,12 +2,13 @@ use std::sync::Arc;
 
 use chiasm_types::{BlockSize, VllmVersion};
 
-/// Everything that decides how a prompt is expanded and keyed for a worker. Workers of equal classes can be given one plan
-/// of a request; a request is planned and keyed once per class that is present in the fleet.
+/// Everything that decides how a prompt is expanded and keyed for a worker. Workers of equal
+/// classes can be given one plan of a request; a request is planned and keyed once per class that
+/// is present in the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanClass {
-    /// The processor that decides tokens and tensors of media items, in bytes that stand for its name, version and settings.
-    /// Part of every item's identity.
+    /// The processor that decides tokens and tensors of media items, in bytes that stand for its
+    /// name, version and settings. Part of every item's identity.
     pub processor: Arc<[u8]>,
     /// Which media items that vLLM's own processor makes the worker takes.
     pub vllm_items: VllmItems,
@@ -20,8 +21,8 @@ pub struct PlanClass {
 }
 
 impl PlanClass {
-    /// Everything of a class and of one item's settings that changes the item's tensors: what its identity is made of
-    /// beside its content. `fingerprint` is the settings' own.
+    /// Everything of a class and of one item's settings that changes the item's tensors: what its
+    /// identity is made of beside its content. `fingerprint` is the settings' own.
     pub fn identify(processor: &[u8], fingerprint: &[u8]) -> Vec<u8> {
         let mut identity = Vec::with_capacity(8 + processor.len() + fingerprint.len());
         identity.extend_from_slice(&(processor.len() as u64).to_le_bytes());
@@ -31,7 +32,8 @@ impl PlanClass {
     }
 }
 
-/// Media items that vLLM's own processor makes, by the release of vLLM: one may write or shape them otherwise than another.
+/// Media items that vLLM's own processor makes, by the release of vLLM: one may write or shape them
+/// otherwise than another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VllmItems {
     /// Those of any release.
@@ -43,7 +45,8 @@ pub enum VllmItems {
 }
 
 impl VllmItems {
-    /// What an engine takes that says this of itself: `vLLM 0.32.0`. Builds that tell no release, and other engines, take any.
+    /// What an engine takes that says this of itself: `vLLM 0.32.0`. Builds that tell no release,
+    /// and other engines, take any.
     pub fn of_engine(engine: &str) -> Self {
         engine.strip_prefix("vLLM ").and_then(VllmVersion::parse).map_or(Self::Any, Self::Of)
     }
@@ -56,8 +59,9 @@ pub enum PlaceholderForm {
     Expanded,
     /// The template's one marker: the worker expands it itself.
     Marker,
-    /// The worker writes them itself from the client's own messages, and has its own names of items. The backend learns these from what the worker
-    /// tells of its KV cache; for that it is given what each request is expected to become ([`Forward::prompt`](crate::Forward::prompt)).
+    /// The worker writes them itself from the client's own messages, and has its own names of
+    /// items. The backend learns these from what the worker tells of its KV cache; for that it is
+    /// given what each request is expected to become ([`Forward::prompt`](crate::Forward::prompt)).
     Learned,
 }
 
@@ -66,14 +70,15 @@ pub enum PlaceholderForm {
 pub enum KeyScheme {
     /// Our own 127-bit keys, from tokens and media identities (`chiasm-kv`).
     Chiasm,
-    /// The same function of a request's text, four bytes in place of a token, and of the hashes of its media items: for workers that are
-    /// given requests as they come.
+    /// The same function of a request's text, four bytes in place of a token, and of the hashes of
+    /// its media items: for workers that are given requests as they come.
     Text,
     /// SGLang's own hashes of its blocks, as `chiasm_kv::EngineHashing::Sglang` makes them.
     Sglang,
     /// Those of SGLang 0.5.22, as `chiasm_kv::EngineHashing::SglangNarrow` makes them.
     SglangNarrow,
-    /// Dynamo's own hashes of its workers' blocks, as `chiasm_kv::EngineHashing::Dynamo` makes them.
+    /// Dynamo's own hashes of its workers' blocks, as `chiasm_kv::EngineHashing::Dynamo` makes
+    /// them.
     Dynamo,
 }
 

@@ -12,7 +12,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// The addresses that have this one's first bits: 1 to 32, and to 128 for IPv6. `None` for other numbers.
+    /// The addresses that have this one's first bits: 1 to 32, and to 128 for IPv6. `None` for
+    /// other numbers.
     pub fn around(address: IpAddr, bits: u8) -> Option<Self> {
         let first = match address {
             IpAddr::V4(address) if (1..=32).contains(&bits) => {
@@ -72,8 +73,9 @@ impl FromStr for Network {
 
 /// A network that an operator says is private, and where this machine is on it: `10.0.0.7/24`.
 ///
-/// The number of bits is not guessed. What it allows is which addresses engines connect to and send keys and values to, and neither
-/// an address's class nor a network card's mask tells whom the operator trusts.
+/// The number of bits is not guessed. What it allows is which addresses engines connect to and send
+/// keys and values to, and neither an address's class nor a network card's mask tells whom the
+/// operator trusts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateNetwork {
     /// This machine's address.
@@ -119,7 +121,10 @@ mod tests {
         }
         assert!(network("10.1.2.7/32").contains([10, 1, 2, 7].into()));
         let six = network("fd00:1::7/64");
-        assert!(six.contains("fd00:1::8".parse().unwrap()) && !six.contains("fd00:2::8".parse().unwrap()));
+        assert!(
+            six.contains("fd00:1::8".parse().unwrap())
+                && !six.contains("fd00:2::8".parse().unwrap())
+        );
         assert_eq!(six.to_string(), "fd00:1::/64");
     }
 
@@ -134,13 +139,24 @@ mod tests {
 
     #[test]
     fn whoever_gives_no_network_is_told_how() {
-        for wrong in
-            ["10.0.0.7", "", "/24", "10.0.0.7/0", "10.0.0.7/33", "10.0.0.7/x", "gpu1/24", "0.0.0.0/8", "224.0.0.1/24"]
-        {
+        for wrong in [
+            "10.0.0.7",
+            "",
+            "/24",
+            "10.0.0.7/0",
+            "10.0.0.7/33",
+            "10.0.0.7/x",
+            "gpu1/24",
+            "0.0.0.0/8",
+            "224.0.0.1/24",
+        ] {
             let error = wrong.parse::<PrivateNetwork>().unwrap_err().to_string();
             assert!(error.contains("10.0.0.7/24"), "{wrong}: {error}");
         }
         let here: PrivateNetwork = "10.0.0.7/24".parse().unwrap();
-        assert_eq!((here.address, here.network.to_string()), ([10, 0, 0, 7].into(), "10.0.0.0/24".to_owned()));
+        assert_eq!(
+            (here.address, here.network.to_string()),
+            ([10, 0, 0, 7].into(), "10.0.0.0/24".to_owned())
+        );
     }
 }

@@ -10,9 +10,9 @@ use chiasm_types::TokenId;
 /// Declares [`Supports`] and everything that has to know each of its fields.
 macro_rules! supports {
     ($($(#[$doc:meta])* $part:ident = $field:literal,)+) => {
-        /// The optional parts of a request that a worker supports, or those that a request has. A job
-        /// with another part is refused with [`JobError::Refused`](crate::JobError::Refused). The
-        /// default supports nothing.
+        /// The optional parts of a request that a worker supports, or those that a request has. A
+        /// job with another part is refused with [`JobError::Refused`](crate::JobError::Refused).
+        /// The default supports nothing.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Supports {
             $($(#[$doc])* pub $part: bool,)+
@@ -76,7 +76,8 @@ impl Supports {
     }
 }
 
-/// How tokens are chosen and when to stop, with all defaults filled in. Ranges are those of vLLM's `SamplingParams`.
+/// How tokens are chosen and when to stop, with all defaults filled in. Ranges are those of vLLM's
+/// `SamplingParams`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Number of continuations, 1 or more.
@@ -111,7 +112,8 @@ pub struct Sampling {
     pub ignore_eos: bool,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
-    /// Log probabilities of each prompt token but the first, and of so many alternatives. The whole prompt is computed for them.
+    /// Log probabilities of each prompt token but the first, and of so many alternatives. The whole
+    /// prompt is computed for them.
     pub prompt_logprobs: Option<u32>,
     /// Computes the whole prompt, whatever of it is in the KV cache.
     pub skip_reading_prefix_cache: bool,
@@ -130,7 +132,8 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Returns the optional parts that these settings have. Parts of the rest of a job are left out.
+    /// Returns the optional parts that these settings have. Parts of the rest of a job are left
+    /// out.
     pub fn needs(&self) -> Supports {
         let Self {
             // Every worker supports these.
@@ -254,7 +257,8 @@ pub struct Repetition {
 /// What the text of an answer has to be, and where the client said so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Structured {
-    /// The constraint. A backend that does not take it refuses the job with [`JobError::Refused`](crate::JobError::Refused).
+    /// The constraint. A backend that does not take it refuses the job with
+    /// [`JobError::Refused`](crate::JobError::Refused).
     pub constraint: Constraint,
     /// The field of the request that it came from.
     pub field: &'static str,
@@ -271,7 +275,8 @@ pub enum Constraint {
     Regex(Arc<str>),
     /// A word of this grammar: GBNF with the start symbol `root`.
     Grammar(Arc<str>),
-    /// Text in which some tags begin parts of a form of their own: xgrammar's structural tag, as JSON.
+    /// Text in which some tags begin parts of a form of their own: xgrammar's structural tag, as
+    /// JSON.
     StructuralTag(Arc<str>),
 }
 
@@ -280,7 +285,10 @@ impl Constraint {
     pub fn bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,
-            Self::JsonSchema(text) | Self::Regex(text) | Self::Grammar(text) | Self::StructuralTag(text) => text.len(),
+            Self::JsonSchema(text)
+            | Self::Regex(text)
+            | Self::Grammar(text)
+            | Self::StructuralTag(text) => text.len(),
         }
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The unit in which an inbox counts bytes. An inbox whose reader keeps up counts none, and so touches no
-/// counter that others share.
+/// The unit in which an inbox counts bytes. An inbox whose reader keeps up counts none, and so
+/// touches no counter that others share.
 pub(crate) const GRANULE_BYTES: usize = 16 << 10;
 
 /// The bytes that all answers may leave unread by default.
@@ -13,7 +13,8 @@ pub const DEFAULT_MAX_BYTES: usize = 256 << 20;
 
 static PROCESS: LazyLock<Arc<Unread>> = LazyLock::new(|| Arc::new(Unread::new(DEFAULT_MAX_BYTES)));
 
-/// The bytes that answers leave unread, and their bound. Beyond it the answer that is furthest behind is cut.
+/// The bytes that answers leave unread, and their bound. Beyond it the answer that is furthest
+/// behind is cut.
 #[derive(Debug)]
 pub struct Unread {
     max_bytes: AtomicUsize,
@@ -22,7 +23,8 @@ pub struct Unread {
     cut: AtomicU64,
     /// The jobs that have counted bytes.
     behind: Mutex<Vec<Weak<Job>>>,
-    /// Held while answers are cut: until the bytes of one are discounted, a second thread would cut another.
+    /// Held while answers are cut: until the bytes of one are discounted, a second thread would cut
+    /// another.
     cutting: Mutex<()>,
 }
 
@@ -83,7 +85,8 @@ impl Unread {
             let furthest = {
                 let mut behind = lock(&self.behind);
                 behind.retain(|job| job.strong_count() > 0);
-                let jobs = behind.iter().filter_map(Weak::upgrade).filter(|job| !job.is_cut.load(Relaxed));
+                let jobs =
+                    behind.iter().filter_map(Weak::upgrade).filter(|job| !job.is_cut.load(Relaxed));
                 jobs.max_by_key(|job| job.bytes.load(Relaxed))
             };
             let Some(job) = furthest else { return };
@@ -110,7 +113,10 @@ struct Job {
 
 impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job").field("bytes", &self.bytes).field("is_cut", &self.is_cut).finish_non_exhaustive()
+        f.debug_struct("Job")
+            .field("bytes", &self.bytes)
+            .field("is_cut", &self.is_cut)
+            .finish_non_exhaustive()
     }
 }
 

@@ -12,7 +12,8 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const HOST: &str = "KUBERNETES_SERVICE_HOST";
 const PORT: &str = "KUBERNETES_SERVICE_PORT";
 
-/// How the servers of sources are reached. The default has nothing special: `etcds://` trusts whom Mozilla trusts, no cluster is known.
+/// How the servers of sources are reached. The default has nothing special: `etcds://` trusts whom
+/// Mozilla trusts, no cluster is known.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// For `etcds://`.
@@ -21,7 +22,8 @@ pub struct Access {
     pub cluster: Option<ClusterAccess>,
 }
 
-/// Files in PEM for connections with TLS. They are read again for each new connection after a failure, as certificates rotate.
+/// Files in PEM for connections with TLS. They are read again for each new connection after a
+/// failure, as certificates rotate.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
     /// The certificates of those who sign the server's. Without it these are Mozilla's.
@@ -54,10 +56,14 @@ impl ClusterAccess {
     /// The cluster of the pod whose environment is read by `variable`; none outside of a pod.
     ///
     /// # Errors
-    /// [`DiscoveryError::Cluster`] if a variable has something in it that Kubernetes does not put there.
-    pub fn of_pod(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, DiscoveryError> {
+    /// [`DiscoveryError::Cluster`] if a variable has something in it that Kubernetes does not put
+    /// there.
+    pub fn of_pod(
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, DiscoveryError> {
         let (Some(host), Some(port)) = (variable(HOST), variable(PORT)) else { return Ok(None) };
-        let port: u16 = port.parse().map_err(|_| DiscoveryError::Cluster { variable: PORT, value: port })?;
+        let port: u16 =
+            port.parse().map_err(|_| DiscoveryError::Cluster { variable: PORT, value: port })?;
         let authority = match host.parse::<Ipv6Addr>() {
             Ok(ip) => format!("[{ip}]"),
             Err(_) => host.clone(),
@@ -92,9 +98,18 @@ mod tests {
     fn a_pod_is_told_where_its_cluster_is() {
         let cluster = of("10.0.0.1", "443").unwrap().unwrap();
         assert_eq!(cluster.server.as_str(), "https://10.0.0.1/");
-        assert_eq!(cluster.token.unwrap(), Path::new("/var/run/secrets/kubernetes.io/serviceaccount/token"));
-        assert_eq!(cluster.authority.unwrap(), Path::new("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"));
-        assert_eq!(of("fd00::1", "6443").unwrap().unwrap().server.as_str(), "https://[fd00::1]:6443/");
+        assert_eq!(
+            cluster.token.unwrap(),
+            Path::new("/var/run/secrets/kubernetes.io/serviceaccount/token")
+        );
+        assert_eq!(
+            cluster.authority.unwrap(),
+            Path::new("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
+        );
+        assert_eq!(
+            of("fd00::1", "6443").unwrap().unwrap().server.as_str(),
+            "https://[fd00::1]:6443/"
+        );
         assert!(of("", "443").unwrap().is_none());
         assert!(matches!(of("10.0.0.1", "x"), Err(DiscoveryError::Cluster { variable: PORT, .. })));
         assert!(matches!(of("a b", "443"), Err(DiscoveryError::Cluster { variable: HOST, .. })));

@@ -7,7 +7,8 @@ use crate::DiscoveryError;
 /// The longest name in DNS.
 const LONGEST_HOST: usize = 253;
 
-/// The one way to write the address that `text` means: lower-case, the port without leading zeros, IPv6 in brackets.
+/// The one way to write the address that `text` means: lower-case, the port without leading zeros,
+/// IPv6 in brackets.
 pub(crate) fn parse(text: &str) -> Result<String, DiscoveryError> {
     canonical(text).ok_or_else(|| DiscoveryError::Address(text.chars().take(300).collect()))
 }
@@ -22,7 +23,8 @@ fn canonical(text: &str) -> Option<String> {
         let ip: Ipv6Addr = ip.strip_suffix(']')?.parse().ok()?;
         return Some(format!("[{ip}]:{port}"));
     }
-    let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let is_of_a_name =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let is_name = !host.is_empty() && host.len() <= LONGEST_HOST && host.bytes().all(is_of_a_name);
     is_name.then(|| format!("{}:{port}", host.to_ascii_lowercase()))
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Pauses that double up to a longest one. Half of each is left to chance, so that many frontends that lost one server do not return to
-/// it all at once.
+/// Pauses that double up to a longest one. Half of each is left to chance, so that many frontends
+/// that lost one server do not return to it all at once.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -17,8 +17,8 @@ impl Backoff {
         Self { next: FIRST }
     }
 
-    /// The pause after a failure before which the server was fine for `fine`: the first pause again, once that was longer than the
-    /// longest one.
+    /// The pause after a failure before which the server was fine for `fine`: the first pause
+    /// again, once that was longer than the longest one.
     pub(crate) fn pause_after(&mut self, fine: Duration) -> Duration {
         if fine >= LONGEST {
             self.next = FIRST;

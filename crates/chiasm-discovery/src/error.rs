@@ -8,19 +8,27 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     /// An address that no agent can have.
-    #[error("'{0}' is no address of an agent: expected host:port, and brackets around an IPv6 address")]
+    #[error(
+        "'{0}' is no address of an agent: expected host:port, and brackets around an IPv6 address"
+    )]
     Address(String),
     /// A list of addresses without any.
-    #[error("no agents are named: expected host:port,host:port,… or etcd://…, etcds://… or kubernetes://…")]
+    #[error(
+        "no agents are named: expected host:port,host:port,… or etcd://…, etcds://… or kubernetes://…"
+    )]
     Nobody,
     /// More addresses than a source may name.
     #[error("{0} agents are named, and {most} are the most", most = crate::MOST_ADDRESSES)]
     TooMany(usize),
     /// A URL of no known kind.
-    #[error("'{0}://' is no source of agents: expected host:port,host:port,… or etcd://…, etcds://… or kubernetes://…")]
+    #[error(
+        "'{0}://' is no source of agents: expected host:port,host:port,… or etcd://…, etcds://… or kubernetes://…"
+    )]
     Scheme(String),
     /// The kind of a source without its place, as in `--discovery etcd`.
-    #[error("the place is missing: expected etcd://HOST:PORT/PREFIX, or kubernetes://NAMESPACE/SERVICE")]
+    #[error(
+        "the place is missing: expected etcd://HOST:PORT/PREFIX, or kubernetes://NAMESPACE/SERVICE"
+    )]
     NoPlace,
     /// A URL of etcd that can't be used.
     #[error("'{url}' can't be used: {problem}; expected etcd://host:port,host:port/prefix")]

@@ -31,7 +31,8 @@ pub(crate) enum Failure {
     /// A stream that should go on ended.
     #[error("it ended the watch")]
     Ended,
-    /// The changes since the list are no longer kept by the server, or were not told: a new list is needed.
+    /// The changes since the list are no longer kept by the server, or were not told: a new list is
+    /// needed.
     #[error("the changes since the last list are not to be had: {0}")]
     Outdated(String),
     /// The token can't be read.

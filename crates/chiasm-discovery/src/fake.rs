@@ -14,7 +14,10 @@ use crate::Named;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waits until what is named is as it should be.
-pub(crate) async fn until(named: &mut watch::Receiver<Named>, what: impl Fn(&Named) -> bool) -> Named {
+pub(crate) async fn until(
+    named: &mut watch::Receiver<Named>,
+    what: impl Fn(&Named) -> bool,
+) -> Named {
     let found = timeout(PATIENCE, async { named.wait_for(what).await.unwrap().clone() }).await;
     found.unwrap_or_else(|_| panic!("it never was as it should be: {:?}", named.borrow()))
 }
@@ -58,7 +61,8 @@ impl Fake {
 
     /// The next request.
     pub(crate) async fn asked(&self) -> Asked {
-        let mut stream = timeout(PATIENCE, self.listener.accept()).await.expect("nobody asks").unwrap().0;
+        let mut stream =
+            timeout(PATIENCE, self.listener.accept()).await.expect("nobody asks").unwrap().0;
         let mut bytes = Vec::new();
         let end = loop {
             assert_ne!(stream.read_buf(&mut bytes).await.unwrap(), 0, "a request without an end");
@@ -85,14 +89,20 @@ impl Asked {
     }
 
     pub(crate) async fn answer_with(mut self, status: u16, body: &str) {
-        let head = format!("HTTP/1.1 {status} Whatever\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!(
+            "HTTP/1.1 {status} Whatever\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
         // Who asked may be gone.
         let _ = self.stream.write_all((head + body).as_bytes()).await;
     }
 
     /// Begins an answer that goes on.
     pub(crate) async fn begin(mut self) -> Answering {
-        self.stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+        self.stream
+            .write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            .await
+            .unwrap();
         Answering(self.stream)
     }
 }

@@ -8,11 +8,15 @@ use serde::{Deserialize, Deserializer};
 
 use crate::MOST_ADDRESSES;
 
-/// The most things of a list: one more than agents may be named, which shows that there are too many.
+/// The most things of a list: one more than agents may be named, which shows that there are too
+/// many.
 pub(crate) const MOST: usize = MOST_ADDRESSES + 1;
 
-/// A list of at most [`MOST`] things. One that has more is an error as soon as it does: a few bytes of JSON may become many.
-pub(crate) fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+/// A list of at most [`MOST`] things. One that has more is an error as soon as it does: a few bytes
+/// of JSON may become many.
+pub(crate) fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
     Few::deserialize(deserializer).map(|Few(things)| things)
 }
 

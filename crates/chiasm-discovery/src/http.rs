@@ -24,8 +24,9 @@ const LONGEST_MESSAGE: usize = 300;
 
 /// A client with connections of its own. Reads the files of `tls`.
 pub(crate) fn client(tls: &Tls) -> Result<Client, DiscoveryError> {
-    // No proxies: etcd and the API server are beside us. No redirects: a token must not follow one. HTTP/1.1, so that a watch has a
-    // connection of its own and calls beside it are never behind it.
+    // No proxies: etcd and the API server are beside us. No redirects: a token must not follow one.
+    // HTTP/1.1, so that a watch has a connection of its own and calls beside it are never behind
+    // it.
     let client = Client::builder()
         .tls_backend_preconfigured(config(tls)?)
         .http1_only()
@@ -59,14 +60,18 @@ fn config(tls: &Tls) -> Result<ClientConfig, DiscoveryError> {
         None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
     }
     let problem = |error: rustls::Error| DiscoveryError::Tls(error.to_string());
-    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(problem)?
-        .with_root_certificates(roots);
+    let config =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(problem)?
+            .with_root_certificates(roots);
     let mut config = match &tls.identity {
         Some(identity) => {
-            let key = PrivateKeyDer::from_pem_file(&identity.key).map_err(|error| unusable(&identity.key, &error))?;
-            config.with_client_auth_cert(certificates(&identity.certificate)?, key).map_err(problem)?
+            let key = PrivateKeyDer::from_pem_file(&identity.key)
+                .map_err(|error| unusable(&identity.key, &error))?;
+            config
+                .with_client_auth_cert(certificates(&identity.certificate)?, key)
+                .map_err(problem)?
         }
         None => config.with_no_client_auth(),
     };
@@ -92,8 +97,12 @@ pub(crate) async fn answer(request: RequestBuilder, limit: Duration) -> Result<B
     timeout(limit, whole).await.unwrap_or(Err(Failure::Silent(limit)))
 }
 
-/// An answer that goes on for as long as there is something to tell. Its head is there within `limit`.
-pub(crate) async fn stream(request: RequestBuilder, limit: Duration) -> Result<LineStream, Failure> {
+/// An answer that goes on for as long as there is something to tell. Its head is there within
+/// `limit`.
+pub(crate) async fn stream(
+    request: RequestBuilder,
+    limit: Duration,
+) -> Result<LineStream, Failure> {
     let head = async { successful(request.send().await?).await };
     let response = timeout(limit, head).await.unwrap_or(Err(Failure::Silent(limit)))?;
     Ok(LineStream { response, lines: Lines::default() })
@@ -176,7 +185,8 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let (missing, empty) = (folder.path().join("missing.pem"), folder.path().join("empty.pem"));
         std::fs::write(&empty, "nothing").unwrap();
-        let identity = |path: &Path| Some(Identity { certificate: path.to_owned(), key: path.to_owned() });
+        let identity =
+            |path: &Path| Some(Identity { certificate: path.to_owned(), key: path.to_owned() });
         for (tls, name) in [
             (Tls { authority: Some(missing.clone()), identity: None }, "missing.pem"),
             (Tls { authority: Some(empty.clone()), identity: None }, "empty.pem"),
@@ -184,7 +194,10 @@ mod tests {
             (Tls { authority: None, identity: identity(&empty) }, "empty.pem"),
         ] {
             let error = client(&tls).unwrap_err();
-            assert!(matches!(&error, DiscoveryError::Certificates { path, .. } if path.ends_with(name)), "{error}");
+            assert!(
+                matches!(&error, DiscoveryError::Certificates { path, .. } if path.ends_with(name)),
+                "{error}"
+            );
         }
         assert!(client(&Tls::default()).is_ok());
     }

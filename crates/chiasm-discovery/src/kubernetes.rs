@@ -1,4 +1,5 @@
-//! Agents named by Kubernetes: the endpoints of a service, as the EndpointSlices of `discovery.k8s.io/v1` say them.
+//! Agents named by Kubernetes: the endpoints of a service, as the EndpointSlices of
+//! `discovery.k8s.io/v1` say them.
 //!
 //! The account of the pod needs `list` and `watch` on `endpointslices` in the service's namespace.
 
@@ -17,7 +18,8 @@ pub(crate) use following::KubernetesUpstream;
 
 use crate::DiscoveryError;
 
-/// A service and which of its ports is the agents', as `kubernetes://namespace/service:port` says it.
+/// A service and which of its ports is the agents', as `kubernetes://namespace/service:port` says
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     namespace: String,
@@ -38,9 +40,14 @@ impl FromStr for Service {
     type Err = DiscoveryError;
 
     fn from_str(text: &str) -> Result<Self, DiscoveryError> {
-        let wrong = |problem| DiscoveryError::KubernetesUrl { url: text.chars().take(300).collect(), problem };
-        let path = text.strip_prefix("kubernetes://").ok_or_else(|| wrong("it has another scheme"))?;
-        let (namespace, service) = path.split_once('/').ok_or_else(|| wrong("it needs a namespace and a service"))?;
+        let wrong = |problem| DiscoveryError::KubernetesUrl {
+            url: text.chars().take(300).collect(),
+            problem,
+        };
+        let path =
+            text.strip_prefix("kubernetes://").ok_or_else(|| wrong("it has another scheme"))?;
+        let (namespace, service) =
+            path.split_once('/').ok_or_else(|| wrong("it needs a namespace and a service"))?;
         let (name, port) = match service.split_once(':') {
             Some((name, port)) => (name, Some(port)),
             None => (service, None),
@@ -64,14 +71,16 @@ impl Port {
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
             return text.parse().ok().filter(|&port| port > 0).map(Self::Number);
         }
-        // IANA's service names have at most 15 characters, but slices may have names as long as a label.
+        // IANA's service names have at most 15 characters, but slices may have names as long as a
+        // label.
         is_label(text).then(|| Self::Name(text.to_owned()))
     }
 }
 
 /// A label of DNS (RFC 1123), which may stand in a URL as it is.
 fn is_label(text: &str) -> bool {
-    let is_within = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+    let is_within =
+        text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     (1..=63).contains(&text.len()) && is_within && !text.starts_with('-') && !text.ends_with('-')
 }
 

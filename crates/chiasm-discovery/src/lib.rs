@@ -1,7 +1,8 @@
 //! Finds the agents that a frontend should try.
 //!
-//! A [`Source`] is what a flag says: a list of addresses, a prefix in etcd or a service of Kubernetes. A frontend follows it:
-//! [`Following`] has the addresses that are named now. An agent beside a source in etcd has a [`Registration`] there.
+//! A [`Source`] is what a flag says: a list of addresses, a prefix in etcd or a service of
+//! Kubernetes. A frontend follows it: [`Following`] has the addresses that are named now. An agent
+//! beside a source in etcd has a [`Registration`] there.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), chiasm_discovery::DiscoveryError> {
@@ -16,8 +17,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A source only suggests. While it is silent or gone, the addresses that it named last stay, marked as not current; whether an agent
-//! lives is decided by the connection to it, never here.
+//! A source only suggests. While it is silent or gone, the addresses that it named last stay,
+//! marked as not current; whether an agent lives is decided by the connection to it, never here.
 //!
 //! | module | is |
 //! |---|---|
@@ -36,8 +37,8 @@
 //! | `lines` | a stream's bytes as lines |
 //! | `backoff` | pauses between tries |
 //!
-//! Both servers are spoken to by their JSON over HTTP/1.1: `etcd-client` needs `protoc` to build, and `kube` would bring 51 more crates
-//! (docs/decisions says more on both).
+//! Both servers are spoken to by their JSON over HTTP/1.1: `etcd-client` needs `protoc` to build,
+//! and `kube` would bring 51 more crates (docs/decisions says more on both).
 #![forbid(unsafe_code)]
 
 mod access;

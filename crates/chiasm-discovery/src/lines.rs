@@ -5,7 +5,8 @@ use bytes::{Bytes, BytesMut};
 /// The most bytes of one line.
 pub(crate) const LONGEST_LINE: usize = 4 << 20;
 
-/// Splits bytes that come in pieces of any size into lines. What it holds is bounded by the longest line and one piece.
+/// Splits bytes that come in pieces of any size into lines. What it holds is bounded by the longest
+/// line and one piece.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     bytes: BytesMut,
@@ -26,7 +27,8 @@ impl Lines {
     /// The next complete line with something in it, without its end.
     pub(crate) fn next(&mut self) -> Result<Option<Bytes>, TooLong> {
         loop {
-            let Some(end) = self.bytes[self.scanned..].iter().position(|&byte| byte == b'\n') else {
+            let Some(end) = self.bytes[self.scanned..].iter().position(|&byte| byte == b'\n')
+            else {
                 self.scanned = self.bytes.len();
                 return if self.scanned > LONGEST_LINE { Err(TooLong) } else { Ok(None) };
             };

@@ -10,9 +10,11 @@ use crate::picture::Picture;
 /// The agents that a source names, and whether it answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
-    /// `host:port` of each agent, lower-case, IPv6 in brackets; at most [`MOST_ADDRESSES`](crate::MOST_ADDRESSES).
+    /// `host:port` of each agent, lower-case, IPv6 in brackets; at most
+    /// [`MOST_ADDRESSES`](crate::MOST_ADDRESSES).
     pub addresses: BTreeSet<String>,
-    /// Whether the source answers. Otherwise the addresses are those that it named last; none if it has never answered.
+    /// Whether the source answers. Otherwise the addresses are those that it named last; none if it
+    /// has never answered.
     pub is_current: bool,
 }
 
@@ -46,7 +48,8 @@ impl<P> Following<P> {
         Self { picture, task }
     }
 
-    /// Tells of what is named, now and after each change. Its `changed` fails once the following is dropped.
+    /// Tells of what is named, now and after each change. Its `changed` fails once the following is
+    /// dropped.
     pub fn named(&self) -> watch::Receiver<P> {
         self.picture.subscribe()
     }

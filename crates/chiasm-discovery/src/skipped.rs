@@ -5,7 +5,8 @@ use std::fmt::Display;
 /// The longest text that is kept of an entry and its problem, in characters.
 const LONGEST_TEXT: usize = 300;
 
-/// Counts the entries that are skipped, so that one answer with thousands of them is one line in the log.
+/// Counts the entries that are skipped, so that one answer with thousands of them is one line in
+/// the log.
 #[derive(Debug, Default)]
 pub(crate) struct Skipped {
     count: usize,
@@ -21,7 +22,8 @@ impl Skipped {
         self.count += 1;
     }
 
-    /// Logs the entries of `source` that were counted since the last call, if there are any: how many, and the first.
+    /// Logs the entries of `source` that were counted since the last call, if there are any: how
+    /// many, and the first.
     pub(crate) fn log(&mut self, source: impl Display) {
         let Self { count, first } = std::mem::take(self);
         if count > 0 {

@@ -14,8 +14,10 @@ use crate::{Access, DiscoveryError, Etcd, MOST_ADDRESSES, Service, address, upst
 /// A source of agents' addresses, parsed from a flag:
 ///
 /// - `host:port,host:port…` names them;
-/// - `etcd://host:port,host:port…/prefix` names a prefix in etcd, and `etcds://` one that is reached with TLS;
-/// - `kubernetes://namespace/service` or `kubernetes://namespace/service:port` names a service of the cluster that this pod is in.
+/// - `etcd://host:port,host:port…/prefix` names a prefix in etcd, and `etcds://` one that is
+///   reached with TLS;
+/// - `kubernetes://namespace/service` or `kubernetes://namespace/service:port` names a service of
+///   the cluster that this pod is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// These addresses, always.
@@ -27,12 +29,13 @@ pub enum Source {
 }
 
 impl Source {
-    /// Follows the source until what is returned is dropped. A server that can't be reached is tried again and again. Needs a Tokio
-    /// runtime.
+    /// Follows the source until what is returned is dropped. A server that can't be reached is
+    /// tried again and again. Needs a Tokio runtime.
     ///
     /// # Errors
-    /// [`DiscoveryError::NoCluster`] if the source needs a cluster and `access` has none, [`DiscoveryError::Certificates`] and
-    /// [`DiscoveryError::Tls`] if the files of `access` can't be used.
+    /// [`DiscoveryError::NoCluster`] if the source needs a cluster and `access` has none,
+    /// [`DiscoveryError::Certificates`] and [`DiscoveryError::Tls`] if the files of `access` can't
+    /// be used.
     pub fn follow(self, access: &Access) -> Result<Following, DiscoveryError> {
         match self {
             Self::Static(addresses) => {
@@ -56,7 +59,9 @@ impl FromStr for Source {
             Some(("etcd" | "etcds", _)) => text.parse().map(Self::Etcd),
             Some(("kubernetes", _)) => text.parse().map(Self::Kubernetes),
             Some((scheme, _)) => Err(DiscoveryError::Scheme(scheme.chars().take(40).collect())),
-            None if ["etcd", "etcds", "kubernetes", "k8s"].contains(&text.trim()) => Err(DiscoveryError::NoPlace),
+            None if ["etcd", "etcds", "kubernetes", "k8s"].contains(&text.trim()) => {
+                Err(DiscoveryError::NoPlace)
+            }
             None => list(text).map(Self::Static),
         }
     }
@@ -66,7 +71,8 @@ fn list(text: &str) -> Result<BTreeSet<String>, DiscoveryError> {
     if text.trim().is_empty() {
         return Err(DiscoveryError::Nobody);
     }
-    let addresses: BTreeSet<_> = text.split(',').map(|part| address::parse(part.trim())).collect::<Result<_, _>>()?;
+    let addresses: BTreeSet<_> =
+        text.split(',').map(|part| address::parse(part.trim())).collect::<Result<_, _>>()?;
     if addresses.len() > MOST_ADDRESSES {
         return Err(DiscoveryError::TooMany(addresses.len()));
     }

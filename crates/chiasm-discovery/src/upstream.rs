@@ -12,13 +12,16 @@ use crate::failure::Failure;
 use crate::named::Following;
 use crate::picture::Picture;
 
-/// The least time between two changes that followers are told of. A picture may be large, and a server may say many changes at once.
+/// The least time between two changes that followers are told of. A picture may be large, and a
+/// server may say many changes at once.
 const TELL_EVERY: Duration = Duration::from_millis(50);
-/// How much longer that time is for each thing that came or went: followers have a task and connections for each, so thousands that come
-/// and go on and on would leave no CPU time for requests.
+/// How much longer that time is for each thing that came or went: followers have a task and
+/// connections for each, so thousands that come and go on and on would leave no CPU time for
+/// requests.
 const TELL_LATER: Duration = Duration::from_micros(500);
 
-/// When followers are told of changes: of the first at once, of those that come close behind it together.
+/// When followers are told of changes: of the first at once, of those that come close behind it
+/// together.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Whether there is one that has not been told.
@@ -29,7 +32,10 @@ pub(crate) struct Changes {
 
 impl Changes {
     /// What the server says next; none once a change is to be told before.
-    pub(crate) async fn next<T>(&self, said: impl Future<Output = Result<T, Failure>>) -> Result<Option<T>, Failure> {
+    pub(crate) async fn next<T>(
+        &self,
+        said: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<Option<T>, Failure> {
         match self.next {
             Some(next) if self.is_changed => timeout_at(next, said).await.ok().transpose(),
             _ => said.await.map(Some),
@@ -54,7 +60,8 @@ impl Changes {
     /// All was told that there is, with so many things that came or went.
     pub(crate) fn told(&mut self, differences: usize) {
         let differences = u32::try_from(differences).unwrap_or(u32::MAX);
-        (self.is_changed, self.next) = (false, Some(Instant::now() + TELL_EVERY.max(TELL_LATER * differences)));
+        (self.is_changed, self.next) =
+            (false, Some(Instant::now() + TELL_EVERY.max(TELL_LATER * differences)));
     }
 }
 
@@ -112,7 +119,9 @@ impl<P: Picture> View<P> {
             tracing::debug!(%source, %failure, "{} are listed again", P::WHAT);
         } else {
             match std::mem::replace(&mut self.is_told, true) {
-                false => tracing::warn!(%source, %failure, "{} can't be discovered; those named last stay", P::WHAT),
+                false => {
+                    tracing::warn!(%source, %failure, "{} can't be discovered; those named last stay", P::WHAT)
+                }
                 true => tracing::debug!(%source, %failure, "{} still can't be discovered", P::WHAT),
             }
             self.picture.send_if_modified(|picture| picture.set_current(false));
@@ -121,13 +130,19 @@ impl<P: Picture> View<P> {
     }
 }
 
-/// The thread on which all servers are followed. What one says may take long to understand, and nobody else waits for that. `None` if
-/// it could not be started.
+/// The thread on which all servers are followed. What one says may take long to understand, and
+/// nobody else waits for that. `None` if it could not be started.
 fn thread() -> Option<&'static Runtime> {
     static THREAD: OnceLock<Option<Runtime>> = OnceLock::new();
     let start = || {
-        let started = Builder::new_multi_thread().worker_threads(1).thread_name("discovery").enable_all().build();
-        started.inspect_err(|error| tracing::warn!(%error, "discovery has no thread of its own")).ok()
+        let started = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("discovery")
+            .enable_all()
+            .build();
+        started
+            .inspect_err(|error| tracing::warn!(%error, "discovery has no thread of its own"))
+            .ok()
     };
     THREAD.get_or_init(start).as_ref()
 }
@@ -135,7 +150,8 @@ fn thread() -> Option<&'static Runtime> {
 /// Follows `upstream` on a task of its own. Needs a Tokio runtime.
 pub(crate) fn follow<U: Upstream>(mut upstream: U) -> Following<U::Picture> {
     let picture = watch::Sender::new(U::Picture::default());
-    let mut view = View { picture: picture.clone(), name: upstream.name(), since: None, is_told: false };
+    let mut view =
+        View { picture: picture.clone(), name: upstream.name(), since: None, is_told: false };
     let following = async move {
         let mut backoff = Backoff::new();
         loop {
@@ -169,7 +185,10 @@ mod tests {
         assert!(!changes.is_due());
         // What is said meanwhile is heard; where nothing is, the wait ends when the change is due.
         assert_eq!(changes.next(async { Ok(7) }).await.unwrap(), Some(7));
-        assert_eq!(changes.next(std::future::pending::<Result<u8, Failure>>()).await.unwrap(), None);
+        assert_eq!(
+            changes.next(std::future::pending::<Result<u8, Failure>>()).await.unwrap(),
+            None
+        );
         assert!(changes.is_due());
         assert!(begun.elapsed() + Duration::from_millis(20) >= TELL_EVERY);
         changes.told(1);

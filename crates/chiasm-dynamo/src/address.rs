@@ -14,7 +14,8 @@ use crate::call_home::CallHome;
 const DEFAULT_NAMESPACE: &str = "dynamo";
 const LONGEST_NAMESPACE: usize = 128;
 
-/// Where workers of Dynamo are named, and how they call back: `dynamo+etcd://host:2379/namespace,model=m,listen=10.0.0.1:7000`, or
+/// Where workers of Dynamo are named, and how they call back:
+/// `dynamo+etcd://host:2379/namespace,model=m,listen=10.0.0.1:7000`, or
 /// `dynamo+file:///folder/namespace`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DynamoAddress {
@@ -47,7 +48,9 @@ impl TensorsFor {
         match text {
             "raw" => Some(Self::Any(TensorFormat::Raw)),
             text => match Dtype::from_torch_name(text)? {
-                dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16) => Some(Self::Any(TensorFormat::Normalized(dtype))),
+                dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16) => {
+                    Some(Self::Any(TensorFormat::Normalized(dtype)))
+                }
                 _ => None,
             },
         }
@@ -67,7 +70,9 @@ pub(crate) enum NamedIn {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// It begins with something else.
-    #[error("expected dynamo+etcd://HOST:PORT/NAMESPACE, dynamo+etcds://… or dynamo+file:///FOLDER/NAMESPACE")]
+    #[error(
+        "expected dynamo+etcd://HOST:PORT/NAMESPACE, dynamo+etcds://… or dynamo+file:///FOLDER/NAMESPACE"
+    )]
     Scheme,
     /// Its folder is none.
     #[error(
@@ -96,7 +101,8 @@ impl DynamoAddress {
         self.images
     }
 
-    /// Whether the operator says that its workers on this machine take images as tensors, and which.
+    /// Whether the operator says that its workers on this machine take images as tensors, and
+    /// which.
     pub fn tensors(&self) -> Option<TensorsFor> {
         self.tensors
     }
@@ -117,12 +123,18 @@ impl FromStr for DynamoAddress {
             "etcd" | "etcds" => {
                 let (servers, rest) = rest.split_once('/').unwrap_or((rest, ""));
                 let etcd = format!("{scheme}://{servers}").parse();
-                let etcd = etcd.map_err(|error: DiscoveryError| AddressError::Etcd(error.to_string()))?;
+                let etcd =
+                    etcd.map_err(|error: DiscoveryError| AddressError::Etcd(error.to_string()))?;
                 (NamedIn::Etcd(etcd), servers, rest)
             }
             "file" => {
-                let folder = rest.split(',').next().and_then(|path| path.rsplit_once('/')).map(|(folder, _)| folder);
-                let folder = folder.filter(|folder| folder.starts_with('/')).ok_or(AddressError::Folder)?;
+                let folder = rest
+                    .split(',')
+                    .next()
+                    .and_then(|path| path.rsplit_once('/'))
+                    .map(|(folder, _)| folder);
+                let folder =
+                    folder.filter(|folder| folder.starts_with('/')).ok_or(AddressError::Folder)?;
                 (NamedIn::Folder(folder.into()), folder, &rest[folder.len() + 1..])
             }
             _ => return Err(AddressError::Scheme),
@@ -132,9 +144,12 @@ impl FromStr for DynamoAddress {
             "" => DEFAULT_NAMESPACE,
             namespace => namespace,
         };
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        let is_plain =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         if namespace.len() > LONGEST_NAMESPACE || !namespace.bytes().all(is_plain) {
-            return Err(AddressError::Namespace(namespace.chars().take(LONGEST_NAMESPACE).collect()));
+            return Err(AddressError::Namespace(
+                namespace.chars().take(LONGEST_NAMESPACE).collect(),
+            ));
         }
         let text = format!("dynamo+{scheme}://{place}/{namespace}");
         let mut address = Self {
@@ -157,7 +172,8 @@ impl FromStr for DynamoAddress {
                     (address.images, address.tensors) = (true, Some(TensorsFor::OwnVllm));
                 }
                 Some(("tensors", value)) => {
-                    (address.images, address.tensors) = (true, Some(TensorsFor::parse(value).ok_or_else(wrong)?));
+                    (address.images, address.tensors) =
+                        (true, Some(TensorsFor::parse(value).ok_or_else(wrong)?));
                 }
                 Some(("model", name)) if !name.is_empty() => address.model = Some(name.to_owned()),
                 Some(("listen", value)) => address.listen = place(value)?,
@@ -195,12 +211,18 @@ mod tests {
     fn an_address_has_servers_a_namespace_and_options() {
         let parsed: DynamoAddress =
             "dynamo+etcd://a:1,b:2/ns,model=org/m,images,listen=0.0.0.0:7000,announce=10.0.0.1:7001".parse().unwrap();
-        assert_eq!((parsed.to_string().as_str(), parsed.namespace.as_str()), ("dynamo+etcd://a:1,b:2/ns", "ns"));
+        assert_eq!(
+            (parsed.to_string().as_str(), parsed.namespace.as_str()),
+            ("dynamo+etcd://a:1,b:2/ns", "ns")
+        );
         assert_eq!((parsed.model.as_deref(), parsed.takes_images()), (Some("org/m"), true));
         assert_eq!(parsed.listen, Some("0.0.0.0:7000".parse().unwrap()));
         assert_eq!(parsed.announce, Some("10.0.0.1:7001".parse().unwrap()));
         for default in ["dynamo+etcds://a:1", "dynamo+etcds://a:1/", "dynamo+etcds://a:1/dynamo/"] {
-            assert_eq!(default.parse::<DynamoAddress>().unwrap().to_string(), "dynamo+etcds://a:1/dynamo");
+            assert_eq!(
+                default.parse::<DynamoAddress>().unwrap().to_string(),
+                "dynamo+etcds://a:1/dynamo"
+            );
         }
     }
 
@@ -220,11 +242,17 @@ mod tests {
 
     #[test]
     fn a_folder_is_named_with_its_whole_path() {
-        let parsed: DynamoAddress = "dynamo+file:///var/dynamo/ns,images,model=org/m".parse().unwrap();
-        assert!(matches!(&parsed.named_in, NamedIn::Folder(folder) if folder.as_path() == Path::new("/var/dynamo")));
+        let parsed: DynamoAddress =
+            "dynamo+file:///var/dynamo/ns,images,model=org/m".parse().unwrap();
+        assert!(
+            matches!(&parsed.named_in, NamedIn::Folder(folder) if folder.as_path() == Path::new("/var/dynamo"))
+        );
         assert_eq!((parsed.namespace.as_str(), parsed.model.as_deref()), ("ns", Some("org/m")));
         assert_eq!(parsed.to_string(), "dynamo+file:///var/dynamo/ns");
-        assert_eq!("dynamo+file:///var/dynamo/".parse::<DynamoAddress>().unwrap().namespace, "dynamo");
+        assert_eq!(
+            "dynamo+file:///var/dynamo/".parse::<DynamoAddress>().unwrap().namespace,
+            "dynamo"
+        );
     }
 
     #[test]

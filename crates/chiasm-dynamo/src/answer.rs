@@ -15,8 +15,8 @@ use tokio::time::timeout;
 use crate::call_home::{Called, Expected, KILL};
 use crate::frame::{Bounds, TwoPart};
 
-/// How long a worker may take to call home once it has acknowledged a request. It does so before its engine has the request, and
-/// never where it can't read it.
+/// How long a worker may take to call home once it has acknowledged a request. It does so before
+/// its engine has the request, and never where it can't read it.
 const CALLED_WITHIN: Duration = Duration::from_secs(30);
 /// How long the word that an answer is not wanted may take.
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
@@ -64,7 +64,9 @@ struct Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        let (Some(mut stream), Ok(runtime)) = (self.stream.take(), Handle::try_current()) else { return };
+        let (Some(mut stream), Ok(runtime)) = (self.stream.take(), Handle::try_current()) else {
+            return;
+        };
         // The end of the connection says the same, later.
         runtime.spawn(async move {
             let _ = timeout(TOLD_WITHIN, stream.write_all(&TwoPart::encode(KILL, b""))).await;
@@ -111,7 +113,8 @@ impl Answer {
         Self { state: State::Waiting(expected), has_prologue: false, begun: begun.part() }
     }
 
-    /// What comes next of an engine's answer; `None` behind all of it. After an error there is nothing more. Cancel safe.
+    /// What comes next of an engine's answer; `None` behind all of it. After an error there is
+    /// nothing more. Cancel safe.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, AnswerError> {
         while let Some(annotated) = self.next_bare::<Annotated<T>>().await? {
             match annotated.data() {
@@ -128,7 +131,9 @@ impl Answer {
     }
 
     /// The same of an answer that is not an engine's.
-    pub(crate) async fn next_bare<T: DeserializeOwned>(&mut self) -> Result<Option<T>, AnswerError> {
+    pub(crate) async fn next_bare<T: DeserializeOwned>(
+        &mut self,
+    ) -> Result<Option<T>, AnswerError> {
         let next = self.read().await;
         // What is not over then is not wanted any more.
         if !matches!(next, Ok(Some(_))) {
@@ -176,10 +181,13 @@ impl Answer {
                     self.state = State::Reading(Reading { stream: Some(stream), came });
                 }
                 State::Reading(Reading { stream, came }) => {
-                    let nonsense = |error: crate::frame::FrameError| AnswerError::Nonsense(error.to_string());
+                    let nonsense =
+                        |error: crate::frame::FrameError| AnswerError::Nonsense(error.to_string());
                     let message = TwoPart::decode(came, BOUNDS).map_err(nonsense)?;
                     if !self.begun.has_room_for(came.len()) {
-                        return Err(AnswerError::Nonsense("too many long messages at once".to_owned()));
+                        return Err(AnswerError::Nonsense(
+                            "too many long messages at once".to_owned(),
+                        ));
                     }
                     if message.is_some() {
                         return Ok(message);

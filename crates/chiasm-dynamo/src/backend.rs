@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Job, JobError, KvSink, LoadSink, MediaForm,
-    MediaObserver, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Job, JobError, KvSink,
+    LoadSink, MediaForm, MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
@@ -65,10 +65,13 @@ impl DynamoBackend {
         tasks.spawn(shared.clone().watch());
         if let Events::At(source) = &worker.events {
             let wire = Wire::new(&source.query.address, home);
-            let blocks = Blocks::new(source.worker_id, source.dp_rank, worker.block_size.get() as u32);
+            let blocks =
+                Blocks::new(source.worker_id, source.dp_rank, worker.block_size.get() as u32);
             // What its hashes of images are made of is not known here.
             let knows_all = capabilities.media == MediaForm::None;
-            tasks.spawn(Follower::new(shared.clone(), source.clone(), wire, blocks, knows_all).follow(sink));
+            tasks.spawn(
+                Follower::new(shared.clone(), source.clone(), wire, blocks, knows_all).follow(sink),
+            );
         }
         Self { shared, capabilities, images, kv: Mutex::new(Some(kv)), _tasks: tasks }
     }
@@ -90,9 +93,9 @@ impl DynamoBackend {
         let packed = match &self.images {
             Images::AsTheyCame => None,
             Images::OfAnotherMachine => {
-                job.media
-                    .iter()
-                    .for_each(|_| shared.observer.stepped_down("other_machine", &"its worker runs elsewhere"));
+                job.media.iter().for_each(|_| {
+                    shared.observer.stepped_down("other_machine", &"its worker runs elsewhere")
+                });
                 None
             }
             Images::Tensors(tensors) => tensors.pack(&job, &shared.observer).await?,
@@ -108,7 +111,8 @@ impl DynamoBackend {
         };
         // All answers are awaited: the worker may have begun with any request that it took.
         let asked = join_all(bodies.into_iter().enumerate().map(ask)).await;
-        let may_have_begun = asked.iter().any(|asked| asked.as_ref().err().is_none_or(|error| !error.is_unbegun()));
+        let may_have_begun =
+            asked.iter().any(|asked| asked.as_ref().err().is_none_or(|error| !error.is_unbegun()));
         // Requests that were taken are aborted when their answers are dropped.
         let answers = asked.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| {
             let death = Death::new(error.to_string());

@@ -15,14 +15,16 @@ const MOST: usize = 1 << 24;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gap;
 
-/// The blocks of one worker. To Dynamo a block is held or not; the index counts copies, so it is told of each once.
+/// The blocks of one worker. To Dynamo a block is held or not; the index counts copies, so it is
+/// told of each once.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     worker_id: u64,
     dp_rank: u32,
     block_size: u32,
     held: HashSet<u64>,
-    /// The number of the last event that was taken in; `None` until the worker has told of all that it holds.
+    /// The number of the last event that was taken in; `None` until the worker has told of all that
+    /// it holds.
     last: Option<u64>,
 }
 
@@ -43,7 +45,11 @@ impl Blocks {
     }
 
     /// The worker has told of all that it holds, after the event of a number.
-    pub(crate) fn replace(&mut self, events: &[WorkerEvent], last: u64) -> Result<Vec<KvEvent>, Gap> {
+    pub(crate) fn replace(
+        &mut self,
+        events: &[WorkerEvent],
+        last: u64,
+    ) -> Result<Vec<KvEvent>, Gap> {
         self.held.clear();
         self.last = None;
         let mut told = vec![KvEvent::AllBlocksCleared];
@@ -58,7 +64,11 @@ impl Blocks {
     ///
     /// # Errors
     /// [`Gap`] where some are missing. Those before it are taken in, and in `told`.
-    pub(crate) fn extend(&mut self, events: &[WorkerEvent], told: &mut Vec<KvEvent>) -> Result<(), Gap> {
+    pub(crate) fn extend(
+        &mut self,
+        events: &[WorkerEvent],
+        told: &mut Vec<KvEvent>,
+    ) -> Result<(), Gap> {
         for event in self.own(events) {
             let last = self.last.ok_or(Gap)?;
             match event.event_id.checked_sub(last) {
@@ -75,10 +85,14 @@ impl Blocks {
     /// Events of this worker. Those of other tiers have numbers too, and change nothing.
     fn own<'a>(&self, events: &'a [WorkerEvent]) -> impl Iterator<Item = Event> + use<'a> {
         let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
-        let own = events.iter().filter(move |event| event.worker_id == worker_id && event.event.dp_rank == dp_rank);
+        let own = events
+            .iter()
+            .filter(move |event| event.worker_id == worker_id && event.event.dp_rank == dp_rank);
         own.map(|WorkerEvent { storage_tier, event, .. }| match storage_tier.as_deref() {
             None | Some(DEVICE) => event.clone(),
-            Some(_) => Event { data: Change::Removed { block_hashes: Vec::new() }, ..event.clone() },
+            Some(_) => {
+                Event { data: Change::Removed { block_hashes: Vec::new() }, ..event.clone() }
+            }
         })
     }
 
@@ -95,7 +109,10 @@ impl Blocks {
                     .map(|hash| ExternalHash::U64(*hash))
                     .collect();
                 if !gone.is_empty() {
-                    told.push(KvEvent::BlockRemoved(BlockRemoved { block_hashes: gone, ..Default::default() }));
+                    told.push(KvEvent::BlockRemoved(BlockRemoved {
+                        block_hashes: gone,
+                        ..Default::default()
+                    }));
                 }
             }
             Change::Stored { parent_hash, blocks } => {
@@ -139,7 +156,10 @@ mod tests {
     }
 
     fn stored(parent_hash: Option<u64>, hashes: &[u64]) -> Change {
-        Change::Stored { parent_hash, blocks: hashes.iter().map(|&block_hash| StoredBlock { block_hash }).collect() }
+        Change::Stored {
+            parent_hash,
+            blocks: hashes.iter().map(|&block_hash| StoredBlock { block_hash }).collect(),
+        }
     }
 
     fn removed(hashes: &[u64]) -> Change {
@@ -189,24 +209,39 @@ mod tests {
     fn what_is_missing_is_noticed_and_what_is_not_of_the_worker_passed_over() {
         let mut blocks = Blocks::new(1, 0, 16);
         let mut told = Vec::new();
-        assert_eq!(blocks.extend(&[event(1, stored(None, &[1]))], &mut told), Err(Gap), "nothing is known yet");
+        assert_eq!(
+            blocks.extend(&[event(1, stored(None, &[1]))], &mut told),
+            Err(Gap),
+            "nothing is known yet"
+        );
         blocks.replace(&[], 0).unwrap();
         let other = WorkerEvent { worker_id: 2, ..event(1, stored(None, &[8])) };
-        let host = WorkerEvent { storage_tier: Some("host_pinned".to_owned()), ..event(2, stored(None, &[7])) };
+        let host = WorkerEvent {
+            storage_tier: Some("host_pinned".to_owned()),
+            ..event(2, stored(None, &[7]))
+        };
         assert_eq!(
-            blocks.extend(&[other, event(1, stored(None, &[1])), host, event(3, removed(&[1]))], &mut told),
+            blocks.extend(
+                &[other, event(1, stored(None, &[1])), host, event(3, removed(&[1]))],
+                &mut told
+            ),
             Ok(())
         );
         assert_eq!(short(&told), "+:1 -1");
         told.clear();
-        assert_eq!(blocks.extend(&[event(4, stored(None, &[2])), event(6, stored(None, &[3]))], &mut told), Err(Gap));
+        assert_eq!(
+            blocks.extend(&[event(4, stored(None, &[2])), event(6, stored(None, &[3]))], &mut told),
+            Err(Gap)
+        );
         assert_eq!((short(&told).as_str(), blocks.next()), ("+:2", Some(5)));
     }
 
     #[test]
     fn what_a_mocker_published_is_what_it_holds_when_it_is_asked() {
-        let dump: Vec<u64> = serde_json::from_str(include_str!("../tests/recorded/held.json")).unwrap();
-        let published: Vec<Published> = envelopes().iter().map(|bytes| Published::decode(bytes).unwrap()).collect();
+        let dump: Vec<u64> =
+            serde_json::from_str(include_str!("../tests/recorded/held.json")).unwrap();
+        let published: Vec<Published> =
+            envelopes().iter().map(|bytes| Published::decode(bytes).unwrap()).collect();
         let mut blocks = Blocks::new(published[0].events[0].worker_id, 0, 16);
         blocks.replace(&[], 0).unwrap();
         for Published { events, .. } in published {

@@ -1,4 +1,5 @@
-//! Where workers call back: each answer comes over a connection that the worker makes, and names the request that it is of.
+//! Where workers call back: each answer comes over a connection that the worker makes, and names
+//! the request that it is of.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,7 +30,8 @@ const MOST_ADDRESSES: usize = 64;
 /// How long nobody is accepted after that has failed, as when this process has too many files open.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes the calls of workers, at one address for all of them or at each of this machine's that leads to some. Clones are the same.
+/// Takes the calls of workers, at one address for all of them or at each of this machine's that
+/// leads to some. Clones are the same.
 #[derive(Clone, Debug)]
 pub struct CallHome {
     inner: Arc<Inner>,
@@ -73,10 +75,12 @@ pub(crate) struct Expected {
 }
 
 impl CallHome {
-    /// Takes calls at `listen`, which workers reach as `announce` or, without that, as it is; or, without `listen`, at a free port of
-    /// whichever address of this machine a worker is reached from. Nothing is listened at before the first request.
+    /// Takes calls at `listen`, which workers reach as `announce` or, without that, as it is; or,
+    /// without `listen`, at a free port of whichever address of this machine a worker is reached
+    /// from. Nothing is listened at before the first request.
     pub fn new(listen: Option<SocketAddr>, announce: Option<SocketAddr>) -> Self {
-        let inner = Inner { listen, announce, listening: Default::default(), waiting: Arc::default() };
+        let inner =
+            Inner { listen, announce, listening: Default::default(), waiting: Arc::default() };
         Self { inner: Arc::new(inner) }
     }
 
@@ -101,10 +105,13 @@ impl CallHome {
         let bound = match listening.at.get(&at) {
             Some(bound) => *bound,
             None if listening.at.len() == MOST_ADDRESSES => {
-                return Err(io::Error::other("workers are reached from too many addresses of this machine"));
+                return Err(io::Error::other(
+                    "workers are reached from too many addresses of this machine",
+                ));
             }
             None => {
-                let listener = TcpListener::bind(listen.unwrap_or(SocketAddr::new(from, 0))).await?;
+                let listener =
+                    TcpListener::bind(listen.unwrap_or(SocketAddr::new(from, 0))).await?;
                 let bound = listener.local_addr()?;
                 listening.tasks.spawn(accept(listener, waiting.clone()));
                 listening.at.insert(at, bound);
@@ -207,7 +214,9 @@ mod tests {
         let home = CallHome::new(None, None);
         let (mut one, other) = (home.expect(HERE).await.unwrap(), home.expect(HERE).await.unwrap());
         assert_eq!(one.address, other.address);
-        let greeting = |subject: &str| TwoPart::encode(format!(r#"{{"subject":"{subject}"}}"#).as_bytes(), b"");
+        let greeting = |subject: &str| {
+            TwoPart::encode(format!(r#"{{"subject":"{subject}"}}"#).as_bytes(), b"")
+        };
         let mut stranger = call(one.address, &greeting("0123")).await;
         let mut killed = vec![0; TwoPart::encode(KILL, b"").len()];
         stranger.read_exact(&mut killed).await.unwrap();
@@ -228,7 +237,12 @@ mod tests {
         let expected = home.expect(HERE).await.unwrap();
         let long = TwoPart::encode(&[b' '; 5000], b"");
         let body = TwoPart::encode(br#"{"subject":"x"}"#, b"body");
-        for nonsense in [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", &long[..], &body[..], &TwoPart::encode(b"{}", b"")] {
+        for nonsense in [
+            b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+            &long[..],
+            &body[..],
+            &TwoPart::encode(b"{}", b""),
+        ] {
             let stream = call(expected.address, nonsense).await;
             assert!(rest(stream).await.is_empty());
         }

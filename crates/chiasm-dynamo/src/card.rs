@@ -20,7 +20,8 @@ pub struct ModelFiles {
 impl ModelFiles {
     /// Those of a model's folder.
     pub fn read(folder: &Path) -> Self {
-        let sum = |name| Some(blake3::hash(&fs::read(folder.join(name)).ok()?).to_hex().to_string());
+        let sum =
+            |name| Some(blake3::hash(&fs::read(folder.join(name)).ok()?).to_hex().to_string());
         Self { config: sum("config.json"), tokenizer: sum("tokenizer.json") }
     }
 }
@@ -67,10 +68,13 @@ impl Instance {
             }
         }
         let (address, path) = tcp.split_once('/').ok_or(NotServed::NoPlace)?;
-        let port =
-            address.rsplit_once(':').and_then(|(host, port)| port.parse::<u16>().ok().filter(|_| !host.is_empty()));
+        let port = address
+            .rsplit_once(':')
+            .and_then(|(host, port)| port.parse::<u16>().ok().filter(|_| !host.is_empty()));
         match port {
-            Some(1..) if !path.is_empty() && path.len() <= usize::from(u16::MAX) => Ok((address, path)),
+            Some(1..) if !path.is_empty() && path.len() <= usize::from(u16::MAX) => {
+                Ok((address, path))
+            }
             _ => Err(NotServed::Place(short(tcp))),
         }
     }
@@ -133,7 +137,11 @@ pub(crate) struct RuntimeConfig {
 impl Card {
     /// Tokens of prompt and answer together; `None` if it does not tell.
     pub(crate) fn context(&self) -> Option<usize> {
-        let told = [self.context_length, self.runtime_config.context_length, self.architectural_max_context_length];
+        let told = [
+            self.context_length,
+            self.runtime_config.context_length,
+            self.architectural_max_context_length,
+        ];
         told.into_iter().find(|tokens| *tokens > 0)
     }
 
@@ -143,18 +151,27 @@ impl Card {
 
     /// Why what the worker holds can't be known from its events, if it can't.
     pub(crate) fn no_events(&self) -> Option<&'static str> {
-        let RuntimeConfig { kv_event_publishing_enabled, enable_local_indexer, data_parallel_size, .. } =
-            self.runtime_config;
+        let RuntimeConfig {
+            kv_event_publishing_enabled,
+            enable_local_indexer,
+            data_parallel_size,
+            ..
+        } = self.runtime_config;
         match data_parallel_size {
             _ if !kv_event_publishing_enabled => Some("it publishes no KV events"),
-            _ if !enable_local_indexer => Some("it can't be asked for all that it holds (no local indexer)"),
-            Some(2..) => Some("it has several engines (--data-parallel-size) and chooses among them by itself"),
+            _ if !enable_local_indexer => {
+                Some("it can't be asked for all that it holds (no local indexer)")
+            }
+            Some(2..) => Some(
+                "it has several engines (--data-parallel-size) and chooses among them by itself",
+            ),
             _ => None,
         }
     }
 
-    /// Whether a worker of this model can be served here. `name` is what the operator has said that the model's workers call it, if it
-    /// was said; otherwise the model's files have to be those of the model that is served.
+    /// Whether a worker of this model can be served here. `name` is what the operator has said that
+    /// the model's workers call it, if it was said; otherwise the model's files have to be those of
+    /// the model that is served.
     ///
     /// # Errors
     /// It can't be.
@@ -165,7 +182,9 @@ impl Card {
         if !self.model_type.split('|').any(|kind| matches!(kind.trim(), "Chat" | "Completions")) {
             return Err(NotServed::Kind(short(&self.model_type)));
         }
-        if self.worker_type.as_deref().is_some_and(|kind| kind != "aggregated") || !self.needs.is_empty() {
+        if self.worker_type.as_deref().is_some_and(|kind| kind != "aggregated")
+            || !self.needs.is_empty()
+        {
             return Err(NotServed::OneStage);
         }
         if self.block_size().is_none() {
@@ -176,7 +195,10 @@ impl Card {
         }
         match name {
             Some(name) if name == self.display_name => Ok(()),
-            Some(name) => Err(NotServed::OtherModel { found: short(&self.display_name), wanted: name.to_owned() }),
+            Some(name) => Err(NotServed::OtherModel {
+                found: short(&self.display_name),
+                wanted: name.to_owned(),
+            }),
             None => self.check_files(files),
         }
     }
@@ -184,9 +206,10 @@ impl Card {
     fn check_files(&self, files: &ModelFiles) -> Result<(), NotServed> {
         let config = self.model_info.as_ref().and_then(|info| info.hf_config_json.as_ref());
         let tokenizer = self.tokenizer.as_ref().and_then(|info| info.hf_tokenizer_json.as_ref());
-        for (file, theirs, ours) in
-            [("tokenizer.json", tokenizer, &files.tokenizer), ("config.json", config, &files.config)]
-        {
+        for (file, theirs, ours) in [
+            ("tokenizer.json", tokenizer, &files.tokenizer),
+            ("config.json", config, &files.config),
+        ] {
             let theirs = theirs.and_then(|file| file.checksum.strip_prefix("blake3:"));
             match (theirs, ours) {
                 (Some(theirs), Some(ours)) if theirs == ours => {}
@@ -217,8 +240,12 @@ mod tests {
 
     fn files() -> ModelFiles {
         ModelFiles {
-            config: Some("229c65a3e994c497ae3a6755c1ac648dce5d2b4d63e5c0293438bd48a3859e3a".to_owned()),
-            tokenizer: Some("8f89662f9f551a32b258adaa56887cd1245a4827ff2b68868317addc81c2d8f6".to_owned()),
+            config: Some(
+                "229c65a3e994c497ae3a6755c1ac648dce5d2b4d63e5c0293438bd48a3859e3a".to_owned(),
+            ),
+            tokenizer: Some(
+                "8f89662f9f551a32b258adaa56887cd1245a4827ff2b68868317addc81c2d8f6".to_owned(),
+            ),
         }
     }
 
@@ -233,7 +260,10 @@ mod tests {
     fn a_mockers_card_is_understood() {
         let entry: ModelEntry = serde_json::from_str(CARD).unwrap();
         let card = &entry.card_json;
-        assert_eq!((card.context(), card.block_size().unwrap().get(), card.no_events()), (Some(8192), 16, None));
+        assert_eq!(
+            (card.context(), card.block_size().unwrap().get(), card.no_events()),
+            (Some(8192), 16, None)
+        );
         assert_eq!(card.runtime_config.total_kv_blocks, Some(16384));
         assert_eq!(check("tiny", "tiny", None), "");
         assert_eq!(check("tiny", "tiny", Some("tiny")), "");
@@ -248,7 +278,12 @@ mod tests {
             (r#""needs":[]"#, r#""needs":["prefill"]"#, None, "one half"),
             (r#""kv_cache_block_size":16"#, r#""kv_cache_block_size":0"#, None, "its blocks' size"),
             (r#""architectural_max_context_length":8192"#, r#""x":0"#, None, "its model's context"),
-            ("blake3:8f", "blake3:9f", None, "the tokenizer.json of its model 'tiny' is another one"),
+            (
+                "blake3:8f",
+                "blake3:9f",
+                None,
+                "the tokenizer.json of its model 'tiny' is another one",
+            ),
             ("blake3:22", "blake3:23", None, "the config.json of its model 'tiny' is another one"),
             ("hf_tokenizer_json", "gguf", None, "can't be told"),
             ("tiny", "tiny", Some("large"), "it serves 'tiny', and not 'large'"),

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Backend, Capabilities, ConnectError, Connected, Connector, Elsewhere, HandOff, InputForm, KeyScheme, KvSource,
-    LargestItem, Locality, MediaForm, MediaObserver, PlaceholderForm, PlanClass, Supports, VllmItems,
+    Backend, Capabilities, ConnectError, Connected, Connector, Elsewhere, HandOff, InputForm,
+    KeyScheme, KvSource, LargestItem, Locality, MediaForm, MediaObserver, PlaceholderForm,
+    PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -22,7 +23,8 @@ use crate::request::SUPPORTS;
 use crate::tensors::ReadyTensors;
 use crate::wire::Wire;
 
-/// How long a worker that is named may take to name where its events are, and where they are published.
+/// How long a worker that is named may take to name where its events are, and where they are
+/// published.
 const EVENTS_WITHIN: Duration = Duration::from_secs(5);
 /// Before one that is named and can't be reached is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -43,9 +45,14 @@ pub struct DynamoConnector {
 }
 
 impl DynamoConnector {
-    /// A connector for the worker that [`Workers::names`] calls so, among those that `workers` tells of. `processor` is that of the model
-    /// that is served here.
-    pub fn new(name: &str, workers: watch::Receiver<Workers>, home: CallHome, processor: Arc<[u8]>) -> Self {
+    /// A connector for the worker that [`Workers::names`] calls so, among those that `workers`
+    /// tells of. `processor` is that of the model that is served here.
+    pub fn new(
+        name: &str,
+        workers: watch::Receiver<Workers>,
+        home: CallHome,
+        processor: Arc<[u8]>,
+    ) -> Self {
         let is_up = watch::Sender::new(false);
         Self {
             name: name.to_owned(),
@@ -66,14 +73,16 @@ impl DynamoConnector {
         self
     }
 
-    /// The same for a worker that is given its images as such tensors, too, if it runs on this machine.
+    /// The same for a worker that is given its images as such tensors, too, if it runs on this
+    /// machine.
     #[must_use]
     pub fn with_tensors(mut self, tensors: Option<ReadyTensors>) -> Self {
         self.tensors = tensors;
         self
     }
 
-    /// The same for a model whose largest item is known: a worker does not tell what its encoder cache holds.
+    /// The same for a model whose largest item is known: a worker does not tell what its encoder
+    /// cache holds.
     #[must_use]
     pub fn with_largest_item(mut self, largest_item: LargestItem) -> Self {
         self.largest_item = largest_item;
@@ -85,8 +94,8 @@ impl DynamoConnector {
         self.is_up.subscribe()
     }
 
-    /// The worker, and a connection to it, once it can be reached; `None` if nothing names it any more. What has died is named until its
-    /// lease ends.
+    /// The worker, and a connection to it, once it can be reached; `None` if nothing names it any
+    /// more. What has died is named until its lease ends.
     async fn reached(&self) -> Option<(Arc<Worker>, TcpStream)> {
         let mut is_told = false;
         loop {
@@ -102,7 +111,8 @@ impl DynamoConnector {
         }
     }
 
-    /// What is named of the worker, once it has said all of where its events are, or too late. These are keys of their own.
+    /// What is named of the worker, once it has said all of where its events are, or too late.
+    /// These are keys of their own.
     async fn named(&self) -> Option<Arc<Worker>> {
         let mut workers = self.workers.clone();
         let of = |workers: &Workers| workers.by_name.get(&self.name).cloned();
@@ -111,7 +121,10 @@ impl DynamoConnector {
             Some(Events::At(source)) => source.channel.is_some(),
             Some(Events::Expected) => false,
         };
-        let whole = timeout(EVENTS_WITHIN, workers.wait_for(is_whole)).await.ok().and_then(|whole| of(&*whole.ok()?));
+        let whole = timeout(EVENTS_WITHIN, workers.wait_for(is_whole))
+            .await
+            .ok()
+            .and_then(|whole| of(&*whole.ok()?));
         whole.or_else(|| of(&self.workers.borrow()))
     }
 }
@@ -124,24 +137,29 @@ impl Connector for DynamoConnector {
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let failed = |why: String| ConnectError::new(format!("{}: {why}", self.name));
-            let (worker, stream) =
-                self.reached().await.ok_or_else(|| failed("nothing names it any more".to_owned()))?;
+            let (worker, stream) = self
+                .reached()
+                .await
+                .ok_or_else(|| failed("nothing names it any more".to_owned()))?;
             let unconnected = |error: std::io::Error| failed(error.to_string());
             let peer = stream.peer_addr().map_err(unconnected)?.ip().to_canonical();
-            let is_here = is_here(stream.local_addr().map_err(unconnected)?.ip().to_canonical(), peer);
+            let is_here =
+                is_here(stream.local_addr().map_err(unconnected)?.ip().to_canonical(), peer);
             let mut capabilities = capabilities(&worker, self.processor.clone(), peer);
             if self.takes_images {
                 capabilities.media = MediaForm::Encoded;
                 capabilities.supports.media = true;
-                // As much as vLLM has room for, though other engines may be behind it: too much is the lesser error.
+                // As much as vLLM has room for, though other engines may be behind it: too much is
+                // the lesser error.
                 let step = worker.max_batched_tokens;
                 let cache = self.largest_item.encoder_cache(step, worker.context);
                 capabilities.encoder_cache_tokens = cache.unwrap_or(worker.context as u64);
             }
-            let tensors = self.tensors.as_ref().filter(|_| self.takes_images).map(|tensors| match is_here {
-                true => Images::Tensors(tensors.clone()),
-                false => Images::OfAnotherMachine,
-            });
+            let tensors =
+                self.tensors.as_ref().filter(|_| self.takes_images).map(|tensors| match is_here {
+                    true => Images::Tensors(tensors.clone()),
+                    false => Images::OfAnotherMachine,
+                });
             if let Some(Images::Tensors(tensors)) = &tensors {
                 capabilities.media = MediaForm::Tensors(tensors.format);
                 tracing::info!(
@@ -151,7 +169,8 @@ impl Connector for DynamoConnector {
             }
             let images = tensors.unwrap_or(Images::AsTheyCame);
             let home = self.home.clone();
-            let backend = DynamoBackend::new(self.name.clone(), worker, home, capabilities, images, observer);
+            let backend =
+                DynamoBackend::new(self.name.clone(), worker, home, capabilities, images, observer);
             let backend = Arc::new(backend);
             tokio::spawn(tell_up(self.is_up.clone(), backend.when_ended()));
             Ok(Connected { backend: backend as Arc<dyn Backend>, life: Box::new(Elsewhere) })
@@ -168,7 +187,8 @@ impl Connector for DynamoConnector {
     }
 }
 
-/// Whether who is connected to at `peer`, from `local`, is on this machine: its own addresses are reached from themselves.
+/// Whether who is connected to at `peer`, from `local`, is on this machine: its own addresses are
+/// reached from themselves.
 fn is_here(local: IpAddr, peer: IpAddr) -> bool {
     peer.is_loopback() || local == peer
 }
@@ -222,7 +242,9 @@ mod tests {
     #[test]
     fn a_worker_is_here_if_its_address_is_ours() {
         let here = |local: &str, peer: &str| is_here(local.parse().unwrap(), peer.parse().unwrap());
-        assert!(here("127.0.0.1", "127.0.0.2") && here("10.0.0.1", "10.0.0.1") && here("::1", "::1"));
+        assert!(
+            here("127.0.0.1", "127.0.0.2") && here("10.0.0.1", "10.0.0.1") && here("::1", "::1")
+        );
         assert!(!here("10.0.0.1", "10.0.0.2") && !here("fd00::1", "fd00::2"));
     }
 }

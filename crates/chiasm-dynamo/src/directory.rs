@@ -19,7 +19,8 @@ use crate::files;
 use crate::wire::Place;
 use joining::Joining;
 
-/// The workers of a namespace, as etcd or the files of a folder name them, followed until this is dropped.
+/// The workers of a namespace, as etcd or the files of a folder name them, followed until this is
+/// dropped.
 #[derive(Debug)]
 pub struct Directory {
     workers: watch::Receiver<Workers>,
@@ -78,14 +79,20 @@ pub(crate) struct EventSource {
 }
 
 /// The kinds of keys that tell of workers.
-const KINDS: [&str; 4] = ["v1/mdc/", "v1/instances/", "v1/event_sources/namespace/", "v1/event_channels/namespace/"];
+const KINDS: [&str; 4] =
+    ["v1/mdc/", "v1/instances/", "v1/event_sources/namespace/", "v1/event_channels/namespace/"];
 
 impl Directory {
-    /// Begins to follow the namespace of an address. `files` are those of the model that is served here. Needs a Tokio runtime.
+    /// Begins to follow the namespace of an address. `files` are those of the model that is served
+    /// here. Needs a Tokio runtime.
     ///
     /// # Errors
     /// [`DiscoveryError`] if the address or the files of `tls` can't be used.
-    pub fn follow(address: &DynamoAddress, tls: &Tls, files: ModelFiles) -> Result<Self, DiscoveryError> {
+    pub fn follow(
+        address: &DynamoAddress,
+        tls: &Tls,
+        files: ModelFiles,
+    ) -> Result<Self, DiscoveryError> {
         let (told, workers) = watch::channel(Workers::default());
         let joining = Joining::new(address.namespace.clone(), address.model.clone(), files);
         let prefixes = KINDS.map(|kind| format!("{kind}{}/", address.namespace));
@@ -114,8 +121,13 @@ impl Drop for Directory {
 }
 
 /// Joins what is followed, again after each change.
-async fn join(followed: [Following<Values>; 4], mut joining: Joining, told: watch::Sender<Workers>) {
-    let [mut models, mut instances, mut sources, mut channels] = followed.each_ref().map(Following::named);
+async fn join(
+    followed: [Following<Values>; 4],
+    mut joining: Joining,
+    told: watch::Sender<Workers>,
+) {
+    let [mut models, mut instances, mut sources, mut channels] =
+        followed.each_ref().map(Following::named);
     loop {
         let workers = joining.join([
             &models.borrow_and_update().by_key,
@@ -137,14 +149,21 @@ async fn join(followed: [Following<Values>; 4], mut joining: Joining, told: watc
 }
 
 /// Looks at a folder again and again. While it can't be read the workers stay as they were.
-async fn look(folder: PathBuf, prefixes: [String; 4], mut joining: Joining, told: watch::Sender<Workers>) {
+async fn look(
+    folder: PathBuf,
+    prefixes: [String; 4],
+    mut joining: Joining,
+    told: watch::Sender<Workers>,
+) {
     let mut looks = tokio::time::interval(files::LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_read = true;
     loop {
         looks.tick().await;
         let (path, prefixes) = (folder.clone(), prefixes.clone());
-        let read = tokio::task::spawn_blocking(move || files::read(&path, prefixes, SystemTime::now())).await;
+        let read =
+            tokio::task::spawn_blocking(move || files::read(&path, prefixes, SystemTime::now()))
+                .await;
         let Ok(read) = read else { return };
         match read {
             Ok(keys) => {

@@ -1,4 +1,5 @@
-//! Following what a worker's KV cache holds: its published events, and what it answers when it is asked, which is its sign of life too.
+//! Following what a worker's KV cache holds: its published events, and what it answers when it is
+//! asked, which is its sign of life too.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,9 +49,15 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// A follower of what `source` says of a worker, of which `blocks` are known. Unless that `knows_all`, the worker is also taken to hold
-    /// what it was sent.
-    pub(crate) fn new(shared: Arc<Shared>, source: EventSource, wire: Wire, blocks: Blocks, knows_all: bool) -> Self {
+    /// A follower of what `source` says of a worker, of which `blocks` are known. Unless that
+    /// `knows_all`, the worker is also taken to hold what it was sent.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        source: EventSource,
+        wire: Wire,
+        blocks: Blocks,
+        knows_all: bool,
+    ) -> Self {
         Self {
             shared,
             source,
@@ -135,7 +142,10 @@ impl Follower {
             Ok(told) => {
                 let is_understood = self.take_told(told).await.is_ok();
                 if is_understood && std::mem::take(&mut self.is_told) {
-                    tracing::info!(worker = self.shared.name, "it tells again what its KV cache holds");
+                    tracing::info!(
+                        worker = self.shared.name,
+                        "it tells again what its KV cache holds"
+                    );
                 }
                 true
             }
@@ -144,7 +154,11 @@ impl Follower {
                 if !std::mem::replace(&mut self.is_told, true) {
                     let worker = &self.shared.name;
                     let why = error.to_string();
-                    tracing::warn!(worker, why, "it does not tell what its KV cache holds; it is asked again");
+                    tracing::warn!(
+                        worker,
+                        why,
+                        "it does not tell what its KV cache holds; it is asked again"
+                    );
                 }
                 false
             }
@@ -170,7 +184,10 @@ impl Follower {
             Told::Events { events } => self.blocks.extend(&events, &mut changes),
             // Older than what is known here: it has begun again.
             Told::TooNew { newest_available }
-                if self.blocks.next().is_some_and(|next| newest_available.saturating_add(1) < next) =>
+                if self
+                    .blocks
+                    .next()
+                    .is_some_and(|next| newest_available.saturating_add(1) < next) =>
             {
                 Err(Gap)
             }
@@ -247,7 +264,12 @@ enum NotTold {
 }
 
 /// What the worker answers. As long as it does not, it is silent.
-async fn asked(shared: &Shared, wire: &Wire, source: &EventSource, next: Option<u64>) -> Result<Told, NotTold> {
+async fn asked(
+    shared: &Shared,
+    wire: &Wire,
+    source: &EventSource,
+    next: Option<u64>,
+) -> Result<Told, NotTold> {
     let (before, begun) = (shared.silent_ms.load(Relaxed), Instant::now());
     let query = Query {
         worker_id: source.worker_id,
@@ -282,7 +304,8 @@ async fn told(wire: &Wire, source: &EventSource, query: &Query) -> Result<Told, 
     Ok(told)
 }
 
-/// Connects to where events are published, after a pause and as often as it takes. Never returns where they are not.
+/// Connects to where events are published, after a pause and as often as it takes. Never returns
+/// where they are not.
 async fn connect(endpoint: Option<String>, pause: Duration) -> Connection {
     let Some(endpoint) = endpoint else { return std::future::pending().await };
     sleep(pause).await;
@@ -299,7 +322,9 @@ async fn connect(endpoint: Option<String>, pause: Duration) -> Connection {
 async fn receive(publisher: &mut Option<Connection>) -> Option<Vec<Bytes>> {
     let Some(publisher) = publisher else { return std::future::pending().await };
     let received = publisher.next().await;
-    received.inspect_err(|error| tracing::debug!(%error, "a publisher of a KV cache's events is gone")).ok()
+    received
+        .inspect_err(|error| tracing::debug!(%error, "a publisher of a KV cache's events is gone"))
+        .ok()
 }
 
 fn now() -> f64 {

@@ -1,4 +1,5 @@
-//! The frames of Dynamo's TCP plane: requests to a worker, what it acknowledges them with, and the two-part messages of an answer.
+//! The frames of Dynamo's TCP plane: requests to a worker, what it acknowledges them with, and the
+//! two-part messages of an answer.
 //!
 //! ```text
 //! request         path length: u16  path  headers length: u16  headers as JSON  payload length: u32  payload
@@ -50,8 +51,8 @@ impl TwoPart {
         bytes
     }
 
-    /// Takes one off the front of what has come; `None` as long as it is not all there. Lengths are held against `bounds` before
-    /// anything is kept for them.
+    /// Takes one off the front of what has come; `None` as long as it is not all there. Lengths are
+    /// held against `bounds` before anything is kept for them.
     pub(crate) fn decode(came: &mut BytesMut, bounds: Bounds) -> Result<Option<Self>, FrameError> {
         let Some(mut lengths) = came.get(..LENGTHS) else { return Ok(None) };
         let (header, body, _checksum) = (lengths.get_u64(), lengths.get_u64(), lengths.get_u64());
@@ -111,7 +112,9 @@ mod tests {
 
     #[test]
     fn lengths_beyond_all_bounds_are_refused_before_anything_is_kept_for_them() {
-        for (header, body) in [(101, 0), (0, 1001), (u64::MAX, 0), (0, u64::MAX), (u64::MAX, u64::MAX)] {
+        for (header, body) in
+            [(101, 0), (0, 1001), (u64::MAX, 0), (0, u64::MAX), (u64::MAX, u64::MAX)]
+        {
             let mut came = BytesMut::new();
             came.put_u64(header);
             came.put_u64(body);

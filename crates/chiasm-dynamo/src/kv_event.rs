@@ -1,8 +1,9 @@
-//! What Dynamo says of a worker's KV cache: changes as they are published, and all of it on request.
+//! What Dynamo says of a worker's KV cache: changes as they are published, and all of it on
+//! request.
 //!
-//! A message over ZMQ has four frames: the topic, the publisher and a sequence number (both u64, big-endian), and an envelope, which is
-//! `1`, a length (u32, big-endian) and a msgpack map whose `payload` is a list of events in msgpack. Checked against workers of
-//! Dynamo 1.6.1.
+//! A message over ZMQ has four frames: the topic, the publisher and a sequence number (both u64,
+//! big-endian), and an envelope, which is `1`, a length (u32, big-endian) and a msgpack map whose
+//! `payload` is a list of events in msgpack. Checked against workers of Dynamo 1.6.1.
 
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +73,8 @@ pub(crate) struct StoredBlock {
 pub(crate) struct Query {
     pub(crate) worker_id: u64,
     pub(crate) dp_rank: u32,
-    /// The first event that is asked for; all of the cache if there is none, or it is not kept any more.
+    /// The first event that is asked for; all of the cache if there is none, or it is not kept any
+    /// more.
     pub(crate) start_event_id: Option<u64>,
     pub(crate) end_event_id: Option<u64>,
     pub(crate) supports_tree_dump_failed: bool,
@@ -96,7 +98,8 @@ impl Published {
     pub(crate) fn decode(envelope: &[u8]) -> Result<Self, Unreadable> {
         let words = |error: rmp_serde::decode::Error| Unreadable(error.to_string());
         let wrong = |what: &str| Unreadable(what.to_owned());
-        let (before, map) = envelope.split_at_checked(BEFORE).ok_or_else(|| wrong("it is too short"))?;
+        let (before, map) =
+            envelope.split_at_checked(BEFORE).ok_or_else(|| wrong("it is too short"))?;
         let [form, length @ ..] = before else { return Err(wrong("it is too short")) };
         if *form != FORM {
             return Err(wrong("it is of another form"));
@@ -119,7 +122,9 @@ mod bytes_or_numbers {
     /// Numbers for which room is made before they have come.
     const MOST_AHEAD: usize = 1 << 16;
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cow<'de, [u8]>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Cow<'de, [u8]>, D::Error> {
         deserializer.deserialize_any(Bytes)
     }
 
@@ -154,14 +159,17 @@ mod bytes_or_numbers {
 pub(crate) mod tests {
     use super::*;
 
-    /// The envelopes that a mocker of Dynamo 1.6.1 published for a prompt of 160 tokens after others, in a cache of 40 blocks, and its
-    /// answers when it was asked.
+    /// The envelopes that a mocker of Dynamo 1.6.1 published for a prompt of 160 tokens after
+    /// others, in a cache of 40 blocks, and its answers when it was asked.
     pub(crate) const ENVELOPES: &str = include_str!("../tests/recorded/envelopes.json");
 
     pub(crate) fn envelopes() -> Vec<Vec<u8>> {
         use base64::Engine;
         let texts: Vec<String> = serde_json::from_str(ENVELOPES).unwrap();
-        texts.iter().map(|text| base64::engine::general_purpose::STANDARD.decode(text).unwrap()).collect()
+        texts
+            .iter()
+            .map(|text| base64::engine::general_purpose::STANDARD.decode(text).unwrap())
+            .collect()
     }
 
     #[test]
@@ -172,7 +180,10 @@ pub(crate) mod tests {
             let published = Published::decode(&envelope).unwrap();
             assert!(published.timestamp > 1.7e9 && published.timestamp < 1e10);
             for WorkerEvent { event, storage_tier, .. } in published.events {
-                assert_eq!((event.event_id, event.dp_rank, storage_tier.as_deref()), (last + 1, 0, Some("device")));
+                assert_eq!(
+                    (event.event_id, event.dp_rank, storage_tier.as_deref()),
+                    (last + 1, 0, Some("device"))
+                );
                 last = event.event_id;
                 match event.data {
                     Change::Stored { blocks, .. } => kinds[0] += blocks.len(),
@@ -186,8 +197,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_cleared_cache_is_a_word() {
-        let cleared =
-            rmp_serde::to_vec_named(&serde_json::json!({"event_id": 7, "data": "cleared", "dp_rank": 1})).unwrap();
+        let cleared = rmp_serde::to_vec_named(
+            &serde_json::json!({"event_id": 7, "data": "cleared", "dp_rank": 1}),
+        )
+        .unwrap();
         let event: Event = rmp_serde::from_slice(&cleared).unwrap();
         assert_eq!(event, Event { event_id: 7, data: Change::Cleared, dp_rank: 1 });
     }

@@ -1,16 +1,19 @@
-//! Backends that are workers of [Dynamo](https://github.com/ai-dynamo/dynamo) 1.6: Chiasm in the place of its frontend.
+//! Backends that are workers of [Dynamo](https://github.com/ai-dynamo/dynamo) 1.6: Chiasm in the
+//! place of its frontend.
 //!
-//! A [`DynamoAddress`] names an etcd, or a folder, and a namespace in it, a [`Directory`] follows which workers are named there, and a
-//! [`DynamoConnector`] makes the backend of one start of one of them. A worker is given tokens over its TCP plane and sends the answer to
-//! a connection that it makes itself, to where [`CallHome`] listens. What its KV cache holds it tells in hashes alone: all of it when it is
-//! asked, changes over ZMQ.
+//! A [`DynamoAddress`] names an etcd, or a folder, and a namespace in it, a [`Directory`] follows
+//! which workers are named there, and a [`DynamoConnector`] makes the backend of one start of one
+//! of them. A worker is given tokens over its TCP plane and sends the answer to a connection that
+//! it makes itself, to where [`CallHome`] listens. What its KV cache holds it tells in hashes
+//! alone: all of it when it is asked, changes over ZMQ.
 //!
-//! Both only suggest: a worker that is not named any more goes on for as long as it can be connected to. What is proven is Dynamo's
-//! mocker; `dynamo.vllm`, `dynamo.sglang` and `dynamo.trtllm` are unverified on hardware. Workers of other planes than TCP, other codecs
-//! than msgpack and other models than the one that is served are refused, each with the reason.
+//! Both only suggest: a worker that is not named any more goes on for as long as it can be
+//! connected to. What is proven is Dynamo's mocker; `dynamo.vllm`, `dynamo.sglang` and
+//! `dynamo.trtllm` are unverified on hardware. Workers of other planes than TCP, other codecs than
+//! msgpack and other models than the one that is served are refused, each with the reason.
 //!
-//! Nothing that is heard is believed to be small, well formed or in time: frames, values and waits are bounded, and what is malformed ends
-//! one request.
+//! Nothing that is heard is believed to be small, well formed or in time: frames, values and waits
+//! are bounded, and what is malformed ends one request.
 //!
 //! | module | is |
 //! |---|---|

@@ -82,17 +82,22 @@ impl EngineOutput {
             ("stop" | "eos", _) => Finish::Eos,
             ("length", _) => Finish::Length,
             ("cancelled", _) => return Some(End::Cancelled),
-            (other, _) => return Some(End::Failed(other.strip_prefix("error: ").unwrap_or(other).to_owned())),
+            (other, _) => {
+                return Some(End::Failed(
+                    other.strip_prefix("error: ").unwrap_or(other).to_owned(),
+                ));
+            }
         };
         Some(End::Finished(finish))
     }
 
-    /// The log probabilities of its tokens, each with the first `top` candidates in the engine's order; `None` if there are not as many
-    /// as tokens.
+    /// The log probabilities of its tokens, each with the first `top` candidates in the engine's
+    /// order; `None` if there are not as many as tokens.
     pub(crate) fn logprobs(&self, top: usize) -> Option<Vec<TokenLogprob>> {
         let own = self.log_probs.as_deref().unwrap_or_default();
         let candidates = self.top_logprobs.as_deref().unwrap_or_default();
-        let are_enough = own.len() == self.token_ids.len() && (top == 0 || candidates.len() == own.len());
+        let are_enough =
+            own.len() == self.token_ids.len() && (top == 0 || candidates.len() == own.len());
         let one = |(at, (token, logprob)): (usize, (&u32, &f64))| TokenLogprob {
             token: TokenId(*token),
             logprob: *logprob as f32,
@@ -132,9 +137,15 @@ mod tests {
         assert_eq!(end(json!("eos"), null.clone()), finished(Finish::Eos));
         assert_eq!(end(json!("stop"), json!(2)), finished(Finish::Eos));
         assert_eq!(end(json!("stop"), json!(7)), finished(Finish::StopToken(TokenId(7))));
-        assert_eq!(end(json!("stop"), json!("end")), finished(Finish::StopString("end".to_owned())));
+        assert_eq!(
+            end(json!("stop"), json!("end")),
+            finished(Finish::StopString("end".to_owned()))
+        );
         assert_eq!(end(json!("cancelled"), null.clone()), Some(End::Cancelled));
-        assert_eq!(end(json!("error: out of memory"), null.clone()), Some(End::Failed("out of memory".to_owned())));
+        assert_eq!(
+            end(json!("error: out of memory"), null.clone()),
+            Some(End::Failed("out of memory".to_owned()))
+        );
         assert_eq!(end(json!({"error": "no"}), null), Some(End::Failed("no".to_owned())));
     }
 
@@ -142,7 +153,8 @@ mod tests {
     fn log_probabilities_are_as_many_as_tokens_or_none() {
         let top = json!([[{"rank": 1, "token_id": 4, "token": "x", "logprob": -0.5}, {"rank": 2, "token_id": 5, "token": null, "logprob": -2.5}]]);
         let one = output(json!({"token_ids": [4], "log_probs": [-0.5], "top_logprobs": top}));
-        let expected = TokenLogprob { token: TokenId(4), logprob: -0.5, top: vec![(TokenId(4), -0.5)] };
+        let expected =
+            TokenLogprob { token: TokenId(4), logprob: -0.5, top: vec![(TokenId(4), -0.5)] };
         assert_eq!(one.logprobs(1), Some(vec![expected]));
         assert_eq!(one.logprobs(0).unwrap()[0].top, []);
         assert!(output(json!({"token_ids": [4]})).logprobs(0).is_none());
@@ -153,7 +165,10 @@ mod tests {
     #[test]
     fn cached_tokens_are_told_in_the_usage() {
         let usage = json!({"prompt_tokens": 70, "completion_tokens": 1, "total_tokens": 71, "prompt_tokens_details": {"audio_tokens": null, "cached_tokens": 64}});
-        assert_eq!(output(json!({"token_ids": [1], "completion_usage": usage})).cached_tokens(), Some(64));
+        assert_eq!(
+            output(json!({"token_ids": [1], "completion_usage": usage})).cached_tokens(),
+            Some(64)
+        );
         assert_eq!(output(json!({"token_ids": [1]})).cached_tokens(), None);
     }
 }

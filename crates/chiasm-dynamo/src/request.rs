@@ -1,4 +1,5 @@
-//! A job as what a worker is asked (`PreprocessedRequest` of Dynamo 1.6, `protocols/common/preprocessor.rs`).
+//! A job as what a worker is asked (`PreprocessedRequest` of Dynamo 1.6,
+//! `protocols/common/preprocessor.rs`).
 
 use std::collections::BTreeMap;
 
@@ -80,8 +81,9 @@ struct Routing {
     priority: i32,
 }
 
-/// The bodies of one request for each continuation of a job: workers tell what was cached for the first of several alone. Images are part of
-/// them for a worker that takes some, with their tensors where these are packed.
+/// The bodies of one request for each continuation of a job: workers tell what was cached for the
+/// first of several alone. Images are part of them for a worker that takes some, with their tensors
+/// where these are packed.
 ///
 /// # Errors
 /// [`JobError::Refused`] names what no worker of Dynamo can be asked for, or not all of them.
@@ -176,7 +178,9 @@ pub(crate) fn of(
         routing: routing(*priority)?,
         multi_modal_data: has_images.then_some((IMAGES, urls)).into_iter().collect(),
         multi_modal_uuids: has_images.then_some((IMAGES, uuids)).into_iter().collect(),
-        extra_args: packed.filter(|_| !expanded.is_empty()).and_then(|packed| packed.told(job, &expanded)),
+        extra_args: packed
+            .filter(|_| !expanded.is_empty())
+            .and_then(|packed| packed.told(job, &expanded)),
     };
     (0..n)
         .map(|choice| {
@@ -193,7 +197,8 @@ fn routing(priority: i64) -> Result<Option<Routing>, JobError> {
         return Ok(None);
     }
     let number = priority.checked_neg().and_then(|priority| i32::try_from(priority).ok());
-    let priority = number.ok_or_else(|| refused("priority", "is of 32 bits for a worker of Dynamo"))?;
+    let priority =
+        number.ok_or_else(|| refused("priority", "is of 32 bits for a worker of Dynamo"))?;
     Ok(Some(Routing { priority }))
 }
 
@@ -223,10 +228,13 @@ fn refused(field: &str, message: &str) -> JobError {
 fn image(item: &JobItem) -> Result<Medium, JobError> {
     let unusable = |why: &str| refused("messages", why);
     if item.modality != Modality::Image {
-        return Err(unusable("has an item that is no image: workers of Dynamo are given images alone"));
+        return Err(unusable(
+            "has an item that is no image: workers of Dynamo are given images alone",
+        ));
     }
     let encoded = item.source.encoded();
-    let encoded = encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
+    let encoded =
+        encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
     if !matches!(encoded.processor_kwargs.trim(), "" | "{}") {
         return Err(refused("mm_processor_kwargs", "can't be passed on to workers of Dynamo"));
     }
@@ -235,8 +243,8 @@ fn image(item: &JobItem) -> Result<Medium, JobError> {
     Ok(Medium::Url(url))
 }
 
-/// The optional parts of jobs that a request to a worker has a place for. Workers for text alone lack
-/// media too.
+/// The optional parts of jobs that a request to a worker has a place for. Workers for text alone
+/// lack media too.
 pub(crate) const SUPPORTS: Supports = Supports {
     bad_words: false,
     prompt_logprobs: false,
@@ -259,9 +267,17 @@ pub(crate) fn taken(job: &Job, takes_images: bool) -> Result<&[TokenId], JobErro
         Input::Marked { tokens, .. } | Input::Tokens(tokens) if job.media.is_empty() => tokens,
         Input::Marked { tokens, .. } if takes_images => tokens,
         Input::Marked { .. } | Input::Tokens(_) => {
-            return Err(refused("messages", "has media items, and these workers of Dynamo are given text alone"));
+            return Err(refused(
+                "messages",
+                "has media items, and these workers of Dynamo are given text alone",
+            ));
         }
-        Input::Messages(_) => return Err(refused("input", "must be token ids: a worker of Dynamo takes nothing else")),
+        Input::Messages(_) => {
+            return Err(refused(
+                "input",
+                "must be token ids: a worker of Dynamo takes nothing else",
+            ));
+        }
     };
     if job.adapter.is_some() {
         return Err(refused("model", "is an adapter, and none are used at workers of Dynamo"));

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use chiasm_backend::{Content, Death, Delivered, Finish, Input, Job, JobError, Output, Prefill, RunningJob};
+use chiasm_backend::{
+    Content, Death, Delivered, Finish, Input, Job, JobError, Output, Prefill, RunningJob,
+};
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -74,7 +76,8 @@ impl RunningDynamoJob {
 
     /// Takes in what has come of one continuation.
     fn take(&mut self, choice: usize, output: EngineOutput) -> Result<(), JobError> {
-        let nonsense = |what: &str| JobError::Dead(Death::new(format!("it tells nonsense: {what}")));
+        let nonsense =
+            |what: &str| JobError::Dead(Death::new(format!("it tells nonsense: {what}")));
         let sampling = &self.job.sampling;
         let Some(continuation) = self.continuations.get_mut(choice) else { return Ok(()) };
         if continuation.has_ended {
@@ -101,18 +104,24 @@ impl RunningDynamoJob {
                 message: format!("are not told by {}", self.shared.name),
             })?),
         };
-        if let (Input::Marked { expanded, .. }, Some(told)) = (&self.job.input, output.prompt_tokens())
+        if let (Input::Marked { expanded, .. }, Some(told)) =
+            (&self.job.input, output.prompt_tokens())
             && told != expanded.len()
         {
             let expected = expanded.len();
-            let why =
-                format!("it makes {told} tokens of a prompt with media items that was expected to have {expected}");
+            let why = format!(
+                "it makes {told} tokens of a prompt with media items that was expected to have {expected}"
+            );
             self.shared.distrust(why);
         }
         continuation.has_ended = finish.is_some();
         let cached = output.cached_tokens().filter(|_| !continuation.is_told);
         continuation.is_told |= cached.is_some();
-        let prefill = cached.map(|cached_tokens| Prefill { cached_tokens, created_tokens: None, queued: None });
+        let prefill = cached.map(|cached_tokens| Prefill {
+            cached_tokens,
+            created_tokens: None,
+            queued: None,
+        });
         let tokens: Vec<TokenId> = output.token_ids.into_iter().map(TokenId).collect();
         // The token that ends a text is no part of it. Some workers keep it to themselves.
         let ending = match &finish {
@@ -125,15 +134,25 @@ impl RunningDynamoJob {
         let content = Content::Tokens { tokens, logprobs };
         self.came.push_back(Output { choice, content, finish, prefill, prompt_logprobs: None });
         if last.is_some() {
-            let content = Content::Tokens { tokens: Vec::new(), logprobs: sampling.logprobs.map(|_| Vec::new()) };
-            self.came.push_back(Output { choice, content, finish: last, prefill: None, prompt_logprobs: None });
+            let content = Content::Tokens {
+                tokens: Vec::new(),
+                logprobs: sampling.logprobs.map(|_| Vec::new()),
+            };
+            self.came.push_back(Output {
+                choice,
+                content,
+                finish: last,
+                prefill: None,
+                prompt_logprobs: None,
+            });
         }
         Ok(())
     }
 
     /// Lets go of tensors that no worker has still to copy.
     fn unpack(&mut self) {
-        let is_done = |continuation: &Continuation| continuation.has_begun || continuation.answer.is_none();
+        let is_done =
+            |continuation: &Continuation| continuation.has_begun || continuation.answer.is_none();
         if self.continuations.iter().all(is_done)
             && let Some(packed) = self.packed.take()
         {

@@ -43,7 +43,12 @@ fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
 
 impl Shared {
     /// Creates the state of a worker that was found just now.
-    pub(crate) fn new(name: String, worker: Arc<Worker>, wire: Wire, observer: Arc<dyn MediaObserver>) -> Self {
+    pub(crate) fn new(
+        name: String,
+        worker: Arc<Worker>,
+        wire: Wire,
+        observer: Arc<dyn MediaObserver>,
+    ) -> Self {
         Self {
             name,
             worker,

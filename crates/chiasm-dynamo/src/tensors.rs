@@ -1,19 +1,21 @@
-//! Ready tensors for a worker on this machine: what `dynamo.vllm` copies out of shared memory in place of what it would make of an image
-//! (`MmKwargsShmSender` and `MmKwargsShmReceiver` in Dynamo's `mm_kwargs_transfer.py`).
+//! Ready tensors for a worker on this machine: what `dynamo.vllm` copies out of shared memory in
+//! place of what it would make of an image (`MmKwargsShmSender` and `MmKwargsShmReceiver` in
+//! Dynamo's `mm_kwargs_transfer.py`).
 //!
 //! ```text
 //! parcel   number of frames: u32  then of each  length: u64  bytes
 //! ```
 //!
-//! Numbers are little-endian; the frames are those of vLLM's own encoder for one item. A worker that can't use them takes the images
-//! themselves, which are in the same request.
+//! Numbers are little-endian; the frames are those of vLLM's own encoder for one item. A worker
+//! that can't use them takes the images themselves, which are in the same request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use chiasm_backend::{
-    Job, JobError, JobItem, MediaObserver, SourceError, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    Job, JobError, JobItem, MediaObserver, SourceError, TensorBytes, TensorFormat, TensorMemory,
+    TensorOrder,
 };
 use chiasm_transfer::{NoParcel, Parcel, ParcelRoom, SlotWriter};
 use chiasm_types::{MmHash, Modality};
@@ -37,8 +39,8 @@ pub(crate) struct Packed {
     parcels: HashMap<MmHash, Parcel>,
 }
 
-/// What a worker is told of them, among the `extra_args` of a request. The items' names are not given as `mm_hashes` beside them: a worker
-/// would take 64 bits of each.
+/// What a worker is told of them, among the `extra_args` of a request. The items' names are not
+/// given as `mm_hashes` beside them: a worker would take 64 bits of each.
 #[derive(Serialize)]
 pub(crate) struct ExtraArgs<'a> {
     expanded_token_ids: &'a [u32],
@@ -68,16 +70,23 @@ struct Segment<'a> {
 }
 
 impl ReadyTensors {
-    /// Packs the tensors of a job's images. `None` if they are to go as they came, which is told to `observer`.
+    /// Packs the tensors of a job's images. `None` if they are to go as they came, which is told to
+    /// `observer`.
     ///
     /// # Errors
     /// [`JobError::Source`] if an image can't be made into tensors.
-    pub(crate) async fn pack(&self, job: &Job, observer: &Arc<dyn MediaObserver>) -> Result<Option<Packed>, JobError> {
-        let is_image = |item: &JobItem| item.modality == Modality::Image && item.source.encoded().is_some();
+    pub(crate) async fn pack(
+        &self,
+        job: &Job,
+        observer: &Arc<dyn MediaObserver>,
+    ) -> Result<Option<Packed>, JobError> {
+        let is_image =
+            |item: &JobItem| item.modality == Modality::Image && item.source.encoded().is_some();
         if job.media.is_empty() || !job.media.iter().all(is_image) {
             return Ok(None);
         }
-        let items: HashMap<MmHash, &JobItem> = job.media.iter().map(|item| (item.hash, item)).collect();
+        let items: HashMap<MmHash, &JobItem> =
+            job.media.iter().map(|item| (item.hash, item)).collect();
         let memory: Arc<dyn TensorMemory> = Arc::new(OwnMemory);
         let packed = try_join_all(items.into_values().map(|item| {
             let memory = memory.clone();
@@ -105,18 +114,23 @@ impl ReadyTensors {
     ) -> Result<Result<Parcel, NoParcel>, JobError> {
         let order = TensorOrder { format: self.format, memory, still_wanted: Arc::new(|| true) };
         let tensors = item.source.tensors(order).await.map_err(JobError::Source)?;
-        let unwanted =
-            || JobError::Source(SourceError::new(std::io::Error::other("an image that is wanted was not made")));
+        let unwanted = || {
+            JobError::Source(SourceError::new(std::io::Error::other(
+                "an image that is wanted was not made",
+            )))
+        };
         let item = chiasm_engine::to_item(tensors.ok_or_else(unwanted)?)?;
         let room = self.room.clone();
-        // Large tensors are copied. If nobody waits for it any more the parcel is dropped when it is done.
+        // Large tensors are copied. If nobody waits for it any more the parcel is dropped when it
+        // is done.
         let packed = spawn_blocking(move || room.pack(&framed(item.encode()))).await;
         packed.map_err(|error| JobError::Source(SourceError::new(error)))
     }
 }
 
 impl Packed {
-    /// What a worker is told of them, where the prompt is expanded to these tokens. `None` if it is of other items, which can't be.
+    /// What a worker is told of them, where the prompt is expanded to these tokens. `None` if it is
+    /// of other items, which can't be.
     pub(crate) fn told<'a>(&'a self, job: &'a Job, expanded: &'a [u32]) -> Option<ExtraArgs<'a>> {
         let segment = |item: &JobItem| {
             let parcel = self.parcels.get(&item.hash)?;
@@ -182,9 +196,15 @@ mod tests {
     fn frames_stand_behind_their_number_each_behind_its_length() {
         let parts = framed(vec![Bytes::from_static(b"ab"), Bytes::new(), Bytes::from_static(b"c")]);
         let whole: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
-        let expected =
-            [&3_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), b"ab", &0_u64.to_le_bytes(), &1_u64.to_le_bytes(), b"c"]
-                .concat();
+        let expected = [
+            &3_u32.to_le_bytes()[..],
+            &2_u64.to_le_bytes(),
+            b"ab",
+            &0_u64.to_le_bytes(),
+            &1_u64.to_le_bytes(),
+            b"c",
+        ]
+        .concat();
         assert_eq!(whole, expected);
     }
 }

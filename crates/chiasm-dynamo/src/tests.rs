@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::{Content, Finish, Input, Job, JobError, KvSource, Output, RequestId, Sampling, Structured};
+use chiasm_backend::{
+    Content, Finish, Input, Job, JobError, KvSource, Output, RequestId, Sampling, Structured,
+};
 use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, SourceError, TensorOrder};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -55,7 +57,10 @@ fn job(sampling: Sampling) -> Job {
 }
 
 /// Everything that comes of a job, whose answer is `answer`.
-async fn run(sampling: Sampling, answer: impl AsyncFnOnce(&mut Home)) -> (Vec<Output>, Option<JobError>) {
+async fn run(
+    sampling: Sampling,
+    answer: impl AsyncFnOnce(&mut Home),
+) -> (Vec<Output>, Option<JobError>) {
     let mut worker = FakeWorker::start("").await;
     let backend = worker.connect().await;
     let mut running = backend.start(Arc::new(job(sampling))).await.unwrap();
@@ -86,9 +91,15 @@ async fn a_request_says_all_that_a_job_does_and_its_answer_comes_home() {
     let backend = worker.connect().await;
     let can = backend.capabilities();
     assert_eq!((can.max_model_len, can.total_blocks, can.max_running), (4096, 100, 8));
-    assert!(matches!(&can.kv, KvSource::Unknown { why } if why == "it publishes no KV events"), "{:?}", can.kv);
-    let structured =
-        Structured { constraint: chiasm_backend::Constraint::JsonSchema(r#"{"type":"object"}"#.into()), field: "x" };
+    assert!(
+        matches!(&can.kv, KvSource::Unknown { why } if why == "it publishes no KV events"),
+        "{:?}",
+        can.kv
+    );
+    let structured = Structured {
+        constraint: chiasm_backend::Constraint::JsonSchema(r#"{"type":"object"}"#.into()),
+        field: "x",
+    };
     let sampling = Sampling { structured: Some(structured), ..sampling() };
     let mut running = backend.start(Arc::new(job(sampling))).await.unwrap();
     let asked = worker.asked().await;
@@ -107,15 +118,20 @@ async fn a_request_says_all_that_a_job_does_and_its_answer_comes_home() {
     home.output(json!({"token_ids": [5], "completion_usage": usage(2)})).await;
     home.item(json!({"data": {"event": "an annotation", "comment": ["of no use"]}, "complete_final": false})).await;
     home.output(json!({"token_ids": [6]})).await;
-    home.output(json!({"token_ids": [], "finish_reason": "length", "completion_usage": usage(2)})).await;
+    home.output(json!({"token_ids": [], "finish_reason": "length", "completion_usage": usage(2)}))
+        .await;
     home.end().await;
     let mut outputs = Vec::new();
     while let Some(output) = timeout(SOON, running.next()).await.unwrap() {
         outputs.push(output.unwrap());
     }
     assert_eq!(outputs.iter().map(tokens).collect::<Vec<_>>(), [vec![5], vec![6], vec![]]);
-    let cached: Vec<_> = outputs.iter().map(|output| output.prefill.map(|prefill| prefill.cached_tokens)).collect();
-    assert_eq!((cached, outputs[2].finish.clone()), (vec![Some(2), None, None], Some(Finish::Length)));
+    let cached: Vec<_> =
+        outputs.iter().map(|output| output.prefill.map(|prefill| prefill.cached_tokens)).collect();
+    assert_eq!(
+        (cached, outputs[2].finish.clone()),
+        (vec![Some(2), None, None], Some(Finish::Length))
+    );
     drop(running);
     assert!(home.told().await.is_empty(), "a worker that has told all is not told to stop");
 }
@@ -146,13 +162,17 @@ async fn the_token_that_ends_a_text_is_no_part_of_it_whether_it_is_told_or_not()
         (json!([]), json!(2), vec![vec![]], Finish::Eos),
     ] {
         let (outputs, error) = run(sampling(), async |home| {
-            home.output(json!({"token_ids": ids, "finish_reason": "stop", "stop_reason": stop})).await;
+            home.output(json!({"token_ids": ids, "finish_reason": "stop", "stop_reason": stop}))
+                .await;
             home.end().await;
         })
         .await;
         assert!(error.is_none(), "{error:?}");
         assert_eq!(
-            (outputs.iter().map(tokens).collect::<Vec<_>>(), outputs.last().unwrap().finish.clone()),
+            (
+                outputs.iter().map(tokens).collect::<Vec<_>>(),
+                outputs.last().unwrap().finish.clone()
+            ),
             (told, Some(finish))
         );
     }
@@ -219,7 +239,9 @@ async fn what_no_worker_says_ends_its_request_alone() {
         assert_eq!(outputs.len(), 1, "{what}");
         assert!(matches!(error, Some(JobError::Dead(_))), "{what}: {error:?}");
     }
-    let too_many = run(sampling(), async |home| home.output(json!({"token_ids": [1, 2, 3, 4, 5]})).await).await;
+    let too_many =
+        run(sampling(), async |home| home.output(json!({"token_ids": [1, 2, 3, 4, 5]})).await)
+            .await;
     assert!(
         matches!(&too_many.1, Some(JobError::Dead(death)) if death.to_string().contains("more tokens")),
         "{too_many:?}"
@@ -253,7 +275,10 @@ async fn what_a_worker_could_not_do_is_the_end_of_the_request_alone() {
         home.output(json!({"token_ids": [5]})).await;
     })
     .await;
-    assert!(matches!(&untold.1, Some(JobError::Refused { field, .. }) if field == "logprobs"), "{untold:?}");
+    assert!(
+        matches!(&untold.1, Some(JobError::Refused { field, .. }) if field == "logprobs"),
+        "{untold:?}"
+    );
     let mut worker = FakeWorker::start("").await;
     let backend = worker.connect().await;
     let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
@@ -272,12 +297,27 @@ async fn what_a_worker_can_t_be_asked_for_is_refused_by_its_name() {
     };
     let bias = Sampling { logit_bias: vec![(TokenId(5), 1.0)], ..sampling() };
     assert_eq!(refused(job(bias)).await, "logit_bias");
-    assert_eq!(refused(job(Sampling { bad_words: vec![vec![TokenId(5)]], ..sampling() })).await, "bad_words");
-    assert_eq!(refused(job(Sampling { prompt_logprobs: Some(1), ..sampling() })).await, "prompt_logprobs");
-    assert_eq!(refused(job(Sampling { allowed_token_ids: vec![TokenId(5)], ..sampling() })).await, "allowed_token_ids");
-    assert_eq!(refused(Job { cache_salt: Some("s".to_owned()), ..job(sampling()) }).await, "cache_salt");
+    assert_eq!(
+        refused(job(Sampling { bad_words: vec![vec![TokenId(5)]], ..sampling() })).await,
+        "bad_words"
+    );
+    assert_eq!(
+        refused(job(Sampling { prompt_logprobs: Some(1), ..sampling() })).await,
+        "prompt_logprobs"
+    );
+    assert_eq!(
+        refused(job(Sampling { allowed_token_ids: vec![TokenId(5)], ..sampling() })).await,
+        "allowed_token_ids"
+    );
+    assert_eq!(
+        refused(Job { cache_salt: Some("s".to_owned()), ..job(sampling()) }).await,
+        "cache_salt"
+    );
     assert_eq!(refused(Job { priority: i64::MIN, ..job(sampling()) }).await, "priority");
-    assert_eq!(refused(Job { input: Input::Messages("{}".into()), ..job(sampling()) }).await, "input");
+    assert_eq!(
+        refused(Job { input: Input::Messages("{}".into()), ..job(sampling()) }).await,
+        "input"
+    );
     assert!(worker.asked.try_recv().is_err(), "it was asked nothing");
 }
 
@@ -285,7 +325,10 @@ async fn what_a_worker_can_t_be_asked_for_is_refused_by_its_name() {
 struct Picture;
 
 impl MediaSource for Picture {
-    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        _: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         async { Ok(None) }.boxed()
     }
 
@@ -331,8 +374,12 @@ async fn an_image_goes_along_as_its_file_to_a_worker_that_takes_some() {
         );
         assert_eq!(asked.body["multi_modal_uuids"], json!({"image_url": ["ab".repeat(32)]}));
         let mut home = asked.call().await;
-        let usage = json!({"prompt_tokens": prompt_tokens, "completion_tokens": 1, "total_tokens": 6});
-        home.output(json!({"token_ids": [5], "finish_reason": "length", "completion_usage": usage})).await;
+        let usage =
+            json!({"prompt_tokens": prompt_tokens, "completion_tokens": 1, "total_tokens": 6});
+        home.output(
+            json!({"token_ids": [5], "finish_reason": "length", "completion_usage": usage}),
+        )
+        .await;
         home.end().await;
         timeout(SOON, running.next()).await.unwrap().unwrap().unwrap();
         assert_eq!(running.delivered().inline, 1);

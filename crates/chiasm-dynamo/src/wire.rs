@@ -1,4 +1,5 @@
-//! Requests to one worker: connections that are used again, each request acknowledged before the next, and its answer called home.
+//! Requests to one worker: connections that are used again, each request acknowledged before the
+//! next, and its answer called home.
 
 use std::io;
 use std::net::IpAddr;
@@ -51,7 +52,9 @@ impl AskError {
     /// Returns `true` if the worker can't have begun with the request.
     pub(crate) fn is_unbegun(&self) -> bool {
         match self {
-            Self::NotConnected(_) | Self::Refused(_) | Self::Unwritable(_) | Self::NoHome(_) => true,
+            Self::NotConnected(_) | Self::Refused(_) | Self::Unwritable(_) | Self::NoHome(_) => {
+                true
+            }
             Self::Lost(_) | Self::Silent => false,
         }
     }
@@ -122,8 +125,8 @@ impl Wire {
     /// answer begins.
     ///
     /// A kept connection may have been closed before the request arrived. If it ends without an
-    /// acknowledgement, the request is sent once more, on a fresh connection. The worker may also have
-    /// died of the request, so the failure of the second try is always [`AskError::Lost`].
+    /// acknowledgement, the request is sent once more, on a fresh connection. The worker may also
+    /// have died of the request, so the failure of the second try is always [`AskError::Lost`].
     pub(crate) async fn ask(&self, path: &str, id: &str, body: &[u8]) -> Result<Answer, AskError> {
         let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(kept) = kept else {
@@ -136,13 +139,21 @@ impl Wire {
         }
     }
 
-    async fn ask_on(&self, mut stream: TcpStream, path: &str, id: &str, body: &[u8]) -> Result<Answer, AskError> {
+    async fn ask_on(
+        &self,
+        mut stream: TcpStream,
+        path: &str,
+        id: &str,
+        body: &[u8],
+    ) -> Result<Answer, AskError> {
         let from: IpAddr = stream.local_addr()?.ip().to_canonical();
         let expected = self.home.expect(from).await.map_err(AskError::NoHome)?;
         let payload = TwoPart::encode(&control(id, &expected), body);
         let request = frame::request(path, &payload)?;
         drop(payload);
-        let words = timeout(TAKEN_WITHIN, exchange(&mut stream, &request)).await.map_err(|_| AskError::Silent)??;
+        let words = timeout(TAKEN_WITHIN, exchange(&mut stream, &request))
+            .await
+            .map_err(|_| AskError::Silent)??;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MOST_IDLE {
             idle.push(stream);

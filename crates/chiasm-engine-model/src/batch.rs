@@ -7,7 +7,8 @@ use std::ops::Range;
 use crate::free_queue::BlockId;
 use crate::paged_cache::{BlockTable, PagedCache};
 
-/// The engine around a [`Batch`]: what it calls blocks, what it does with items, and who is told what happens.
+/// The engine around a [`Batch`]: what it calls blocks, what it does with items, and who is told
+/// what happens.
 pub trait BatchEngine {
     /// What the engine knows of a request.
     type Request;
@@ -26,13 +27,14 @@ pub trait BatchEngine {
         true
     }
 
-    /// Leading tokens of a request whose keys and values another engine has computed and this one is given, as long as it has not given
-    /// its blocks back.
+    /// Leading tokens of a request whose keys and values another engine has computed and this one
+    /// is given, as long as it has not given its blocks back.
     fn given(_request: &Self::Request) -> usize {
         0
     }
 
-    /// The number under which the blocks of a request that has ended are kept, until [`Batch::let_go`].
+    /// The number under which the blocks of a request that has ended are kept, until
+    /// [`Batch::let_go`].
     fn kept_as(_request: &Self::Request) -> Option<u64> {
         None
     }
@@ -45,8 +47,8 @@ pub trait BatchEngine {
         Ok(())
     }
 
-    /// Encodes what the tokens of a range need, before they are computed. False leaves the request as it is for this step.
-    /// `admission` says that the request would begin to run with it.
+    /// Encodes what the tokens of a range need, before they are computed. False leaves the request
+    /// as it is for this step. `admission` says that the request would begin to run with it.
     ///
     /// # Errors
     /// What the engine dies of.
@@ -89,7 +91,16 @@ impl<R> Scheduled<R> {
     /// A request with `prompt` tokens, whose items end before token `items_end`.
     pub fn new(request: R, prompt: usize, items_end: usize) -> Self {
         let table = BlockTable::default();
-        Self { request, prompt, items_end, tokens: prompt, computed: 0, step: 0, preempted: false, table }
+        Self {
+            request,
+            prompt,
+            items_end,
+            tokens: prompt,
+            computed: 0,
+            step: 0,
+            preempted: false,
+            table,
+        }
     }
 
     /// Number of tokens known: the prompt's, and those generated.
@@ -141,16 +152,18 @@ pub struct BatchLimits {
 
 /// First come, first served, as vLLM 0.32's `Scheduler` with one group of full-attention layers.
 ///
-/// A step is [`Batch::schedule`], then time passes, then [`Batch::advance`]. Running requests come first, one token each or
-/// the next chunk of their prompt; if blocks run out, the request that came last is preempted. Then waiting requests are
-/// admitted while there are tokens, seats and enough free blocks for their whole prompt.
+/// A step is [`Batch::schedule`], then time passes, then [`Batch::advance`]. Running requests come
+/// first, one token each or the next chunk of their prompt; if blocks run out, the request that
+/// came last is preempted. Then waiting requests are admitted while there are tokens, seats and
+/// enough free blocks for their whole prompt.
 pub struct Batch<E: BatchEngine> {
     limits: BatchLimits,
     block_size: usize,
     cache: PagedCache<E::Hash, E::Hasher>,
     running: Vec<Scheduled<E::Request>>,
     waiting: VecDeque<Scheduled<E::Request>>,
-    /// Somebody was preempted in the step that was scheduled last, so that nobody was looked at who waits.
+    /// Somebody was preempted in the step that was scheduled last, so that nobody was looked at who
+    /// waits.
     preempted: bool,
     hits: Vec<BlockId>,
     /// Blocks of requests that have ended.
@@ -192,11 +205,14 @@ impl<E: BatchEngine> Batch<E> {
         self.waiting.push_back(request);
     }
 
-    /// Takes the first request out that runs or waits and for which `is` holds, and its blocks back.
+    /// Takes the first request out that runs or waits and for which `is` holds, and its blocks
+    /// back.
     pub fn remove(&mut self, is: impl Fn(&E::Request) -> bool) -> Option<E::Request> {
         let found = match self.running.iter().position(|running| is(&running.request)) {
             Some(at) => self.running.remove(at),
-            None => self.waiting.remove(self.waiting.iter().position(|waiting| is(&waiting.request))?)?,
+            None => self
+                .waiting
+                .remove(self.waiting.iter().position(|waiting| is(&waiting.request))?)?,
         };
         Some(self.end(found))
     }
@@ -225,8 +241,8 @@ impl<E: BatchEngine> Batch<E> {
         while let Some(running) = self.running.get_mut(at) {
             at += 1;
             running.step = 0;
-            // One position is kept for the token that is sampled. A prompt of max_model_len tokens that did not fit one step
-            // therefore never ends, in vLLM too.
+            // One position is kept for the token that is sampled. A prompt of max_model_len tokens
+            // that did not fit one step therefore never ends, in vLLM too.
             let positions = (self.limits.max_model_len - 1).saturating_sub(running.computed);
             let tokens = (running.tokens - running.computed).min(*budget).min(positions);
             let end = running.computed + tokens;
@@ -272,7 +288,11 @@ impl<E: BatchEngine> Batch<E> {
                 true => next.tokens.saturating_sub(1),
                 false => 0,
             };
-            self.cache.find((0..).map(|block| E::hash(&next.request, block)), findable, &mut self.hits);
+            self.cache.find(
+                (0..).map(|block| E::hash(&next.request, block)),
+                findable,
+                &mut self.hits,
+            );
             let given = if next.preempted { 0 } else { E::given(&next.request).min(findable) };
             let cached = given.max(self.hits.len() * self.block_size);
             let tokens = (next.tokens - cached).min(*budget);
@@ -293,21 +313,26 @@ impl<E: BatchEngine> Batch<E> {
         Ok(())
     }
 
-    /// How many more steps like the one that was scheduled last can follow it, up to `most`; each running request must compute
-    /// one token in that step. There may be blocks for a few more. After a step in which somebody was preempted there is
-    /// none: the next one may admit those who wait.
+    /// How many more steps like the one that was scheduled last can follow it, up to `most`; each
+    /// running request must compute one token in that step. There may be blocks for a few more.
+    /// After a step in which somebody was preempted there is none: the next one may admit those who
+    /// wait.
     pub fn repeatable(&self, most: usize) -> usize {
         if self.preempted {
             return 0;
         }
         let fits = |more: usize| {
-            let missing = |running: &Scheduled<_>| self.cache.missing(&running.table, running.tokens + more);
+            let missing =
+                |running: &Scheduled<_>| self.cache.missing(&running.table, running.tokens + more);
             self.running.iter().map(missing).sum::<usize>() <= self.cache.free()
         };
-        std::iter::successors(Some(most), |more| Some(more / 2)).find(|&more| more == 0 || fits(more)).unwrap_or(0)
+        std::iter::successors(Some(most), |more| Some(more / 2))
+            .find(|&more| more == 0 || fits(more))
+            .unwrap_or(0)
     }
 
-    /// Makes `more` steps more of the one that was scheduled last, at most as many as are [`repeatable`](Self::repeatable).
+    /// Makes `more` steps more of the one that was scheduled last, at most as many as are
+    /// [`repeatable`](Self::repeatable).
     pub fn repeat(&mut self, more: usize, engine: &mut E) {
         for running in &mut self.running {
             debug_assert!(running.decodes(), "only decoding is repeated");
@@ -316,9 +341,12 @@ impl<E: BatchEngine> Batch<E> {
         }
     }
 
-    /// Ends the step: each request whose tokens are all computed gets a new one, by `sample`, which says whether that was the
-    /// last. Returns the requests whose last it was.
-    pub fn advance(&mut self, mut sample: impl FnMut(&mut Scheduled<E::Request>) -> bool) -> Vec<E::Request> {
+    /// Ends the step: each request whose tokens are all computed gets a new one, by `sample`, which
+    /// says whether that was the last. Returns the requests whose last it was.
+    pub fn advance(
+        &mut self,
+        mut sample: impl FnMut(&mut Scheduled<E::Request>) -> bool,
+    ) -> Vec<E::Request> {
         let Self { running, cache, kept, .. } = self;
         let is_last = |running: &mut Scheduled<_>| {
             running.computed += std::mem::take(&mut running.step);
@@ -349,7 +377,8 @@ impl<E: BatchEngine> Batch<E> {
     }
 }
 
-/// Gives a request `hits` and room for `tokens` tokens more, for which there are blocks, and plans to compute them.
+/// Gives a request `hits` and room for `tokens` tokens more, for which there are blocks, and plans
+/// to compute them.
 fn compute<E: BatchEngine>(
     cache: &mut PagedCache<E::Hash, E::Hasher>,
     request: &mut Scheduled<E::Request>,

@@ -16,10 +16,11 @@ pub enum Encoded {
     Mismatch,
 }
 
-/// A least-recently-used cache that tells which items' embeddings an engine holds. Its capacity is a number of embeddings.
+/// A least-recently-used cache that tells which items' embeddings an engine holds. Its capacity is
+/// a number of embeddings.
 ///
-/// Simpler than vLLM's `EncoderCacheManager`: an item that does not fit is computed every time instead of holding its request
-/// back, and items of running requests are not kept from leaving.
+/// Simpler than vLLM's `EncoderCacheManager`: an item that does not fit is computed every time
+/// instead of holding its request back, and items of running requests are not kept from leaving.
 #[derive(Debug)]
 pub struct EncoderCache<K: Eq + Hash>(WeightedLru<K, u64>);
 

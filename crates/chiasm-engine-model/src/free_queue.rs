@@ -3,8 +3,9 @@
 /// A block of the cache, from 1; 0 is none.
 pub type BlockId = u32;
 
-/// vLLM's `FreeKVCacheBlockQueue`: first the blocks without content, those last freed before those never used, then the
-/// cached ones, least recently used first. A cached block can leave the queue from anywhere.
+/// vLLM's `FreeKVCacheBlockQueue`: first the blocks without content, those last freed before those
+/// never used, then the cached ones, least recently used first. A cached block can leave the queue
+/// from anywhere.
 ///
 /// Only blocks that were in use once take memory.
 #[derive(Debug)]
@@ -34,7 +35,8 @@ impl FreeQueue {
         self.blocks
     }
 
-    /// Takes the block whose turn it is. Its number is at most one more than the highest one so far.
+    /// Takes the block whose turn it is. Its number is at most one more than the highest one so
+    /// far.
     pub(crate) fn pop(&mut self) -> Option<BlockId> {
         if let Some(block) = self.empty.pop() {
             return Some(block);
@@ -75,7 +77,8 @@ impl FreeQueue {
         self.empty.push(block);
     }
 
-    /// The blocks that were in use once, in the order in which they are taken, without those never used.
+    /// The blocks that were in use once, in the order in which they are taken, without those never
+    /// used.
     #[cfg(test)]
     pub(crate) fn order(&self) -> Vec<BlockId> {
         let mut order: Vec<BlockId> = self.empty.iter().rev().copied().collect();

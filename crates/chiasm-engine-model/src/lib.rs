@@ -1,8 +1,9 @@
-//! What an engine computes in each step, and what its caches hold and let go, as in vLLM 0.32. There is no time in it, no wire
-//! and no tensor.
+//! What an engine computes in each step, and what its caches hold and let go, as in vLLM 0.32.
+//! There is no time in it, no wire and no tensor.
 //!
-//! Two engines are built on it: the simulated one of `chiasm-sim-engine`, which is compared with traces of vLLM's own block
-//! manager, and the modelled one of `chiasm-simulate`. Each tells its frontend in its own words what happens in here.
+//! Two engines are built on it: the simulated one of `chiasm-sim-engine`, which is compared with
+//! traces of vLLM's own block manager, and the modelled one of `chiasm-simulate`. Each tells its
+//! frontend in its own words what happens in here.
 //!
 //! ```
 //! use chiasm_engine_model::{BlockTable, PagedCache};

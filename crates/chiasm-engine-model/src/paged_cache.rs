@@ -41,18 +41,24 @@ impl<H> Block<H> {
 
 /// Blocks with reference counts, found again by hash, evicted least recently used first.
 ///
-/// What vLLM 0.32's `BlockPool` and `FullAttentionManager` do for one group of full-attention layers:
-/// - a full block gets its hash when its tokens are *scheduled*, so that the next request of the same step can hit it;
-/// - equal blocks are not merged: a hash may be stored, and later removed, several times; a hit takes the oldest;
-/// - a free block keeps its content until it is taken for something else, which is when its eviction is told;
-/// - a request's blocks become free last block first; those without a hash are taken again before all others.
+/// What vLLM 0.32's `BlockPool` and `FullAttentionManager` do for one group of full-attention
+/// layers:
+/// - a full block gets its hash when its tokens are *scheduled*, so that the next request of the
+///   same step can hit it;
+/// - equal blocks are not merged: a hash may be stored, and later removed, several times; a hit
+///   takes the oldest;
+/// - a free block keeps its content until it is taken for something else, which is when its
+///   eviction is told;
+/// - a request's blocks become free last block first; those without a hash are taken again before
+///   all others.
 ///
-/// `H` is the engine's hash of a block and everything before it, `S` how the table of hashes hashes those. Only blocks that
-/// were in use once take memory.
+/// `H` is the engine's hash of a block and everything before it, `S` how the table of hashes hashes
+/// those. Only blocks that were in use once take memory.
 #[derive(Debug)]
 pub struct PagedCache<H, S = RandomState> {
     block_size: usize,
-    /// Blocks by id. One that was never used has no entry yet; 0 is the null block, which nobody holds.
+    /// Blocks by id. One that was never used has no entry yet; 0 is the null block, which nobody
+    /// holds.
     blocks: Vec<Block<H>>,
     /// The oldest block with each hash.
     oldest: HashMap<H, BlockId, S>,
@@ -60,7 +66,8 @@ pub struct PagedCache<H, S = RandomState> {
 }
 
 impl<H: Copy + Eq + Hash, S: BuildHasher + Default> PagedCache<H, S> {
-    /// An empty cache of `num_blocks` blocks that can be used. vLLM's `num_gpu_blocks` counts its null block too.
+    /// An empty cache of `num_blocks` blocks that can be used. vLLM's `num_gpu_blocks` counts its
+    /// null block too.
     pub fn new(num_blocks: u32, block_size: usize) -> Self {
         let free = FreeQueue::new(num_blocks);
         Self { block_size, blocks: vec![Block::EMPTY], oldest: HashMap::default(), free }
@@ -77,9 +84,14 @@ impl<H: Copy + Eq + Hash, S: BuildHasher + Default> PagedCache<H, S> {
         1.0 - self.free.len() as f64 / f64::from(self.free.blocks().max(1))
     }
 
-    /// Finds the longest run of cached blocks at the start of `hashes` that covers at most `max_tokens` tokens. `hits` holds
-    /// nothing else afterwards.
-    pub fn find(&self, hashes: impl IntoIterator<Item = H>, max_tokens: usize, hits: &mut Vec<BlockId>) {
+    /// Finds the longest run of cached blocks at the start of `hashes` that covers at most
+    /// `max_tokens` tokens. `hits` holds nothing else afterwards.
+    pub fn find(
+        &self,
+        hashes: impl IntoIterator<Item = H>,
+        max_tokens: usize,
+        hits: &mut Vec<BlockId>,
+    ) {
         hits.clear();
         let hashes = hashes.into_iter().take(max_tokens / self.block_size);
         hits.extend(hashes.map_while(|hash| self.oldest.get(&hash).copied()));
@@ -90,7 +102,8 @@ impl<H: Copy + Eq + Hash, S: BuildHasher + Default> PagedCache<H, S> {
         blocks.iter().filter(|block| self.blocks[**block as usize].references == 0).count()
     }
 
-    /// Whether an empty table that takes `hits`, or any table that takes none, could grow to so many tokens.
+    /// Whether an empty table that takes `hits`, or any table that takes none, could grow to so
+    /// many tokens.
     pub fn fits(&self, table: &BlockTable, hits: &[BlockId], tokens: usize) -> bool {
         self.missing(table, tokens).saturating_sub(hits.len()) + self.idle(hits) <= self.free()
     }
@@ -113,9 +126,14 @@ impl<H: Copy + Eq + Hash, S: BuildHasher + Default> PagedCache<H, S> {
         tokens.div_ceil(self.block_size).saturating_sub(table.blocks.len())
     }
 
-    /// Gives a table room for so many tokens. Returns how many blocks it took; they must be free. Tells `evicted` the hash of
-    /// each that had one, in the order in which they were taken.
-    pub fn grow(&mut self, table: &mut BlockTable, tokens: usize, mut evicted: impl FnMut(H)) -> usize {
+    /// Gives a table room for so many tokens. Returns how many blocks it took; they must be free.
+    /// Tells `evicted` the hash of each that had one, in the order in which they were taken.
+    pub fn grow(
+        &mut self,
+        table: &mut BlockTable,
+        tokens: usize,
+        mut evicted: impl FnMut(H),
+    ) -> usize {
         let missing = self.missing(table, tokens);
         for _ in 0..missing {
             let Some(id) = self.free.pop() else {
@@ -134,9 +152,15 @@ impl<H: Copy + Eq + Hash, S: BuildHasher + Default> PagedCache<H, S> {
         missing
     }
 
-    /// Makes the blocks findable that are full once `computed` tokens are computed; `hash_of` gives the hash of the request's
-    /// block at an index. Returns the indices of those that were not findable before.
-    pub fn store(&mut self, table: &mut BlockTable, computed: usize, hash_of: impl Fn(usize) -> H) -> Range<usize> {
+    /// Makes the blocks findable that are full once `computed` tokens are computed; `hash_of` gives
+    /// the hash of the request's block at an index. Returns the indices of those that were not
+    /// findable before.
+    pub fn store(
+        &mut self,
+        table: &mut BlockTable,
+        computed: usize,
+        hash_of: impl Fn(usize) -> H,
+    ) -> Range<usize> {
         let first = table.stored;
         let stored = first..(computed / self.block_size).max(first);
         for (index, &id) in stored.clone().zip(&table.blocks[stored.clone()]) {
@@ -173,7 +197,8 @@ impl<H: Copy + Eq + Hash, S: BuildHasher + Default> PagedCache<H, S> {
 
     /// Takes a block's hash away.
     fn evict(&mut self, id: BlockId) -> Option<H> {
-        let Block { hash, twin, .. } = std::mem::replace(&mut self.blocks[id as usize], Block::EMPTY);
+        let Block { hash, twin, .. } =
+            std::mem::replace(&mut self.blocks[id as usize], Block::EMPTY);
         let hash = hash?;
         match self.oldest.get_mut(&hash) {
             Some(oldest) if *oldest == id && twin != 0 => *oldest = twin,
@@ -195,8 +220,8 @@ impl<H: Copy + Eq + Hash, S: BuildHasher + Default> PagedCache<H, S> {
         if self.free.len() < self.free.blocks() as usize {
             return false;
         }
-        // The queue still has some for cached that no longer are. As now none is, their order makes no difference, and all of
-        // them are taken before any that is cached from now on.
+        // The queue still has some for cached that no longer are. As now none is, their order makes
+        // no difference, and all of them are taken before any that is cached from now on.
         self.oldest.clear();
         self.blocks.fill(Block::EMPTY);
         true

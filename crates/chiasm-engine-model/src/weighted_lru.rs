@@ -27,8 +27,9 @@ impl<K: Eq + Hash, V> WeightedLru<K, V> {
         self.entries.get(key).map(|(_, value)| value)
     }
 
-    /// Keeps a value as the most recently used one, in place of the one that the key had, and drops the least recently used
-    /// ones until it fits. A value that is heavier than the capacity is not kept and drives out only its predecessor.
+    /// Keeps a value as the most recently used one, in place of the one that the key had, and drops
+    /// the least recently used ones until it fits. A value that is heavier than the capacity is not
+    /// kept and drives out only its predecessor.
     pub fn insert(&mut self, key: K, weight: u64, value: V) {
         self.remove(&key);
         if weight > self.capacity {

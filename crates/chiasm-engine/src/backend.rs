@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink, MediaObserver,
-    MemoryUsage, Network, RunningJob, SourceError, TensorFormat,
+    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink,
+    MediaObserver, MemoryUsage, Network, RunningJob, SourceError, TensorFormat,
 };
 use chiasm_transfer::Arena;
 use chiasm_types::MmHash;
@@ -41,8 +41,9 @@ use crate::launch::LastLines;
 
 /// The connection to one start of an engine, as the pipeline sees it.
 ///
-/// What an engine lacks of a job's media is sent with the request; if it turns out to lack more than its mirror says, the
-/// continuation is sent again, with all data, before anybody learns of it.
+/// What an engine lacks of a job's media is sent with the request; if it turns out to lack more
+/// than its mirror says, the continuation is sent again, with all data, before anybody learns of
+/// it.
 #[derive(Debug)]
 pub(crate) struct EngineBackend {
     engine: Arc<Engine>,
@@ -65,7 +66,10 @@ struct Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("client", &self.client).field("format", &self.format).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("client", &self.client)
+            .field("format", &self.format)
+            .finish_non_exhaustive()
     }
 }
 
@@ -81,7 +85,8 @@ impl Backend for EngineBackend {
                 return Err(JobError::Refused { field: "input".to_owned(), message });
             };
             let prompt = prompt.clone();
-            let running = running::RunningEngineJob::start(self.engine.clone(), job, prompt).await?;
+            let running =
+                running::RunningEngineJob::start(self.engine.clone(), job, prompt).await?;
             Ok(Box::new(running) as Box<dyn RunningJob>)
         }
         .boxed()
@@ -127,7 +132,12 @@ impl Backend for EngineBackend {
 
     fn memory(&self) -> Option<MemoryUsage> {
         let usage = self.engine.client.arena().map(Arena::usage)?;
-        Some(MemoryUsage { reserved: usage.reserved, used: usage.used, slots: usage.slots, leases: usage.leases })
+        Some(MemoryUsage {
+            reserved: usage.reserved,
+            used: usage.used,
+            slots: usage.slots,
+            leases: usage.leases,
+        })
     }
 }
 

@@ -30,7 +30,9 @@ use self::connection::{Connection, Outgoing};
 use self::delivery::Delivery;
 use crate::endpoints::EngineEndpoints;
 use crate::error::{DeathCause, EngineError};
-use crate::wire::{EngineCoreRequest, EngineReady, FailureMessage, SchedulerStats, Utility, Value, request};
+use crate::wire::{
+    EngineCoreRequest, EngineReady, FailureMessage, SchedulerStats, Utility, Value, request,
+};
 
 /// What a client has to know about its engine beyond what that reports.
 #[derive(Clone, Debug, Default)]
@@ -41,18 +43,22 @@ pub struct ClientOptions {
     pub strict_version: bool,
     /// Size of the model's vocabulary (embedding rows), to refuse token ids outside.
     pub vocab_size: Option<u32>,
-    /// Tensors whose rows another one counts. A request where the two differ would kill the engine, so it is refused.
+    /// Tensors whose rows another one counts. A request where the two differ would kill the engine,
+    /// so it is refused.
     pub counted_rows: Vec<CountedRows>,
-    /// Capacity of the engine's receiver cache in bytes, exactly as it was started with; `None` when it has none or that
-    /// is not known. Then every media item is sent with its data. Assuming a cache where there is none kills the engine.
+    /// Capacity of the engine's receiver cache in bytes, exactly as it was started with; `None`
+    /// when it has none or that is not known. Then every media item is sent with its data. Assuming
+    /// a cache where there is none kills the engine.
     pub receiver_cache_bytes: Option<u64>,
     /// How long the engine may take to become ready.
     pub ready_timeout: Option<Duration>,
-    /// How long the engine may say nothing before it is asked for a sign of life; `None` never asks.
+    /// How long the engine may say nothing before it is asked for a sign of life; `None` never
+    /// asks.
     pub ask_after: Option<Duration>,
 }
 
-/// Two tensors of an item that belong together: the first has as many rows as the product of the second's three extents.
+/// Two tensors of an item that belong together: the first has as many rows as the product of the
+/// second's three extents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountedRows {
     /// The tensor with the rows.
@@ -61,14 +67,16 @@ pub struct CountedRows {
     pub grid: Cow<'static, str>,
 }
 
-/// One engine, from its handshake to its death. Clones share the connection; it closes with the last one.
+/// One engine, from its handshake to its death. Clones share the connection; it closes with the
+/// last one.
 ///
 /// A client belongs to one start of an engine. When that is gone every open stream ends with
-/// [`EngineError::Dead`], and so does everything after. For its next start bind a new client, which can be on the
-/// same TCP addresses. An engine that survives its frontend is taken over by [`PendingEngine::or_return_of`].
+/// [`EngineError::Dead`], and so does everything after. For its next start bind a new client, which
+/// can be on the same TCP addresses. An engine that survives its frontend is taken over by
+/// [`PendingEngine::or_return_of`].
 ///
-/// The engine counts as gone when it says so, when its connection closes, when it can't be sent to, when it says
-/// what can't be understood, or when [`mark_dead`](Self::mark_dead) is called.
+/// The engine counts as gone when it says so, when its connection closes, when it can't be sent to,
+/// when it says what can't be understood, or when [`mark_dead`](Self::mark_dead) is called.
 #[derive(Clone, Debug)]
 pub struct EngineClient {
     handle: Arc<ClientHandle>,
@@ -94,7 +102,10 @@ impl Drop for ClientHandle {
 
 impl EngineClient {
     /// Listens for an engine.
-    pub async fn bind(endpoints: EngineEndpoints, options: ClientOptions) -> Result<PendingEngine, EngineError> {
+    pub async fn bind(
+        endpoints: EngineEndpoints,
+        options: ClientOptions,
+    ) -> Result<PendingEngine, EngineError> {
         PendingEngine::bind(endpoints, options).await
     }
 
@@ -103,8 +114,8 @@ impl EngineClient {
         &self.handle.ready
     }
 
-    /// What the engine said when it became ready, which it says only once. With it a frontend that is started again can
-    /// take the engine over: see [`PendingEngine::or_return_of`].
+    /// What the engine said when it became ready, which it says only once. With it a frontend that
+    /// is started again can take the engine over: see [`PendingEngine::or_return_of`].
     pub fn report(&self) -> &Bytes {
         &self.handle.report
     }
@@ -121,17 +132,19 @@ impl EngineClient {
 
     /// Sends a request.
     ///
-    /// Its id must not be in use, and should not be used again: outputs of an aborted request may still be under
-    /// way when another with its id starts. Nothing is sent when the request would break the engine; the error
-    /// then names the field.
+    /// Its id must not be in use, and should not be used again: outputs of an aborted request may
+    /// still be under way when another with its id starts. Nothing is sent when the request would
+    /// break the engine; the error then names the field.
     ///
-    /// Media items that the engine holds are sent without their data, and may be given without. Others that are given
-    /// without make [`EngineError::NeedsData`]: nothing was sent, try again with their data.
+    /// Media items that the engine holds are sent without their data, and may be given without.
+    /// Others that are given without make [`EngineError::NeedsData`]: nothing was sent, try again
+    /// with their data.
     pub fn submit(&self, request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
         self.submit_one_of(1, &Unread::of_process().job(), request)
     }
 
-    /// Sends one of so many requests that have one reader, who leaves no more of all their outputs unread than of one.
+    /// Sends one of so many requests that have one reader, who leaves no more of all their outputs
+    /// unread than of one.
     pub(crate) fn submit_one_of(
         &self,
         count: usize,
@@ -140,21 +153,27 @@ impl EngineClient {
     ) -> Result<OutputStream, EngineError> {
         validate::check(&request, &self.handle.ready, &self.handle.options)?;
         let connection = &self.handle.connection;
-        // Held until the request is queued: the engine must see requests in the order in which the mirror does. The task that
-        // sends encodes it.
+        // Held until the request is queued: the engine must see requests in the order in which the
+        // mirror does. The task that sends encodes it.
         let mut order = self.handle.delivery.order();
         let keys = order.missing(&request.mm_features);
         if !keys.is_empty() {
             return Err(EngineError::NeedsData { keys });
         }
-        let arrivals = connection.registry().open(&request.request_id, MOST_UNREAD_BYTES / count.max(1), job)?;
+        let arrivals = connection.registry().open(
+            &request.request_id,
+            MOST_UNREAD_BYTES / count.max(1),
+            job,
+        )?;
         let delivered = order.hand_over(&mut request.mm_features);
-        let stream = OutputStream::new(request.request_id.clone(), arrivals, connection.clone(), delivered);
+        let stream =
+            OutputStream::new(request.request_id.clone(), arrivals, connection.clone(), delivered);
         connection.send(Outgoing::Add(Box::new(request)))?;
         Ok(stream)
     }
 
-    /// Whether the engine's receiver cache holds a media item, so that it can be sent without its data.
+    /// Whether the engine's receiver cache holds a media item, so that it can be sent without its
+    /// data.
     pub fn holds(&self, mm_hash: &str) -> bool {
         self.handle.delivery.order().holds(mm_hash)
     }
@@ -165,8 +184,8 @@ impl EngineClient {
         mm_hashes.into_iter().for_each(|mm_hash| order.forget(mm_hash));
     }
 
-    /// Makes shared memory for so many bytes of tensors and lets the engine open it. Tensors in its slots are then sent as
-    /// handles.
+    /// Makes shared memory for so many bytes of tensors and lets the engine open it. Tensors in its
+    /// slots are then sent as handles.
     ///
     /// # Errors
     /// [`AttachError`] says why not; everything is sent in messages then.
@@ -180,14 +199,21 @@ impl EngineClient {
     }
 
     /// Calls a method of the engine, e.g. `reset_mm_cache`. The engine answers between two steps.
-    pub async fn utility(&self, method: &str, args: Vec<Value>, timeout: Duration) -> Result<Value, EngineError> {
+    pub async fn utility(
+        &self,
+        method: &str,
+        args: Vec<Value>,
+        timeout: Duration,
+    ) -> Result<Value, EngineError> {
         let connection = &self.handle.connection;
         let (call_id, answer) = connection.registry().call()?;
         let call = Utility { client_index: 0, call_id, method: method.to_owned(), args };
         connection.send(Outgoing::Frames(request::encode_utility(&call)))?;
         match tokio::time::timeout(timeout, answer).await {
             Ok(Ok(Ok(result))) => Ok(result),
-            Ok(Ok(Err(FailureMessage(message)))) => Err(EngineError::Utility { method: method.to_owned(), message }),
+            Ok(Ok(Err(FailureMessage(message)))) => {
+                Err(EngineError::Utility { method: method.to_owned(), message })
+            }
             Ok(Err(_)) => Err(EngineError::Dead { cause: connection.cause() }),
             Err(_) => {
                 connection.registry().hang_up(call_id);
@@ -201,14 +227,15 @@ impl EngineClient {
         self.handle.connection.stats()
     }
 
-    /// Calls `sink` with the state of the engine's scheduler after each of its steps, in the task that receives it: so it
-    /// must be quick, and must not call this client. A second call replaces the first sink.
+    /// Calls `sink` with the state of the engine's scheduler after each of its steps, in the task
+    /// that receives it: so it must be quick, and must not call this client. A second call replaces
+    /// the first sink.
     pub fn follow_stats(&self, sink: impl Fn(&SchedulerStats) + Send + Sync + 'static) {
         self.handle.connection.follow_stats(Box::new(sink));
     }
 
-    /// The address that the engine's requests are sent to: that of the machine where it runs, as far as this one sees.
-    /// `None` over Unix sockets.
+    /// The address that the engine's requests are sent to: that of the machine where it runs, as
+    /// far as this one sees. `None` over Unix sockets.
     pub fn peer(&self) -> Option<IpAddr> {
         self.handle.peer
     }
@@ -223,8 +250,8 @@ impl EngineClient {
         self.handle.connection.registry().death().is_none()
     }
 
-    /// How long the engine has said nothing since it was asked for a sign of life; zero while it answers. Engines answer
-    /// between two steps, so a long step is a silence too.
+    /// How long the engine has said nothing since it was asked for a sign of life; zero while it
+    /// answers. Engines answer between two steps, so a long step is a silence too.
     pub fn silent_for(&self) -> Duration {
         self.handle.connection.pulse().silent_for()
     }
@@ -234,8 +261,8 @@ impl EngineClient {
         self.handle.connection.gone().await
     }
 
-    /// Declares the engine gone, e.g. because its process has ended. Streams end with this cause if it is the
-    /// first one known.
+    /// Declares the engine gone, e.g. because its process has ended. Streams end with this cause if
+    /// it is the first one known.
     pub fn mark_dead(&self, cause: DeathCause) {
         self.handle.connection.die(cause);
     }

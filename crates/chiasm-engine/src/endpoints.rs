@@ -11,8 +11,8 @@ use tempfile::TempDir;
 use crate::error::EngineError;
 use crate::state::check_private;
 
-/// Longest path of a Unix socket that every system takes, in bytes (`sun_path` has 104 on macOS, 108 on Linux,
-/// and one is for the terminating zero).
+/// Longest path of a Unix socket that every system takes, in bytes (`sun_path` has 104 on macOS,
+/// 108 on Linux, and one is for the terminating zero).
 const MAX_SOCKET_PATH: usize = 103;
 
 /// The frontend's sockets in a [`SocketDir`].
@@ -30,11 +30,12 @@ const MAX_SOCKET_NAME: usize = 16;
 
 /// Addresses that a frontend binds for one engine: `tcp://host:port` or `ipc://path`.
 ///
-/// A port of 0 stands for any free one. The engine connects to `input` and `output` as they are written here, so
-/// a TCP host must be one that it can reach, and no wildcard.
+/// A port of 0 stands for any free one. The engine connects to `input` and `output` as they are
+/// written here, so a TCP host must be one that it can reach, and no wildcard.
 #[derive(Clone, Debug)]
 pub struct EngineEndpoints {
-    /// ROUTER, where the engine says hello. What `vllm serve --headless` calls the data-parallel RPC port.
+    /// ROUTER, where the engine says hello. What `vllm serve --headless` calls the data-parallel
+    /// RPC port.
     pub handshake: String,
     /// ROUTER, for requests.
     pub input: String,
@@ -48,17 +49,19 @@ impl EngineEndpoints {
         Self { handshake: handshake.to_owned(), input: dir.ipc(INPUT), output: dir.ipc(OUTPUT) }
     }
 
-    /// Everything by TCP on one host, at ports that the system picks: for an engine that shares no file system.
+    /// Everything by TCP on one host, at ports that the system picks: for an engine that shares no
+    /// file system.
     pub fn tcp(handshake: &str, host: &str) -> Self {
         let any = format!("tcp://{host}:0");
         Self { handshake: handshake.to_owned(), input: any.clone(), output: any }
     }
 }
 
-/// A directory for the Unix sockets of one start of one engine, or for other things of engines, which nobody else can enter. Removed on drop, unless it is
-/// [kept](Self::keep).
+/// A directory for the Unix sockets of one start of one engine, or for other things of engines,
+/// which nobody else can enter. Removed on drop, unless it is [kept](Self::keep).
 ///
-/// Make a new one for each start: the engine of another start may still come to the addresses in it.
+/// Make a new one for each start: the engine of another start may still come to the addresses in
+/// it.
 #[derive(Debug)]
 pub struct SocketDir {
     path: PathBuf,
@@ -67,7 +70,8 @@ pub struct SocketDir {
 }
 
 impl SocketDir {
-    /// Makes one in the system's directory for temporary files, or in `/tmp` when socket paths there would be too long.
+    /// Makes one in the system's directory for temporary files, or in `/tmp` when socket paths
+    /// there would be too long.
     pub fn new() -> Result<Self, EngineError> {
         Self::new_in(&parent())
     }
@@ -80,8 +84,9 @@ impl SocketDir {
 
     fn sweep_in(parent: &Path) -> usize {
         let Ok(entries) = fs::read_dir(parent) else { return 0 };
-        let ours =
-            entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
+        let ours = entries
+            .flatten()
+            .filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
         let mut removed = 0;
         for path in ours.map(|entry| entry.path()) {
             if !fs::symlink_metadata(&path).is_ok_and(|about| check_private(&about).is_ok()) {
@@ -104,12 +109,15 @@ impl SocketDir {
     /// Makes one in `parent`.
     ///
     /// # Errors
-    /// [`PathTooLong`](EngineError::PathTooLong) when the path of a socket in it could exceed what every system takes,
-    /// [`PrivateDir`](EngineError::PrivateDir) when it can't be made.
+    /// [`PathTooLong`](EngineError::PathTooLong) when the path of a socket in it could exceed what
+    /// every system takes, [`PrivateDir`](EngineError::PrivateDir) when it can't be made.
     pub fn new_in(parent: &Path) -> Result<Self, EngineError> {
-        let made =
-            tempfile::Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir_in(parent);
-        let dir = made.map_err(|source| EngineError::PrivateDir { parent: parent.to_owned(), source })?;
+        let made = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(parent);
+        let dir =
+            made.map_err(|source| EngineError::PrivateDir { parent: parent.to_owned(), source })?;
         let longest = dir.path().join("x".repeat(MAX_SOCKET_NAME));
         if longest.as_os_str().len() > MAX_SOCKET_PATH {
             return Err(EngineError::PathTooLong { path: dir.path().to_owned() });
@@ -121,15 +129,17 @@ impl SocketDir {
             lock.try_lock()?;
             fs::rename(&unnamed, dir.path().join(LOCK)).map(|()| lock)
         };
-        let lock = locked().map_err(|source| EngineError::PrivateDir { parent: parent.to_owned(), source })?;
+        let lock = locked()
+            .map_err(|source| EngineError::PrivateDir { parent: parent.to_owned(), source })?;
         Ok(Self { path: dir.path().to_owned(), temporary: Some((dir, lock)) })
     }
 
-    /// One that another process has made and kept. Its frontend's sockets are removed, those of its engine stay; if it is gone
-    /// it is made anew.
+    /// One that another process has made and kept. Its frontend's sockets are removed, those of its
+    /// engine stay; if it is gone it is made anew.
     ///
     /// # Errors
-    /// [`PrivateDir`](EngineError::PrivateDir): it is not only this user's any more, or can't be made.
+    /// [`PrivateDir`](EngineError::PrivateDir): it is not only this user's any more, or can't be
+    /// made.
     pub fn again(path: &Path) -> Result<Self, EngineError> {
         let taken = || {
             match DirBuilder::new().mode(0o700).create(path) {
@@ -137,16 +147,19 @@ impl SocketDir {
                 made => return made,
             }
             check_private(&fs::symlink_metadata(path)?)?;
-            [INPUT, OUTPUT].into_iter().try_for_each(|name| match fs::remove_file(path.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
+            [INPUT, OUTPUT].into_iter().try_for_each(|name| {
+                match fs::remove_file(path.join(name)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                    _ => Ok(()),
+                }
             })
         };
         taken().map_err(|source| EngineError::PrivateDir { parent: path.to_owned(), source })?;
         Ok(Self { path: path.to_owned(), temporary: None })
     }
 
-    /// Leaves the directory where it is when this is dropped, for an engine that outlives its frontend.
+    /// Leaves the directory where it is when this is dropped, for an engine that outlives its
+    /// frontend.
     pub fn keep(self) -> Self {
         if let Some((dir, lock)) = self.temporary {
             let kept = dir.keep();
@@ -174,7 +187,8 @@ impl SocketDir {
 /// The system's directory for temporary files, or `/tmp` when socket paths there would be too long.
 fn parent() -> PathBuf {
     let parent = std::env::temp_dir();
-    // The name has six random characters behind its beginning; then come "/" and the name of a socket.
+    // The name has six random characters behind its beginning; then come "/" and the name of a
+    // socket.
     let longest = parent.as_os_str().len() + "/xxxxxx/".len() + PREFIX.len() + MAX_SOCKET_NAME;
     if longest <= MAX_SOCKET_PATH { parent } else { PathBuf::from("/tmp") }
 }
@@ -203,7 +217,8 @@ mod tests {
         let again = SocketDir::again(&path).unwrap();
         assert_eq!(again.ipc("in"), format!("ipc://{}/in", path.display()));
         drop(again);
-        let left: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> =
+            fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["kv"]);
         fs::remove_dir_all(&path).unwrap();
         assert_eq!(SocketDir::again(&path).unwrap().path(), path);
@@ -236,7 +251,10 @@ mod tests {
         fs::set_permissions(&open, Permissions::from_mode(0o755)).unwrap();
         std::os::unix::fs::symlink(parent.path(), &link).unwrap();
         for path in [open, link] {
-            assert!(matches!(SocketDir::again(&path), Err(EngineError::PrivateDir { .. })), "{path:?}");
+            assert!(
+                matches!(SocketDir::again(&path), Err(EngineError::PrivateDir { .. })),
+                "{path:?}"
+            );
         }
     }
 

@@ -13,12 +13,14 @@ pub enum EngineError {
     /// The request would break the engine, so it was not sent. The caller's fault.
     #[error("{field}: {message}")]
     InvalidRequest {
-        /// The field of the request, e.g. `sampling_params.max_tokens` or `mm_features[1].mm_position`.
+        /// The field of the request, e.g. `sampling_params.max_tokens` or
+        /// `mm_features[1].mm_position`.
         field: String,
         /// What is wrong with it.
         message: String,
     },
-    /// Media items came without data that the engine does not hold. Nothing was sent: try again with their data.
+    /// Media items came without data that the engine does not hold. Nothing was sent: try again
+    /// with their data.
     #[error("{} media items need their data", keys.len())]
     NeedsData {
         /// Their `mm_hash`es.
@@ -147,7 +149,8 @@ pub enum DeathCause {
     /// It could not be sent to.
     #[error("sending to it failed: {0}")]
     SendFailed(String),
-    /// It said something that this crate does not understand, so what it says can't be told apart any more.
+    /// It said something that this crate does not understand, so what it says can't be told apart
+    /// any more.
     #[error("its message is not understood: {0}")]
     Protocol(WireError),
     /// Its process ended, in the words of whoever watched it.

@@ -1,8 +1,9 @@
 //! Starts and stops headless vLLM engines as child processes.
 //!
-//! A [`LaunchSpec`] says what to start, an [`EngineProcess`] is what runs. The child and everything that it starts
-//! form a process group of their own, which ends with the `EngineProcess`, and with this process however that ends. With
-//! [`Keep`] it lives on for some time instead, for a later process to take it over.
+//! A [`LaunchSpec`] says what to start, an [`EngineProcess`] is what runs. The child and everything
+//! that it starts form a process group of their own, which ends with the `EngineProcess`, and with
+//! this process however that ends. With [`Keep`] it lives on for some time instead, for a later
+//! process to take it over.
 
 mod advice;
 mod arguments;
@@ -45,11 +46,11 @@ pub struct LaunchSpec {
     pub receiver_cache_gb: f64,
     /// The addresses at which it publishes KV events; `None` for an engine that publishes none.
     pub kv_events: Option<KvEventEndpoints>,
-    /// How it hands keys and values of prompts to other engines, or gets them (`--kv-transfer-config`); `None` for one that does neither,
-    /// or as the user's flags say.
+    /// How it hands keys and values of prompts to other engines, or gets them
+    /// (`--kv-transfer-config`); `None` for one that does neither, or as the user's flags say.
     pub kv_transfer: Option<serde_json::Value>,
-    /// How it hands embeddings of media items to other engines, or gets them (`--ec-transfer-config`); `None` for one that does neither, or
-    /// as the user's flags say.
+    /// How it hands embeddings of media items to other engines, or gets them
+    /// (`--ec-transfer-config`); `None` for one that does neither, or as the user's flags say.
     pub ec_transfer: Option<serde_json::Value>,
     /// The user's flags. Flags that are set here are refused.
     pub extra_args: Vec<String>,
@@ -85,16 +86,22 @@ impl KvEventEndpoints {
         Self { publish: dir.ipc("kv"), replay: dir.ipc("kv-replay") }
     }
 
-    /// TCP ports on *all* interfaces: vLLM connects instead of binding when a host is named. The events contain
-    /// the prompts' tokens, so keep the ports from strangers.
+    /// TCP ports on *all* interfaces: vLLM connects instead of binding when a host is named. The
+    /// events contain the prompts' tokens, so keep the ports from strangers.
     pub fn tcp(port: u16, replay_port: u16) -> Self {
         Self { publish: format!("tcp://*:{port}"), replay: format!("tcp://*:{replay_port}") }
     }
 }
 
 impl LaunchSpec {
-    /// A start without KV events, a receiver cache or flags of the user; set the fields to have them.
-    pub fn new(name: &str, vllm: impl Into<PathBuf>, model: impl Into<PathBuf>, handshake: &str) -> Self {
+    /// A start without KV events, a receiver cache or flags of the user; set the fields to have
+    /// them.
+    pub fn new(
+        name: &str,
+        vllm: impl Into<PathBuf>,
+        model: impl Into<PathBuf>,
+        handshake: &str,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             vllm: vllm.into(),

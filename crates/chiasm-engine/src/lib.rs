@@ -1,8 +1,9 @@
-//! Drives vLLM's EngineCore: its wire, the connection to one engine, and engines as child processes.
+//! Drives vLLM's EngineCore: its wire, the connection to one engine, and engines as child
+//! processes.
 //!
-//! An engine is a headless vLLM (`vllm serve --headless`) or a simulated one; both speak the same messages over the
-//! same three ZMQ sockets, which the frontend binds. One [`EngineClient`] is the connection to one start of one
-//! engine.
+//! An engine is a headless vLLM (`vllm serve --headless`) or a simulated one; both speak the same
+//! messages over the same three ZMQ sockets, which the frontend binds. One [`EngineClient`] is the
+//! connection to one start of one engine.
 //!
 //! ```no_run
 //! use chiasm_engine::launch::{KvEventEndpoints, LaunchSpec};
@@ -59,11 +60,13 @@ pub mod state;
 pub mod wire;
 
 pub use backend::{
-    ArenaPolicy, AttachHost, EcConnector, EmbeddingStore, EngineConnector, EngineHost, EngineOptions, FormatPolicy,
-    KeptAs, KvConnector, LaunchHost, RunningEngine, ShmTooSmall, to_item,
+    ArenaPolicy, AttachHost, EcConnector, EmbeddingStore, EngineConnector, EngineHost,
+    EngineOptions, FormatPolicy, KeptAs, KvConnector, LaunchHost, RunningEngine, ShmTooSmall,
+    to_item,
 };
 pub use client::{
-    AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine, Plugin,
+    AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine,
+    Plugin,
 };
 pub use endpoints::{EngineEndpoints, SocketDir};
 pub use error::{DeathCause, EngineError};

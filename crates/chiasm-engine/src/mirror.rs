@@ -9,11 +9,12 @@ const INT_BYTES: u64 = 28;
 /// Bytes that vLLM counts for a plain float.
 const FLOAT_BYTES: u64 = 24;
 
-/// A mirror of one engine's receiver cache, kept exact by running the engine's own algorithm over the same requests in
-/// the same order (`LruKeyReplicatedReceiverCache` in `vllm/multimodal/cache`).
+/// A mirror of one engine's receiver cache, kept exact by running the engine's own algorithm over
+/// the same requests in the same order (`LruKeyReplicatedReceiverCache` in
+/// `vllm/multimodal/cache`).
 ///
-/// Items that it holds are sent without data. The order of all touches matters, so a request must be
-/// [applied](Self::apply) and sent under one lock.
+/// Items that it holds are sent without data. The order of all touches matters, so a request must
+/// be [applied](Self::apply) and sent under one lock.
 #[derive(Debug)]
 pub struct ReceiverMirror {
     capacity: u64,
@@ -31,7 +32,8 @@ struct Entry {
 }
 
 impl ReceiverMirror {
-    /// The mirror of an engine that has just started, whose receiver cache of `capacity` bytes is empty.
+    /// The mirror of an engine that has just started, whose receiver cache of `capacity` bytes is
+    /// empty.
     pub fn new(capacity: u64) -> Self {
         Self { capacity, used: 0, entries: HashMap::new(), order: BTreeMap::new(), clock: 0 }
     }
@@ -41,10 +43,11 @@ impl ReceiverMirror {
         self.entries.contains_key(key)
     }
 
-    /// Keys of the items that would have to come with data and do not. Empty when the request can be applied.
+    /// Keys of the items that would have to come with data and do not. Empty when the request can
+    /// be applied.
     ///
-    /// A request whose items together exceed the capacity could evict one of its own while it is read, so all of them
-    /// need data.
+    /// A request whose items together exceed the capacity could evict one of its own while it is
+    /// read, so all of them need data.
     pub fn missing(&self, features: &[MmFeature]) -> Vec<String> {
         let mut seen = HashSet::new();
         let bytes: u64 = features
@@ -70,8 +73,9 @@ impl ReceiverMirror {
         missing
     }
 
-    /// Follows the engine through a request that is about to be sent, and takes the data off the items that the engine
-    /// holds. [`missing`](Self::missing) must be empty. Returns the keys of the items that the engine will evict.
+    /// Follows the engine through a request that is about to be sent, and takes the data off the
+    /// items that the engine holds. [`missing`](Self::missing) must be empty. Returns the keys of
+    /// the items that the engine will evict.
     pub fn apply(&mut self, features: &mut [MmFeature]) -> Vec<String> {
         let mut evicted = Vec::new();
         for feature in features.iter() {
@@ -149,7 +153,8 @@ mod tests {
 
     fn feature(key: &str, bytes: Option<usize>) -> MmFeature {
         let item = |bytes| {
-            let tensor = WireTensor::new(Dtype::U8, vec![bytes], Bytes::from(vec![0; bytes])).unwrap();
+            let tensor =
+                WireTensor::new(Dtype::U8, vec![bytes], Bytes::from(vec![0; bytes])).unwrap();
             MmItem(vec![("pixel_values".to_owned(), MmField::flat(tensor, bytes))])
         };
         MmFeature {
@@ -161,7 +166,8 @@ mod tests {
         }
     }
 
-    /// Applies a request, and says of each feature whether it still has data, so whether it is sent.
+    /// Applies a request, and says of each feature whether it still has data, so whether it is
+    /// sent.
     fn sent(mirror: &mut ReceiverMirror, mut features: Vec<MmFeature>) -> Vec<bool> {
         assert_eq!(mirror.missing(&features), Vec::<String>::new());
         mirror.apply(&mut features);
@@ -181,7 +187,10 @@ mod tests {
     #[test]
     fn an_item_that_stands_twice_in_a_request_is_sent_once() {
         let mut mirror = ReceiverMirror::new(100);
-        assert_eq!(sent(&mut mirror, vec![feature("a", Some(60)), feature("a", Some(60))]), [true, false]);
+        assert_eq!(
+            sent(&mut mirror, vec![feature("a", Some(60)), feature("a", Some(60))]),
+            [true, false]
+        );
         assert_eq!(sent(&mut mirror, vec![feature("a", None), feature("a", None)]), [false, false]);
     }
 

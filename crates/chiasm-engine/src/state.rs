@@ -1,7 +1,8 @@
 //! The state folder: what a frontend has to know of engines that were ready for one before it.
 //!
-//! An engine says where it publishes and what it became only once. So it is written down, one file per engine, for the next
-//! frontend of the same user. Whoever holds a file's lock is the engine's frontend, until its process ends.
+//! An engine says where it publishes and what it became only once. So it is written down, one file
+//! per engine, for the next frontend of the same user. Whoever holds a file's lock is the engine's
+//! frontend, until its process ends.
 
 mod process_id;
 mod record;
@@ -21,8 +22,8 @@ use crate::error::EngineError;
 /// How often a lock is tried that another frontend holds.
 const TRY_AGAIN: Duration = Duration::from_millis(100);
 
-/// The locks that this process holds. They end with it and not before: its sockets are closed by tasks of their own, which
-/// remove paths that the next frontend would have bound by then.
+/// The locks that this process holds. They end with it and not before: its sockets are closed by
+/// tasks of their own, which remove paths that the next frontend would have bound by then.
 static HELD: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
 /// A folder of this user's with one file per engine.
@@ -48,9 +49,13 @@ impl StateDir {
 
     /// The file of the engine with this name.
     pub fn file(&self, name: &str) -> RecordFile {
-        let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-') { c } else { '_' };
+        let plain =
+            |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-') { c } else { '_' };
         let name: String = name.strip_prefix("tcp://").unwrap_or(name).chars().map(plain).collect();
-        RecordFile { path: self.path.join(format!("{name}.json")), lock: self.path.join(format!("{name}.lock")) }
+        RecordFile {
+            path: self.path.join(format!("{name}.json")),
+            lock: self.path.join(format!("{name}.lock")),
+        }
     }
 
     /// Forgets engines that have ended without a frontend; how many.
@@ -92,7 +97,8 @@ fn check_own(about: &fs::Metadata, forbidden: u32) -> io::Result<()> {
         return Ok(());
     }
     let allowed = 0o777 & !forbidden;
-    let wanted = format!("it must be a folder of this user with no more permissions than {allowed:o}");
+    let wanted =
+        format!("it must be a folder of this user with no more permissions than {allowed:o}");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, wanted))
 }
 
@@ -104,7 +110,8 @@ pub struct RecordFile {
 }
 
 impl RecordFile {
-    /// Waits until no other frontend has the engine. From then on it is this process's until that ends.
+    /// Waits until no other frontend has the engine. From then on it is this process's until that
+    /// ends.
     ///
     /// # Errors
     /// [`EngineError::State`]: the lock can't be made.
@@ -142,7 +149,8 @@ impl RecordFile {
         HELD.lock().unwrap_or_else(PoisonError::into_inner).retain(|(lock, _)| *lock != self.lock);
     }
 
-    /// What is written there; `None` without a file, or with one that can't be understood, which is logged.
+    /// What is written there; `None` without a file, or with one that can't be understood, which is
+    /// logged.
     pub fn read(&self) -> Option<Record> {
         let text = match fs::read(&self.path) {
             Ok(text) => text,
@@ -188,7 +196,8 @@ impl RecordFile {
 
 /// Removes a folder of sockets that is written down and not needed any more.
 pub(crate) fn remove_sockets(path: &Path) {
-    // Whoever removes folders for temporary files may have been first, and somebody else may have made another one.
+    // Whoever removes folders for temporary files may have been first, and somebody else may have
+    // made another one.
     if fs::symlink_metadata(path).and_then(|about| check_private(&about)).is_ok()
         && let Err(error) = fs::remove_dir_all(path)
     {
@@ -204,7 +213,10 @@ mod tests {
 
     fn record(sockets: &Path) -> Record {
         let report = Some(vec![0x80, 0xff]);
-        Record { report, ..Record::new("m", "tcp://127.0.0.1:1", "ipc:///in", "ipc:///out", sockets) }
+        Record {
+            report,
+            ..Record::new("m", "tcp://127.0.0.1:1", "ipc:///in", "ipc:///out", sockets)
+        }
     }
 
     #[test]
@@ -227,8 +239,9 @@ mod tests {
     fn what_can_not_be_understood_is_no_record() {
         let dir = tempfile::tempdir().unwrap();
         let file = StateDir::open(dir.path()).unwrap().file("a");
-        let later =
-            String::from_utf8(record(Path::new("/a")).encode()).unwrap().replace("\"version\":1", "\"version\":2");
+        let later = String::from_utf8(record(Path::new("/a")).encode())
+            .unwrap()
+            .replace("\"version\":1", "\"version\":2");
         for text in ["", "{}", "[1]", &later] {
             fs::write(&file.path, text).unwrap();
             assert_eq!(file.read(), None, "{text}");
@@ -238,7 +251,8 @@ mod tests {
     #[test]
     fn a_folder_that_others_can_write_to_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let mode = |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let mode =
+            |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
         mode(0o775);
         assert!(matches!(StateDir::open(dir.path()), Err(EngineError::State { .. })));
         mode(0o755);
@@ -251,7 +265,9 @@ mod tests {
         let state = StateDir::open(dir.path()).unwrap();
         let this = ProcessId::this();
         let dead = ProcessId { start: this.start + 1, ..this };
-        for (name, process) in [("attached", None), ("runs", Some(this)), ("had", Some(dead)), ("ended", Some(dead))] {
+        for (name, process) in
+            [("attached", None), ("runs", Some(this)), ("had", Some(dead)), ("ended", Some(dead))]
+        {
             let launched = process.map(|process| Launched { process, watchdog: None });
             state.file(name).write(&Record { launched, ..record(Path::new("/nowhere")) }).unwrap();
         }
@@ -267,7 +283,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = StateDir::open(dir.path()).unwrap().file("a");
         assert!(file.try_lock().unwrap());
-        // A lock belongs to whoever opened the file, so another opening is as good as another process.
+        // A lock belongs to whoever opened the file, so another opening is as good as another
+        // process.
         assert!(!file.try_lock().unwrap());
     }
 

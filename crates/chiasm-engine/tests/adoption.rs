@@ -1,21 +1,25 @@
-//! Engines that survive their frontend: the client against a scripted engine that was ready for another one.
+//! Engines that survive their frontend: the client against a scripted engine that was ready for
+//! another one.
 
 use crate::mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 use bytes::Bytes;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutputs, EngineReady, FailureMessage, FinishReason, Utility, UtilityOutput, Value,
+    ClientMessage, EngineCoreOutputs, EngineReady, FailureMessage, FinishReason, Utility,
+    UtilityOutput, Value,
 };
 use chiasm_engine::{ClientOptions, EngineClient, EngineEndpoints, PendingEngine};
 use chiasm_types::TokenId;
 
-/// Over TCP: a path that is bound a second time in one process can be removed by the end of the first socket there.
+/// Over TCP: a path that is bound a second time in one process can be removed by the end of the
+/// first socket there.
 async fn bind() -> PendingEngine {
     crate::mock_engine::abort_on_panics_of_the_client();
     let endpoints = EngineEndpoints::tcp("tcp://127.0.0.1:0", "127.0.0.1");
     EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap()
 }
 
-/// A frontend that ended after its engine had become ready: where it listened, and what it was told.
+/// A frontend that ended after its engine had become ready: where it listened, and what it was
+/// told.
 async fn former_frontend() -> (EngineEndpoints, Bytes) {
     let (client, _engine) = connect(bind().await, report(), Order::ReportFirst).await;
     (client.endpoints().clone(), client.report().clone())
@@ -56,7 +60,11 @@ async fn an_engine_that_comes_back_is_used_once_its_receiver_cache_is_empty() {
     engine.answer("former", 5, None).await;
     engine.answer("former", 6, None).await;
     engine.answer("ended", 7, Some(FinishReason::Stop)).await;
-    assert_eq!(engine.receive().await, ClientMessage::Abort(vec!["former".into()]), "once, and none that has ended");
+    assert_eq!(
+        engine.receive().await,
+        ClientMessage::Abort(vec!["former".into()]),
+        "once, and none that has ended"
+    );
     assert!(!ready.is_finished(), "it has not answered yet");
     answer(&mut engine, call.call_id, Ok(Value::Nil)).await;
 
@@ -92,7 +100,10 @@ async fn the_report_is_forgotten_before_another_engine_is_told_the_addresses() {
     .await;
     let endpoints = pending.endpoints().clone();
     let ready = tokio::spawn(pending.ready());
-    let engine = tokio::spawn(async move { MockEngine::start(&endpoints, report(), Order::ReportFirst).await });
+    let engine =
+        tokio::spawn(
+            async move { MockEngine::start(&endpoints, report(), Order::ReportFirst).await },
+        );
     soon(forgotten).await.unwrap();
     assert!(!engine.is_finished());
     may_forget.send(()).unwrap();
@@ -143,7 +154,8 @@ async fn an_engine_that_is_going_down_is_not_used() {
     let ready = tokio::spawn(pending.ready());
     let mut leaving = soon(MockEngine::come_back(&endpoints)).await;
     let call = question(&mut leaving).await;
-    answer(&mut leaving, call.call_id, Err(FailureMessage("Server shutting down".to_owned()))).await;
+    answer(&mut leaving, call.call_id, Err(FailureMessage("Server shutting down".to_owned())))
+        .await;
     let _engine = soon(MockEngine::start(&endpoints, report(), Order::ReportFirst)).await;
     assert!(!soon(ready).await.unwrap().unwrap().is_adopted());
 }

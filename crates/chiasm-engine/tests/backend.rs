@@ -1,5 +1,5 @@
-//! An engine behind the seam: what it lacks is asked for, what it turns out to lack is sent again, before anybody learns of
-//! it.
+//! An engine behind the seam: what it lacks is asked for, what it turns out to lack is sent again,
+//! before anybody learns of it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,20 +8,21 @@ use std::sync::{Arc, Mutex};
 use crate::mock_engine::{MockEngine, Order, report, soon};
 use bytes::Bytes;
 use chiasm_backend::{
-    Backend, ConnectError, Connected, Connector, Constraint, Content, Death, Delivered, Embeddings, EncodedItem,
-    FieldValue, Finish, HandOff, Input, ItemField, Job, JobError, JobItem, KvSource, LargestItem, Load, Locality,
-    MediaForm, MediaObserver, MediaSource, Output, ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage,
-    Structured, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
+    Backend, ConnectError, Connected, Connector, Constraint, Content, Death, Delivered, Embeddings,
+    EncodedItem, FieldValue, Finish, HandOff, Input, ItemField, Job, JobError, JobItem, KvSource,
+    LargestItem, Load, Locality, MediaForm, MediaObserver, MediaSource, Output, ReasoningHints,
+    RequestId, RunningJob, Sampling, SourceError, Stage, Structured, Tensor, TensorBytes,
+    TensorFormat, TensorOrder, TraceContext,
 };
 use chiasm_engine::launch::LastLines;
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason, PrefillStats,
-    RequestError, SchedulerStats, TensorData, UtilityOutput, Value,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady,
+    FinishReason, PrefillStats, RequestError, SchedulerStats, TensorData, UtilityOutput, Value,
 };
 use chiasm_engine::{
-    ArenaPolicy, ClientOptions, EcConnector, EmbeddingStore, EngineConnector, EngineEndpoints, EngineHost,
-    EngineOptions, FormatPolicy, RunningEngine, SocketDir,
+    ArenaPolicy, ClientOptions, EcConnector, EmbeddingStore, EngineConnector, EngineEndpoints,
+    EngineHost, EngineOptions, FormatPolicy, RunningEngine, SocketDir,
 };
 use chiasm_transfer::LAYOUT_VERSION;
 use chiasm_types::{Dtype, MmHash, Modality, Placeholder, Role, TensorField, TokenId, WorkerId};
@@ -53,7 +54,8 @@ impl EngineHost for MockHost {
         endpoints: &'a EngineEndpoints,
         _: &'a SocketDir,
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
-        let (endpoints, report, has_plugin) = (endpoints.clone(), self.report.clone(), self.has_plugin);
+        let (endpoints, report, has_plugin) =
+            (endpoints.clone(), self.report.clone(), self.has_plugin);
         let started = self.started.lock().unwrap().take().unwrap();
         tokio::spawn(async move {
             let mut engine = MockEngine::start(&endpoints, report, Order::ReportFirst).await;
@@ -74,7 +76,8 @@ impl EngineHost for MockHost {
 /// Answers as the plugin does, and opens nothing: a name is enough for who only looks at handles.
 async fn open_arena(engine: &mut MockEngine) {
     let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a call") };
-    let answer = Value::Map(vec![("plugin".into(), "0".into()), ("layout".into(), LAYOUT_VERSION.into())]);
+    let answer =
+        Value::Map(vec![("plugin".into(), "0".into()), ("layout".into(), LAYOUT_VERSION.into())]);
     let utility_output = Some(UtilityOutput { call_id: call.call_id, result: Ok(answer) });
     engine.send(EngineCoreOutputs { utility_output, ..EngineCoreOutputs::default() }).await;
 }
@@ -164,7 +167,8 @@ impl Stand {
         };
         let observed = Arc::new(Observed::default());
         let connector = EngineConnector::new(host, options);
-        let Connected { backend, .. } = soon(connector.connect(WorkerId(0), observed.clone())).await.unwrap();
+        let Connected { backend, .. } =
+            soon(connector.connect(WorkerId(0), observed.clone())).await.unwrap();
         Self { backend, engine: engine.await.unwrap(), observed, log }
     }
 
@@ -184,7 +188,9 @@ impl Stand {
             mm_cache_miss_hashes: missing.iter().map(|&name| name.to_owned()).collect(),
             ..EngineCoreOutput::default()
         };
-        self.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+        self.engine
+            .send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() })
+            .await;
     }
 }
 
@@ -195,13 +201,20 @@ struct Bytefield {
 }
 
 impl MediaSource for Bytefield {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        order: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         async move {
             if !(order.still_wanted)() {
                 return Ok(None);
             }
             self.asked.fetch_add(1, Ordering::Relaxed);
-            assert_eq!(order.format, TensorFormat::Normalized(Dtype::BF16), "what the engine reports");
+            assert_eq!(
+                order.format,
+                TensorFormat::Normalized(Dtype::BF16),
+                "what the engine reports"
+            );
             let bytes = match order.memory.reserve(2 * ELEMENTS) {
                 Some(mut slot) => {
                     slot.fill(self.byte);
@@ -212,7 +225,8 @@ impl MediaSource for Bytefield {
             assert!(order.memory.takes(&bytes));
             let field = TensorField::rows(ELEMENTS);
             let tensor = Tensor { dtype: Dtype::BF16, shape: vec![ELEMENTS], bytes };
-            let tensor = ItemField { name: "pixel_values".into(), field, value: FieldValue::Tensor(tensor) };
+            let tensor =
+                ItemField { name: "pixel_values".into(), field, value: FieldValue::Tensor(tensor) };
             Ok(Some(vec![tensor]))
         }
         .boxed()
@@ -284,16 +298,29 @@ fn tokens(output: Option<Result<Output, JobError>>) -> Vec<TokenId> {
 async fn what_the_engine_reports_becomes_its_capabilities() {
     let stand = Stand::new().await;
     let can = stand.backend.capabilities();
-    assert_eq!((can.engine.as_str(), can.max_model_len, can.class.block_size.get()), ("vLLM 0.32.0", 512, 16));
+    assert_eq!(
+        (can.engine.as_str(), can.max_model_len, can.class.block_size.get()),
+        ("vLLM 0.32.0", 512, 16)
+    );
     assert_eq!(can.media, MediaForm::Tensors(TensorFormat::Normalized(Dtype::BF16)));
-    assert_eq!((&can.hand_off, &can.locality, &*can.class.processor), (&HandOff::Inline, &Locality::Here, &b"p"[..]));
+    assert_eq!(
+        (&can.hand_off, &can.locality, &*can.class.processor),
+        (&HandOff::Inline, &Locality::Here, &b"p"[..])
+    );
     assert!(matches!(can.kv, KvSource::Unknown { .. }));
 }
 
 #[tokio::test]
 async fn embeddings_are_known_where_they_are_left_and_missed_where_they_are_not_found() {
     let store = Arc::new(EmbeddingStore::new(EcConnector::Store, 1 << 20).unwrap());
-    let mut stand = Stand::with_options(report(), Some(1 << 20), false, ArenaPolicy::Never, Some(store.clone())).await;
+    let mut stand = Stand::with_options(
+        report(),
+        Some(1 << 20),
+        false,
+        ArenaPolicy::Never,
+        Some(store.clone()),
+    )
+    .await;
     assert_eq!(stand.backend.capabilities().embedding_store_bytes, 7 << 17);
     let (media, _) = items(&[1, 2, 3]);
     let [first, second, third] = [0, 1, 2].map(|at| media[at].hash);
@@ -303,14 +330,20 @@ async fn embeddings_are_known_where_they_are_left_and_missed_where_they_are_not_
     assert_eq!(request.sampling_params.extra_args, None);
     // The engine tells the size of one, has left another, and has not left the third.
     std::fs::write(store.folder().unwrap().join(format!("{second}.safetensors")), "1234").unwrap();
-    let said = [(first, Value::Map(vec![("bytes".into(), 7.into())])), (second, Value::Map(Vec::new()))];
+    let said =
+        [(first, Value::Map(vec![("bytes".into(), 7.into())])), (second, Value::Map(Vec::new()))];
     let output = EngineCoreOutput {
         request_id: request.request_id.clone(),
         finish_reason: Some(FinishReason::Stop),
-        ec_transfer_params: Some(Value::Map(said.map(|(item, value)| (item.to_string().into(), value)).into())),
+        ec_transfer_params: Some(Value::Map(
+            said.map(|(item, value)| (item.to_string().into(), value)).into(),
+        )),
         ..EngineCoreOutput::default()
     };
-    stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+    stand
+        .engine
+        .send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() })
+        .await;
     assert_eq!(tokens(soon(running.next()).await), []);
     assert!(soon(running.next()).await.is_none());
     let left = [Embeddings { item: first, bytes: 7 }, Embeddings { item: second, bytes: 4 }];
@@ -330,7 +363,8 @@ async fn an_engine_over_tcp_publishes_where_it_connects_from() {
         endpoint: "tcp://*:5557".to_owned(),
         ..KvEventsConfig::default()
     };
-    let stand = Stand::with(EngineReady { kv_events_config: Some(events), ..report() }, None, true).await;
+    let stand =
+        Stand::with(EngineReady { kv_events_config: Some(events), ..report() }, None, true).await;
     let can = stand.backend.capabilities();
     // The mock's connection comes from loopback: it is on this machine.
     assert_eq!(can.locality, Locality::Here);
@@ -345,7 +379,10 @@ async fn continuations_are_requests_that_bear_the_jobs_identity() {
     let mut requests = Vec::new();
     for choice in 0..3 {
         let request = stand.engine.receive_add().await;
-        assert!(request.request_id.starts_with("req-1-") && request.request_id.ends_with(&format!("-{choice}")));
+        assert!(
+            request.request_id.starts_with("req-1-")
+                && request.request_id.ends_with(&format!("-{choice}"))
+        );
         assert_eq!(request.sampling_params.seed, Some(7 + choice));
         let told = (request.reasoning_ended, &request.reasoning_variables[..]);
         assert_eq!(told, (Some(true), &[("thinking".to_owned(), false)][..]));
@@ -430,7 +467,15 @@ async fn slots_that_an_engine_fails_to_read_are_followed_by_messages_once() {
     let (media, counts) = items(&[1]);
     let mut running = stand.start(job(1, media)).await.unwrap();
     let first = stand.engine.receive_add().await;
-    let data = &first.mm_features[0].data.as_ref().unwrap().get("pixel_values").unwrap().tensor().unwrap().data;
+    let data = &first.mm_features[0]
+        .data
+        .as_ref()
+        .unwrap()
+        .get("pixel_values")
+        .unwrap()
+        .tensor()
+        .unwrap()
+        .data;
     assert!(matches!(data, TensorData::OutOfBand(_)), "{data:?}");
     assert_eq!(running.delivered(), Delivered { shared_memory: 1, ..Delivered::default() });
     stand.fail(&first, &[]).await;
@@ -495,21 +540,39 @@ async fn an_engine_s_own_words_about_an_error_decide_what_becomes_of_the_job() {
     let mut ended = async |code: &str, retryable| {
         let mut running = stand.start(job(1, no_media())).await.unwrap();
         let request_id = stand.engine.receive_add().await.request_id;
-        let error = Some(RequestError { code: code.to_owned(), message: "its words".to_owned(), retryable });
+        let error = Some(RequestError {
+            code: code.to_owned(),
+            message: "its words".to_owned(),
+            retryable,
+        });
         let finish_reason = Some(FinishReason::Error);
-        let output = EngineCoreOutput { request_id, finish_reason, error, ..EngineCoreOutput::default() };
-        stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+        let output =
+            EngineCoreOutput { request_id, finish_reason, error, ..EngineCoreOutput::default() };
+        stand
+            .engine
+            .send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() })
+            .await;
         soon(running.next()).await.unwrap().unwrap_err()
     };
     let paused = ended("engine_paused", true).await;
-    assert!(matches!(&paused, JobError::NotTaken(why) if why.to_string() == "its words"), "{paused}");
+    assert!(
+        matches!(&paused, JobError::NotTaken(why) if why.to_string() == "its words"),
+        "{paused}"
+    );
     let invalid = ended("validation_error", false).await;
-    assert!(matches!(&invalid, JobError::Refused { message, .. } if message == "its words"), "{invalid}");
+    assert!(
+        matches!(&invalid, JobError::Refused { message, .. } if message == "its words"),
+        "{invalid}"
+    );
     assert!(matches!(ended("internal_error", false).await, JobError::Failed));
 }
 
 /// Fails a job with a constraint, after its engine has logged these lines. Returns the job's error.
-async fn failed_constraint(stand: &mut Stand, error: Option<RequestError>, log: &[&str]) -> JobError {
+async fn failed_constraint(
+    stand: &mut Stand,
+    error: Option<RequestError>,
+    log: &[&str],
+) -> JobError {
     let mut job = job(1, no_media());
     let constraint = Constraint::Regex("(".into());
     job.sampling.structured = Some(Structured { constraint, field: "structured_outputs.regex" });
@@ -517,8 +580,12 @@ async fn failed_constraint(stand: &mut Stand, error: Option<RequestError>, log: 
     let request_id = stand.engine.receive_add().await.request_id;
     log.iter().for_each(|line| stand.log.add(&line.replace("ID", &request_id)));
     let finish_reason = Some(FinishReason::Error);
-    let output = EngineCoreOutput { request_id, finish_reason, error, ..EngineCoreOutput::default() };
-    stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+    let output =
+        EngineCoreOutput { request_id, finish_reason, error, ..EngineCoreOutput::default() };
+    stand
+        .engine
+        .send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() })
+        .await;
     let failed = soon(running.next()).await.unwrap().unwrap_err();
     assert!(soon(running.next()).await.is_none());
     failed
@@ -527,8 +594,13 @@ async fn failed_constraint(stand: &mut Stand, error: Option<RequestError>, log: 
 #[tokio::test]
 async fn failed_constraint_gives_the_reason_of_the_output() {
     let mut stand = Stand::new().await;
-    let error =
-        |code: &str| Some(RequestError { code: code.to_owned(), message: "its words\n".to_owned(), retryable: false });
+    let error = |code: &str| {
+        Some(RequestError {
+            code: code.to_owned(),
+            message: "its words\n".to_owned(),
+            retryable: false,
+        })
+    };
     let refused = failed_constraint(&mut stand, error("validation_error"), &[]).await;
     assert!(matches!(&refused, JobError::Refused { field, message }
         if field == "structured_outputs.regex" && message == "its words"));
@@ -579,7 +651,10 @@ async fn the_first_output_tells_what_was_cached() {
         prefill_stats: Some(PrefillStats { num_cached_tokens: 8, ..PrefillStats::default() }),
         ..EngineCoreOutput::default()
     };
-    stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+    stand
+        .engine
+        .send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() })
+        .await;
     let prefill = soon(running.next()).await.unwrap().unwrap().prefill.unwrap();
     assert_eq!((prefill.cached_tokens, prefill.queued), (8, None));
 }
@@ -589,9 +664,14 @@ async fn load_is_told_as_the_engine_tells_it() {
     let mut stand = Stand::new().await;
     let (told, mut loads) = tokio::sync::mpsc::unbounded_channel();
     stand.backend.follow_load(Box::new(move |load| told.send(load).unwrap()));
-    let stats =
-        SchedulerStats { num_running_reqs: 3, num_waiting_reqs: 2, kv_cache_usage: 0.5, ..SchedulerStats::default() };
-    let outputs = EngineCoreOutputs { scheduler_stats: Some(stats), ..EngineCoreOutputs::default() };
+    let stats = SchedulerStats {
+        num_running_reqs: 3,
+        num_waiting_reqs: 2,
+        kv_cache_usage: 0.5,
+        ..SchedulerStats::default()
+    };
+    let outputs =
+        EngineCoreOutputs { scheduler_stats: Some(stats), ..EngineCoreOutputs::default() };
     stand.engine.send(outputs).await;
     let load = Load { running: 3, waiting: 2, kv_usage: 0.5, ..Load::default() };
     assert_eq!(soon(loads.recv()).await, Some(load));
@@ -603,10 +683,14 @@ async fn a_job_that_would_break_the_engine_is_refused_and_messages_are_too() {
     let mut too_long = job(1, no_media());
     too_long.input = Input::Tokens(Arc::new(vec![TokenId(1); 512]));
     let refused = stand.start(too_long).await.err();
-    assert!(matches!(refused, Some(JobError::Refused { field, .. }) if field == "prompt_token_ids"));
+    assert!(
+        matches!(refused, Some(JobError::Refused { field, .. }) if field == "prompt_token_ids")
+    );
     let mut messages = job(1, no_media());
     messages.input = Input::Messages(Bytes::from_static(b"{}"));
-    assert!(matches!(stand.start(messages).await.err(), Some(JobError::Refused { field, .. }) if field == "input"));
+    assert!(
+        matches!(stand.start(messages).await.err(), Some(JobError::Refused { field, .. }) if field == "input")
+    );
 }
 
 #[tokio::test]
@@ -616,7 +700,9 @@ async fn a_declared_death_ends_running_jobs_in_its_words() {
     stand.engine.receive_add().await;
     stand.backend.declare_dead(Death::new("somebody pulled the plug"));
     let ended = soon(running.next()).await;
-    assert!(matches!(&ended, Some(Err(JobError::Dead(death))) if death.to_string() == "somebody pulled the plug"));
+    assert!(
+        matches!(&ended, Some(Err(JobError::Dead(death))) if death.to_string() == "somebody pulled the plug")
+    );
     assert_eq!(soon(stand.backend.ended()).await, Death::new("somebody pulled the plug"));
     assert!(matches!(stand.start(job(1, no_media())).await.err(), Some(JobError::NotTaken(_))));
 }

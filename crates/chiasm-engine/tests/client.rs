@@ -4,17 +4,21 @@ use std::time::Duration;
 
 use crate::mock_engine::{MockEngine, Order, connect, hello, report, soon, text_request};
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FailureMessage, FinishReason, Logprobs,
-    PrefillStats, SchedulerStats, UtilityOutput, Value, output,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FailureMessage, FinishReason,
+    Logprobs, PrefillStats, SchedulerStats, UtilityOutput, Value, output,
 };
-use chiasm_engine::{ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir};
+use chiasm_engine::{
+    ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir,
+};
 use chiasm_types::TokenId;
 
 const ANY_PORT: &str = "tcp://127.0.0.1:0";
 
 async fn pending(dir: &SocketDir) -> PendingEngine {
     crate::mock_engine::abort_on_panics_of_the_client();
-    EngineClient::bind(EngineEndpoints::local(ANY_PORT, dir), ClientOptions::default()).await.unwrap()
+    EngineClient::bind(EngineEndpoints::local(ANY_PORT, dir), ClientOptions::default())
+        .await
+        .unwrap()
 }
 
 async fn connected(dir: &SocketDir) -> (EngineClient, MockEngine) {
@@ -42,8 +46,10 @@ async fn the_handshake_works_in_either_order() {
 async fn an_engine_that_says_nothing_is_asked_once_and_whatever_it_says_is_an_answer() {
     let dir = SocketDir::new().unwrap();
     crate::mock_engine::abort_on_panics_of_the_client();
-    let options = ClientOptions { ask_after: Some(Duration::from_millis(20)), ..ClientOptions::default() };
-    let pending = EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options).await.unwrap();
+    let options =
+        ClientOptions { ask_after: Some(Duration::from_millis(20)), ..ClientOptions::default() };
+    let pending =
+        EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options).await.unwrap();
     let (client, mut engine) = connect(pending, report(), Order::ReportFirst).await;
     let silent = async |client: &EngineClient| {
         while client.silent_for() < Duration::from_millis(100) {
@@ -114,7 +120,11 @@ async fn large_outputs_that_nobody_reads_end_their_request_earlier() {
         logprobs: vec![-1.0; positions],
         ranks: vec![1; positions],
     });
-    let output = EngineCoreOutput { request_id: "unread".into(), prompt_logprobs, ..EngineCoreOutput::default() };
+    let output = EngineCoreOutput {
+        request_id: "unread".into(),
+        prompt_logprobs,
+        ..EngineCoreOutput::default()
+    };
     for _ in 0..8 {
         let outputs = vec![output.clone()];
         engine.send(EngineCoreOutputs { outputs, ..EngineCoreOutputs::default() }).await;
@@ -208,8 +218,12 @@ async fn an_older_version_is_refused() {
 #[tokio::test]
 async fn an_engine_that_never_comes_times_out() {
     let dir = SocketDir::new().unwrap();
-    let options = ClientOptions { ready_timeout: Some(Duration::from_millis(50)), ..ClientOptions::default() };
-    let pending = EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options).await.unwrap();
+    let options = ClientOptions {
+        ready_timeout: Some(Duration::from_millis(50)),
+        ..ClientOptions::default()
+    };
+    let pending =
+        EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options).await.unwrap();
     assert!(matches!(soon(pending.ready()).await, Err(EngineError::ReadyTimeout { .. })));
 }
 
@@ -230,7 +244,11 @@ async fn outputs_reach_their_own_streams_in_order() {
         finish_reason,
         ..EngineCoreOutput::default()
     };
-    let outputs = vec![output("a", 1, None), output("b", 2, Some(FinishReason::Length)), output("unknown", 9, None)];
+    let outputs = vec![
+        output("a", 1, None),
+        output("b", 2, Some(FinishReason::Length)),
+        output("unknown", 9, None),
+    ];
     engine.send(EngineCoreOutputs { outputs, ..EngineCoreOutputs::default() }).await;
     engine.answer("a", 3, Some(FinishReason::Stop)).await;
 
@@ -285,7 +303,9 @@ async fn an_id_in_use_is_refused_and_free_afterwards() {
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
     let refused = client.submit(text_request("a"));
-    assert!(matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "request_id"));
+    assert!(
+        matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "request_id")
+    );
     engine.answer("a", 1, Some(FinishReason::Stop)).await;
     assert!(soon(stream.next()).await.unwrap().is_ok());
     assert!(client.submit(text_request("a")).is_ok());
@@ -298,7 +318,9 @@ async fn a_request_that_would_break_the_engine_is_not_sent() {
     let mut request = text_request("a");
     request.prompt_token_ids = vec![TokenId(1); report().max_model_len].into();
     let refused = client.submit(request);
-    assert!(matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "prompt_token_ids"));
+    assert!(
+        matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "prompt_token_ids")
+    );
     assert_eq!(client.open_requests(), 0);
     let _stream = client.submit(text_request("b")).unwrap();
     assert_eq!(engine.receive_add().await.request_id, "b");
@@ -309,7 +331,12 @@ async fn a_request_that_the_engine_finishes_without_output_ends() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
-    engine.send(EngineCoreOutputs { finished_requests: vec!["a".into()], ..EngineCoreOutputs::default() }).await;
+    engine
+        .send(EngineCoreOutputs {
+            finished_requests: vec!["a".into()],
+            ..EngineCoreOutputs::default()
+        })
+        .await;
     assert!(matches!(soon(stream.next()).await, Some(Err(EngineError::Ended))));
     assert!(soon(stream.next()).await.is_none());
 }
@@ -338,11 +365,18 @@ async fn method_calls_get_their_own_answers() {
         answers.push(UtilityOutput { call_id: call.call_id, result });
     }
     for answer in answers.into_iter().rev() {
-        engine.send(EngineCoreOutputs { utility_output: Some(answer), ..EngineCoreOutputs::default() }).await;
+        engine
+            .send(EngineCoreOutputs {
+                utility_output: Some(answer),
+                ..EngineCoreOutputs::default()
+            })
+            .await;
     }
     let (reset, nope) = soon(calls).await.unwrap();
     assert_eq!(reset.unwrap(), Value::from(true));
-    assert!(matches!(nope, Err(EngineError::Utility { message, .. }) if message == "no such method"));
+    assert!(
+        matches!(nope, Err(EngineError::Utility { message, .. }) if message == "no such method")
+    );
 }
 
 #[tokio::test]
@@ -359,8 +393,18 @@ async fn scheduler_stats_are_those_of_the_last_step() {
     let (client, mut engine) = connected(&dir).await;
     let mut stats = client.stats();
     assert_eq!(*stats.borrow(), SchedulerStats::default());
-    let sent = SchedulerStats { num_running_reqs: 3, num_waiting_reqs: 4, kv_cache_usage: 0.5, ..Default::default() };
-    engine.send(EngineCoreOutputs { scheduler_stats: Some(sent.clone()), ..EngineCoreOutputs::default() }).await;
+    let sent = SchedulerStats {
+        num_running_reqs: 3,
+        num_waiting_reqs: 4,
+        kv_cache_usage: 0.5,
+        ..Default::default()
+    };
+    engine
+        .send(EngineCoreOutputs {
+            scheduler_stats: Some(sent.clone()),
+            ..EngineCoreOutputs::default()
+        })
+        .await;
     soon(stats.changed()).await.unwrap();
     assert_eq!(*stats.borrow(), sent);
 }
@@ -369,10 +413,13 @@ async fn scheduler_stats_are_those_of_the_last_step() {
 async fn reported_death_ends_every_stream_and_call() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
-    let mut streams: Vec<_> = (0..3).map(|i| client.submit(text_request(&i.to_string())).unwrap()).collect();
+    let mut streams: Vec<_> =
+        (0..3).map(|i| client.submit(text_request(&i.to_string())).unwrap()).collect();
     let call = {
         let client = client.clone();
-        tokio::spawn(async move { client.utility("reset_mm_cache", vec![], crate::mock_engine::PATIENCE).await })
+        tokio::spawn(async move {
+            client.utility("reset_mm_cache", vec![], crate::mock_engine::PATIENCE).await
+        })
     };
     // All four messages have been sent.
     for _ in 0..4 {
@@ -385,7 +432,10 @@ async fn reported_death_ends_every_stream_and_call() {
         assert_eq!(dead(soon(stream.next()).await), DeathCause::Reported);
         assert!(soon(stream.next()).await.is_none());
     }
-    assert!(matches!(soon(call).await.unwrap(), Err(EngineError::Dead { cause: DeathCause::Reported })));
+    assert!(matches!(
+        soon(call).await.unwrap(),
+        Err(EngineError::Dead { cause: DeathCause::Reported })
+    ));
     assert_eq!(soon(client.closed()).await, DeathCause::Reported);
     assert!(!client.is_alive());
     assert!(matches!(client.submit(text_request("late")), Err(EngineError::NotSent { .. })));
@@ -470,7 +520,8 @@ async fn the_next_start_is_served_on_the_same_addresses() {
         drop(engine);
         assert_eq!(soon(client.closed()).await, DeathCause::Disconnected);
 
-        let pending = EngineClient::bind(endpoints.clone(), ClientOptions::default()).await.unwrap();
+        let pending =
+            EngineClient::bind(endpoints.clone(), ClientOptions::default()).await.unwrap();
         assert_eq!(pending.endpoints().input, endpoints.input);
         endpoints = pending.endpoints().clone();
         (client, engine) = connect(pending, report(), Order::ReportFirst).await;

@@ -7,11 +7,12 @@ use std::time::Duration;
 use crate::mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 use bytes::Bytes;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutputs, EngineCoreRequest, FailureMessage, FinishReason, MmFeature, MmField, MmItem,
-    TensorData, UtilityOutput, Value, WireTensor,
+    ClientMessage, EngineCoreOutputs, EngineCoreRequest, FailureMessage, FinishReason, MmFeature,
+    MmField, MmItem, TensorData, UtilityOutput, Value, WireTensor,
 };
 use chiasm_engine::{
-    AttachError, ClientOptions, Delivered, EngineClient, EngineEndpoints, OutputStream, Plugin, SocketDir,
+    AttachError, ClientOptions, Delivered, EngineClient, EngineEndpoints, OutputStream, Plugin,
+    SocketDir,
 };
 use chiasm_transfer::{Arena, ArenaReader, Handle, LAYOUT_VERSION, SHM_DIR, SlotView};
 use chiasm_types::{Dtype, Placeholder, TokenId};
@@ -20,10 +21,15 @@ const IMAGE: usize = 40_000;
 const ARENA: u64 = 1 << 20;
 
 /// A client whose engine has a receiver cache of so many bytes, if any.
-async fn connected(dir: &SocketDir, receiver_cache_bytes: Option<u64>) -> (EngineClient, MockEngine) {
+async fn connected(
+    dir: &SocketDir,
+    receiver_cache_bytes: Option<u64>,
+) -> (EngineClient, MockEngine) {
     crate::mock_engine::abort_on_panics_of_the_client();
     let options = ClientOptions { receiver_cache_bytes, ..ClientOptions::default() };
-    let pending = EngineClient::bind(EngineEndpoints::local("tcp://127.0.0.1:0", dir), options).await.unwrap();
+    let pending = EngineClient::bind(EngineEndpoints::local("tcp://127.0.0.1:0", dir), options)
+        .await
+        .unwrap();
     connect(pending, report(), Order::ReportFirst).await
 }
 
@@ -49,7 +55,11 @@ async fn attached(client: &EngineClient, engine: &mut MockEngine) -> ArenaReader
     let opened = attach(client, engine, |name| {
         reader = Some(ArenaReader::open(name).unwrap());
         let size = ("encoder_cache_tokens".into(), 1234.into());
-        Ok(Value::Map(vec![("plugin".into(), "0.1.0".into()), ("layout".into(), LAYOUT_VERSION.into()), size]))
+        Ok(Value::Map(vec![
+            ("plugin".into(), "0.1.0".into()),
+            ("layout".into(), LAYOUT_VERSION.into()),
+            size,
+        ]))
     });
     let told = Plugin { version: "0.1.0".to_owned(), encoder_cache_tokens: Some(1234) };
     assert_eq!(opened.await.unwrap(), told);
@@ -79,7 +89,10 @@ fn request(id: &str, items: Vec<(&str, Option<MmItem>)>) -> EngineCoreRequest {
         position: Placeholder { offset: index, length: 1, is_embed: None },
         mm_hash: Some(key.into()),
     };
-    EngineCoreRequest { mm_features: items.into_iter().enumerate().map(feature).collect(), ..text_request(id) }
+    EngineCoreRequest {
+        mm_features: items.into_iter().enumerate().map(feature).collect(),
+        ..text_request(id)
+    }
 }
 
 /// What the engine finds for an item.
@@ -165,7 +178,9 @@ async fn an_engine_that_can_not_open_an_arena_has_none() {
         });
         match (answered.await.unwrap_err(), answer) {
             (AttachError::NoPlugin, Err(text)) => assert_eq!(text.0, no_method),
-            (AttachError::Engine(error), Err(_)) => assert!(error.to_string().contains("permission denied")),
+            (AttachError::Engine(error), Err(_)) => {
+                assert!(error.to_string().contains("permission denied"))
+            }
             (AttachError::Layout { .. }, Ok(_)) => {}
             (error, answer) => panic!("{answer:?}: {error}"),
         }
@@ -181,18 +196,33 @@ async fn each_item_of_a_request_travels_in_its_own_way() {
     let reader = attached(&client, &mut engine).await;
     let arena = client.arena().unwrap();
 
-    let known = vec![("a", Some(in_slot(arena, 1))), ("b", Some(in_message(2))), ("c", Some(in_slot(arena, 3)))];
+    let known = vec![
+        ("a", Some(in_slot(arena, 1))),
+        ("b", Some(in_message(2))),
+        ("c", Some(in_slot(arena, 3))),
+    ];
     let stream = client.submit(request("first", known)).unwrap();
     let first = receive(&mut engine, &reader).await;
     assert!(matches!(first[..], [Found::View(_), Found::Bytes(_), Found::View(_)]), "{first:?}");
-    assert_eq!(first.iter().map(Found::first_byte).collect::<Vec<_>>(), [Some(1), Some(2), Some(3)]);
+    assert_eq!(
+        first.iter().map(Found::first_byte).collect::<Vec<_>>(),
+        [Some(1), Some(2), Some(3)]
+    );
     assert_eq!(end(stream).await, delivered(0, 2, 1));
 
     // Three of four are held; the third place is the new one.
-    let mixed = vec![("c", None), ("a", Some(in_slot(arena, 1))), ("d", Some(in_slot(arena, 4))), ("b", None)];
+    let mixed = vec![
+        ("c", None),
+        ("a", Some(in_slot(arena, 1))),
+        ("d", Some(in_slot(arena, 4))),
+        ("b", None),
+    ];
     let stream = client.submit(request("second", mixed)).unwrap();
     let second = receive(&mut engine, &reader).await;
-    assert!(matches!(second[..], [Found::Nothing, Found::Nothing, Found::View(_), Found::Nothing]), "{second:?}");
+    assert!(
+        matches!(second[..], [Found::Nothing, Found::Nothing, Found::View(_), Found::Nothing]),
+        "{second:?}"
+    );
     assert_eq!(second[2].first_byte(), Some(4));
     assert_eq!(end(stream).await, delivered(3, 1, 0));
     // What was written for an item that the engine held already is free at once.
@@ -208,7 +238,8 @@ async fn a_slot_is_free_when_the_engine_evicts_it() {
     let arena = client.arena().unwrap();
     let mut held = HashMap::new();
     for (value, key) in ["a", "b", "c", "d"].into_iter().enumerate() {
-        let stream = client.submit(request(key, vec![(key, Some(in_slot(arena, value as u8)))])).unwrap();
+        let stream =
+            client.submit(request(key, vec![(key, Some(in_slot(arena, value as u8)))])).unwrap();
         let view = receive(&mut engine, &reader).await.remove(0);
         end(stream).await;
         held.insert(key, view);
@@ -222,7 +253,8 @@ async fn a_slot_is_free_when_the_engine_evicts_it() {
     assert_eq!(arena.usage().slots, 0);
 }
 
-/// Two sendings of one slot, as for two continuations of a prompt without a receiver cache, are two leases.
+/// Two sendings of one slot, as for two continuations of a prompt without a receiver cache, are two
+/// leases.
 #[tokio::test]
 async fn a_slot_that_is_sent_twice_is_free_after_both() {
     let dir = SocketDir::new().unwrap();
@@ -230,7 +262,8 @@ async fn a_slot_that_is_sent_twice_is_free_after_both() {
     let reader = attached(&client, &mut engine).await;
     let arena = client.arena().unwrap();
     let item = in_slot(arena, 7);
-    let streams = ["0", "1"].map(|id| client.submit(request(id, vec![("a", Some(item.clone()))])).unwrap());
+    let streams =
+        ["0", "1"].map(|id| client.submit(request(id, vec![("a", Some(item.clone()))])).unwrap());
     drop(item);
     let first = receive(&mut engine, &reader).await;
     let second = receive(&mut engine, &reader).await;

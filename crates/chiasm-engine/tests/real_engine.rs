@@ -1,7 +1,8 @@
 //! The client and the launcher with a real vLLM on CPU and a tiny random Qwen2-VL.
 //!
-//! Needs `CHIASM_TEST_VLLM` (the program), `CHIASM_TEST_VLLM_VERSION` and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`), so it is
-//! ignored unless `cargo xtask test` asks for it. One engine at a time; a start takes about 20 s.
+//! Needs `CHIASM_TEST_VLLM` (the program), `CHIASM_TEST_VLLM_VERSION` and `CHIASM_TEST_MODELS` (a
+//! directory with `qwen2vl`), so it is ignored unless `cargo xtask test` asks for it. One engine at
+//! a time; a start takes about 20 s.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,11 +11,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use chiasm_engine::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, SamplingParams, Value, WireTensor,
-    version,
+    EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, SamplingParams,
+    Value, WireTensor, version,
 };
 use chiasm_engine::{
-    ClientOptions, CountedRows, DeathCause, EngineClient, EngineEndpoints, EngineError, OutputStream, SocketDir,
+    ClientOptions, CountedRows, DeathCause, EngineClient, EngineEndpoints, EngineError,
+    OutputStream, SocketDir,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use zeromq::{Socket, SocketRecv, SubSocket};
@@ -40,10 +42,14 @@ async fn start(handshake: &str) -> Engine {
         vocab_size: Some(345),
         receiver_cache_bytes: Some(1 << 28),
         ready_timeout: Some(START),
-        counted_rows: vec![CountedRows { rows_of: "pixel_values".into(), grid: "image_grid_thw".into() }],
+        counted_rows: vec![CountedRows {
+            rows_of: "pixel_values".into(),
+            grid: "image_grid_thw".into(),
+        }],
         ..ClientOptions::default()
     };
-    let pending = EngineClient::bind(EngineEndpoints::local(handshake, &dir), options).await.unwrap();
+    let pending =
+        EngineClient::bind(EngineEndpoints::local(handshake, &dir), options).await.unwrap();
     let mut spec = LaunchSpec::new(
         "engine_0",
         setting("CHIASM_TEST_VLLM"),
@@ -52,7 +58,9 @@ async fn start(handshake: &str) -> Engine {
     );
     spec.receiver_cache_gb = 0.25;
     spec.kv_events = Some(KvEventEndpoints::ipc(&dir));
-    spec.extra_args = ["--enforce-eager", "--block-size", "32", "--max-model-len", "4096"].map(String::from).to_vec();
+    spec.extra_args = ["--enforce-eager", "--block-size", "32", "--max-model-len", "4096"]
+        .map(String::from)
+        .to_vec();
     spec.env = [
         ("VLLM_TARGET_DEVICE", "cpu"),
         ("VLLM_CPU_KVCACHE_SPACE", "1"),
@@ -74,7 +82,11 @@ fn text(id: &str, max_tokens: u32) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: id.into(),
         prompt_token_ids: (40..140).map(TokenId).collect::<Vec<_>>().into(),
-        sampling_params: SamplingParams { max_tokens, temperature: 0.0, ..SamplingParams::default() },
+        sampling_params: SamplingParams {
+            max_tokens,
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
         arrival_time: 1.0,
         ..EngineCoreRequest::default()
     }
@@ -82,7 +94,8 @@ fn text(id: &str, max_tokens: u32) -> EngineCoreRequest {
 
 /// An image of 320×16×20 patches, raw u8, in the middle of a prompt.
 fn image(id: &str, with_data: bool) -> EngineCoreRequest {
-    let pixels: Vec<u8> = (0..320_usize * 1176).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
+    let pixels: Vec<u8> =
+        (0..320_usize * 1176).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
     let grid: Vec<u8> = [1_i64, 16, 20].iter().flat_map(|extent| extent.to_le_bytes()).collect();
     let pixels = WireTensor::new(Dtype::U8, vec![320, 1176], pixels.into()).unwrap();
     let grid = WireTensor::new(Dtype::I64, vec![3], grid.into()).unwrap();
@@ -91,8 +104,13 @@ fn image(id: &str, with_data: bool) -> EngineCoreRequest {
         ("image_grid_thw".into(), MmField::batched(grid, true)),
     ]);
     let mut request = text(id, 4);
-    request.prompt_token_ids =
-        (40..80).chain([340]).chain([IMAGE_TOKEN; 80]).chain([341, 20, 21]).map(TokenId).collect::<Vec<_>>().into();
+    request.prompt_token_ids = (40..80)
+        .chain([340])
+        .chain([IMAGE_TOKEN; 80])
+        .chain([341, 20, 21])
+        .map(TokenId)
+        .collect::<Vec<_>>()
+        .into();
     request.sampling_params.logprobs = Some(2);
     request.mm_features = vec![MmFeature {
         data: with_data.then_some(item),
@@ -130,7 +148,8 @@ fn engine_core(group: u32) -> u32 {
     let listed = String::from_utf8(listed.stdout).unwrap();
     let found = listed.lines().find_map(|line| {
         let mut columns = line.split_whitespace();
-        let (pid, pgid): (u32, u32) = (columns.next()?.parse().ok()?, columns.next()?.parse().ok()?);
+        let (pid, pgid): (u32, u32) =
+            (columns.next()?.parse().ok()?, columns.next()?.parse().ok()?);
         (pgid == group && line.contains("EngineCore")).then_some(pid)
     });
     found.unwrap_or_else(|| panic!("no EngineCore in group {group}:\n{listed}"))
@@ -142,7 +161,8 @@ fn alive(group: u32) -> Vec<String> {
     let listed = String::from_utf8(listed.stdout).unwrap();
     let of_group = |line: &&str| {
         let mut columns = line.split_whitespace();
-        columns.next() == Some(&group.to_string()) && !columns.next().unwrap_or("Z").starts_with('Z')
+        columns.next() == Some(&group.to_string())
+            && !columns.next().unwrap_or("Z").starts_with('Z')
     };
     listed.lines().filter(of_group).map(str::to_owned).collect()
 }
@@ -213,7 +233,8 @@ async fn refuses(client: &EngineClient) {
     let mut misfit = image("c", true);
     let item = misfit.mm_features[0].data.as_mut().unwrap();
     let grid: Vec<u8> = [1_i64, 16, 18].iter().flat_map(|extent| extent.to_le_bytes()).collect();
-    item.0[1].1 = MmField::batched(WireTensor::new(Dtype::I64, vec![3], Bytes::from(grid)).unwrap(), true);
+    item.0[1].1 =
+        MmField::batched(WireTensor::new(Dtype::I64, vec![3], Bytes::from(grid)).unwrap(), true);
     for request in [too_long, no_tokens, misfit] {
         assert!(matches!(client.submit(request), Err(EngineError::InvalidRequest { .. })));
     }
@@ -238,7 +259,8 @@ async fn a_real_engine_serves_dies_and_comes_back() {
     let killed = Instant::now();
     kill(engine_core(group));
     let cause = soon(engine.client.closed()).await;
-    // Nobody tells the client that the process ended: its connection does, without a timeout in between.
+    // Nobody tells the client that the process ended: its connection does, without a timeout in
+    // between.
     assert!(matches!(cause, DeathCause::Disconnected), "{cause}");
     println!("kill -9 of EngineCore: known after {:?}, {cause}", killed.elapsed());
     for stream in &mut streams {
@@ -270,7 +292,10 @@ async fn a_real_engine_serves_dies_and_comes_back() {
     );
     let report = soon(ended).await.unwrap();
     println!("SIGTERM: ended with {report} after {:?}", told.elapsed());
-    assert!(matches!(engine.client.closed().await, DeathCause::Disconnected | DeathCause::Reported));
+    assert!(matches!(
+        engine.client.closed().await,
+        DeathCause::Disconnected | DeathCause::Reported
+    ));
     assert_eq!(alive(group), Vec::<String>::new());
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::mock_engine::{MockEngine, Order, report, soon};
 use chiasm_backend::{ConnectError, Connected, Connector, Delivered, LargestItem, MediaObserver};
 use chiasm_engine::{
-    ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions, FormatPolicy,
-    RunningEngine, SocketDir,
+    ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions,
+    FormatPolicy, RunningEngine, SocketDir,
 };
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, pending};

@@ -1,12 +1,14 @@
-//! Frames captured from a real engine decode to what they meant there, and our encoding says the same.
+//! Frames captured from a real engine decode to what they meant there, and our encoding says the
+//! same.
 
 use std::path::Path;
 
 use bytes::Bytes;
 use chiasm_engine::wire::handshake::{Addresses, KvEventsConfig};
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FieldKind, FinishReason, Hello,
-    InitMessage, StopReason, TensorData, Utility, UtilityOutput, Value, handshake, output, request,
+    ClientMessage, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FieldKind,
+    FinishReason, Hello, InitMessage, StopReason, TensorData, Utility, UtilityOutput, Value,
+    handshake, output, request,
 };
 use chiasm_types::{Placeholder, TokenId};
 
@@ -91,7 +93,10 @@ fn the_engine_reports_what_it_became() {
     assert_eq!(ready.vllm_version, "0.32.0");
     assert_eq!(ready.max_model_len, 8192);
     assert_eq!(ready.num_gpu_blocks, 32768);
-    assert_eq!((ready.block_size, ready.effective_attention_block_size, ready.cache_block_size()), (32, Some(32), 32));
+    assert_eq!(
+        (ready.block_size, ready.effective_attention_block_size, ready.cache_block_size()),
+        (32, Some(32), 32)
+    );
     assert_eq!((ready.max_num_seqs, ready.max_num_batched_tokens), (128, 2048));
     assert_eq!(ready.dtype, "float32");
     assert_eq!(ready.instance_id, "1795227489202125874");
@@ -128,12 +133,18 @@ fn an_image_request_decodes_and_encodes_byte_for_byte() {
     assert_eq!(add.sampling_params.logprobs, Some(2));
     assert_eq!(add.arrival_time, 1795227549.4213014);
     let [feature] = &add.mm_features[..] else { panic!("one feature") };
-    assert_eq!((feature.modality.as_str(), feature.cache_key()), ("image", "a".repeat(64).as_str()));
+    assert_eq!(
+        (feature.modality.as_str(), feature.cache_key()),
+        ("image", "a".repeat(64).as_str())
+    );
     assert_eq!(feature.position, Placeholder { offset: 41, length: 80, is_embed: None });
 
     let item = feature.data.as_ref().unwrap();
     let pixels = item.get("pixel_values").unwrap();
-    assert_eq!(pixels.kind, FieldKind::Flat { slices: vec![[Some(0), Some(320), None]], dim: 0, keep_on_cpu: false });
+    assert_eq!(
+        pixels.kind,
+        FieldKind::Flat { slices: vec![[Some(0), Some(320), None]], dim: 0, keep_on_cpu: false }
+    );
     let tensor = pixels.tensor().unwrap();
     assert_eq!((&*tensor.dtype, &tensor.shape[..]), ("uint8", &[320, 1176][..]));
     assert_eq!(tensor.bytes().unwrap().as_ptr(), frames[2].as_ptr(), "the aux frame is not copied");
@@ -166,7 +177,9 @@ fn aux_frames_of_two_images_are_counted_from_one() {
     frames.push(frame("add_image_aux_uint8/req-u8.f2.bin"));
     frames.push(frame("add_image_aux_uint8/add_two_images.f3.bin"));
     let add = add(&frames);
-    let pixels = |i: usize| add.mm_features[i].data.as_ref().unwrap().get("pixel_values").unwrap().tensor().unwrap();
+    let pixels = |i: usize| {
+        add.mm_features[i].data.as_ref().unwrap().get("pixel_values").unwrap().tensor().unwrap()
+    };
     assert_eq!(pixels(0).bytes().unwrap(), &frames[2]);
     assert_eq!(pixels(1).bytes().unwrap(), &frames[3]);
     assert_eq!(add.mm_features[1].position.offset, 166);
@@ -187,7 +200,8 @@ fn an_item_of_the_receiver_cache_has_no_data() {
 fn a_tensor_elsewhere_is_a_map() {
     let frames = frames("add_image_shm/add_shm_view", 2);
     let add = add(&frames);
-    let pixels = add.mm_features[0].data.as_ref().unwrap().get("pixel_values").unwrap().tensor().unwrap();
+    let pixels =
+        add.mm_features[0].data.as_ref().unwrap().get("pixel_values").unwrap().tensor().unwrap();
     let TensorData::OutOfBand(map) = &pixels.data else { panic!("in the message") };
     assert_eq!(map["shm"], Value::from("proto-t5-1"));
     assert_eq!(map["nbytes"], Value::from(376_320));
@@ -207,7 +221,9 @@ fn method_calls_carry_their_arguments() {
     let call = utility("reset_prefix_cache_req");
     assert_eq!((call.call_id, call.method.as_str()), (3, "reset_prefix_cache"));
     assert_eq!(call.args, [Value::from(false), Value::from(false)]);
-    for message in ["get_supported_tasks", "is_scheduler_paused", "reset_encoder_cache", "reset_mm_cache"] {
+    for message in
+        ["get_supported_tasks", "is_scheduler_paused", "reset_encoder_cache", "reset_mm_cache"]
+    {
         let call = utility(&format!("{message}_req"));
         assert_eq!((call.method.as_str(), call.args.len()), (message, 0));
     }
@@ -235,13 +251,18 @@ fn method_answers_are_results_or_failures() {
 
 #[test]
 fn a_stream_of_outputs_reads_from_first_to_last() {
-    let stream: Vec<_> = (0..4).map(|i| outputs(&frames(&format!("outputs_stream/req-u8-{i}"), 1))).collect();
-    let ids: Vec<_> = stream.iter().flat_map(|step| step.outputs[0].new_token_ids.clone()).collect();
+    let stream: Vec<_> =
+        (0..4).map(|i| outputs(&frames(&format!("outputs_stream/req-u8-{i}"), 1))).collect();
+    let ids: Vec<_> =
+        stream.iter().flat_map(|step| step.outputs[0].new_token_ids.clone()).collect();
     assert_eq!(ids, tokens([131, 304, 325, 137]));
 
     let first = &stream[0].outputs[0];
     let prefill = first.prefill_stats.as_ref().unwrap();
-    assert_eq!((prefill.num_prompt_tokens, prefill.num_cached_tokens, prefill.num_cache_creation_tokens), (125, 0, 96));
+    assert_eq!(
+        (prefill.num_prompt_tokens, prefill.num_cached_tokens, prefill.num_cache_creation_tokens),
+        (125, 0, 96)
+    );
     assert_eq!(first.events.iter().map(|event| event.kind).collect::<Vec<_>>(), [1, 2]);
     let logprobs = first.new_logprobs.as_ref().unwrap();
     assert_eq!((logprobs.len(), logprobs.width), (1, 3));
@@ -254,7 +275,10 @@ fn a_stream_of_outputs_reads_from_first_to_last() {
     assert!(stats.kv_cache_usage > 0.0);
     assert_eq!((stats.prefix_cache_stats.requests, stats.prefix_cache_stats.queries), (1, 125));
 
-    assert!(stream[1].outputs[0].prefill_stats.is_none() && stream[1].outputs[0].finish_reason.is_none());
+    assert!(
+        stream[1].outputs[0].prefill_stats.is_none()
+            && stream[1].outputs[0].finish_reason.is_none()
+    );
     assert_eq!(stream[3].outputs[0].finish_reason, Some(FinishReason::Length));
     assert_eq!(stream[3].weight_version.as_deref(), Some("default"));
 }
@@ -273,12 +297,15 @@ fn scheduler_stats_are_written_with_all_the_fields_that_vllm_writes() {
 
 #[test]
 fn a_batch_holds_outputs_of_several_requests() {
-    let batch: Vec<_> = (0..7).map(|i| outputs(&frames(&format!("outputs_batch/b-{i}"), 1))).collect();
+    let batch: Vec<_> =
+        (0..7).map(|i| outputs(&frames(&format!("outputs_batch/b-{i}"), 1))).collect();
     assert!(batch[0].outputs.is_empty() && batch[0].scheduler_stats.is_some());
     let ends: Vec<_> = batch[1]
         .outputs
         .iter()
-        .map(|output| (output.request_id.as_str(), output.finish_reason, output.stop_reason.clone()))
+        .map(|output| {
+            (output.request_id.as_str(), output.finish_reason, output.stop_reason.clone())
+        })
         .collect();
     assert_eq!(
         ends,

@@ -1,14 +1,15 @@
-//! Whatever arrives is decoded or refused, without panic and without memory for more than what arrived; and what
-//! was encoded decodes to the same.
+//! Whatever arrives is decoded or refused, without panic and without memory for more than what
+//! arrived; and what was encoded decodes to the same.
 
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use chiasm_engine::wire::stats::PrefixCacheStats;
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FailureMessage, FinishReason,
-    Hello, InitMessage, Logprobs, LoraRequest, MmFeature, MmField, MmItem, PrefillStats, Problem, RepetitionDetection,
-    SamplingParams, SchedulerStats, StopReason, UtilityOutput, Value, WireTensor, output, request,
+    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady,
+    FailureMessage, FinishReason, Hello, InitMessage, Logprobs, LoraRequest, MmFeature, MmField,
+    MmItem, PrefillStats, Problem, RepetitionDetection, SamplingParams, SchedulerStats, StopReason,
+    UtilityOutput, Value, WireTensor, output, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use proptest::prelude::*;
@@ -61,7 +62,8 @@ fn every_fixture_cut_short_anywhere_is_survived() {
 
 #[test]
 fn lengths_that_reach_past_the_message_are_refused() {
-    // Array, map, string and extension with 2^32 − 1 elements, as the whole message and as a first field.
+    // Array, map, string and extension with 2^32 − 1 elements, as the whole message and as a first
+    // field.
     for marker in [0xdd_u8, 0xdf, 0xdb, 0xc9, 0xc6] {
         let mut claim = vec![marker, 0xff, 0xff, 0xff, 0xff];
         decode_all(&[claim.clone().into()]);
@@ -79,7 +81,8 @@ fn deep_nesting_does_not_exhaust_the_stack() {
     let deep: Bytes = vec![0x91; 1_000_000].into();
     decode_all(std::slice::from_ref(&deep));
     // The nesting stands once in a field that is passed over, once in one that is kept.
-    let skipped = [&[0x9a, 0x00, 0x90, 0xc0, 0x00, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0][..], &deep].concat();
+    let skipped =
+        [&[0x9a, 0x00, 0x90, 0xc0, 0x00, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0][..], &deep].concat();
     assert!(output::decode(&[skipped.into()]).is_err());
     let kept = [&[0x95, 0x00, 0x90, 0xc0, 0x00, 0x93, 0x01, 0xc0, 0x92, 0xc0][..], &deep].concat();
     assert_eq!(output::decode(&[kept.into()]).unwrap_err().problem, Problem::TooDeep);
@@ -92,7 +95,11 @@ fn fields_of_a_later_version_are_passed_over() {
     output.extend([0xc0; 16]);
     output[7 + 11] = 0; // num_nans_in_logits
     output.extend([0x81, 0xa1, b'k', 0x92, 1, 2]);
-    let message = [&[0x9a, 0, 0x91][..], &output, &[0xc0, 0, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0x81, 0xa1, b'x', 0xc0]];
+    let message = [
+        &[0x9a, 0, 0x91][..],
+        &output,
+        &[0xc0, 0, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0x81, 0xa1, b'x', 0xc0],
+    ];
     let decoded = output::decode(&[message.concat().into()]).unwrap();
     let EngineMessage::Outputs(outputs) = decoded else { panic!("not outputs") };
     assert_eq!(outputs.outputs[0].request_id, "a");
@@ -122,16 +129,21 @@ fn bytes_that_do_not_fit_their_shape_are_refused() {
     let item = MmItem(vec![("pixel_values".into(), MmField::batched(tensor, false))]);
     let mut frames = request::encode(&with_item(item));
     frames[2] = frames[2].slice(1..);
-    assert!(matches!(request::decode(&frames).unwrap_err().problem, Problem::TensorSize { bytes: 299, .. }));
+    assert!(matches!(
+        request::decode(&frames).unwrap_err().problem,
+        Problem::TensorSize { bytes: 299, .. }
+    ));
 }
 
 #[test]
 fn what_is_not_implemented_is_refused_by_name() {
     // pooling_params, at position 4
     let pooling = b"\x99\xa1a\x90\xc0\x80\x81\xa1k\x01\x00\xc0\xc0\xc0";
-    let error = request::decode(&[Bytes::from_static(b"\0"), Bytes::from_static(pooling)]).unwrap_err();
+    let error =
+        request::decode(&[Bytes::from_static(b"\0"), Bytes::from_static(pooling)]).unwrap_err();
     assert_eq!(error.field, "pooling_params");
-    let error = request::decode(&[Bytes::from_static(b"\x09"), Bytes::from_static(b"\x90")]).unwrap_err();
+    let error =
+        request::decode(&[Bytes::from_static(b"\x09"), Bytes::from_static(b"\x90")]).unwrap_err();
     assert_eq!(error.field, "type");
 }
 
@@ -143,7 +155,11 @@ fn with_item(item: MmItem) -> EngineCoreRequest {
         position: Placeholder { offset: 1, length: 2, is_embed: None },
         mm_hash: Some("h".into()),
     };
-    EngineCoreRequest { request_id: "a".into(), mm_features: vec![feature], ..EngineCoreRequest::default() }
+    EngineCoreRequest {
+        request_id: "a".into(),
+        mm_features: vec![feature],
+        ..EngineCoreRequest::default()
+    }
 }
 
 fn tokens() -> impl Strategy<Value = Vec<TokenId>> {

@@ -1,15 +1,18 @@
 //! LoRA adapters that requests may name in place of the model.
 //!
-//! What clients call an adapter is not what engines call it: there its name has the stamp of its content behind it
-//! (`found`), so that an adapter which is loaded again under a name, or was changed where it lies, shares no block of any
-//! KV cache with the one before, and no engine takes one for the other. The same content has the same stamp after a restart
-//! of this process, and engines that outlive it keep adapter and blocks.
+//! What clients call an adapter is not what engines call it: there its name has the stamp of its
+//! content behind it (`found`), so that an adapter which is loaded again under a name, or was
+//! changed where it lies, shares no block of any KV cache with the one before, and no engine takes
+//! one for the other. The same content has the same stamp after a restart of this process, and
+//! engines that outlive it keep adapter and blocks.
 //!
-//! Agents have adapters of their own, which they tell of: requests may name them for as long as an agent has them.
-//! Which of several contents a name stands for is not changed while any agent has it.
+//! Agents have adapters of their own, which they tell of: requests may name them for as long as an
+//! agent has them. Which of several contents a name stands for is not changed while any agent has
+//! it.
 //!
-//! An adapter that was unloaded is forgotten by the engines when the last request with it has ended: an engine that is made to
-//! forget one it needs reads it again within a step, and dies if it can't.
+//! An adapter that was unloaded is forgotten by the engines when the last request with it has
+//! ended: an engine that is made to forget one it needs reads it again within a step, and dies if
+//! it can't.
 
 mod found;
 
@@ -49,9 +52,12 @@ pub enum LoadError {
     #[error("the adapter '{0}' is not loaded")]
     NotLoaded(String),
     /// Agents have it: it is theirs to load and unload.
-    #[error("the adapter '{0}' is one of agents, which load what chiasm agent is given (--lora-modules)")]
+    #[error(
+        "the adapter '{0}' is one of agents, which load what chiasm agent is given (--lora-modules)"
+    )]
     OfAgents(String),
-    /// There are as many as there may be. Those that were unloaded count until their last request has ended.
+    /// There are as many as there may be. Those that were unloaded count until their last request
+    /// has ended.
     #[error("there are {0} adapters, as many as allowed (--max-lora-adapters)")]
     Full(usize),
     /// Its files are not what they should be.
@@ -208,10 +214,13 @@ impl Adapters {
         self.settle(&offers);
     }
 
-    /// Serves what workers have by themselves, one content of each name, and nothing else of what was served for that reason.
+    /// Serves what workers have by themselves, one content of each name, and nothing else of what
+    /// was served for that reason.
     fn settle(&self, offers: &BTreeMap<WorkerId, Vec<OwnAdapter>>) {
         let all = || offers.values().flatten();
-        let is_there = |served: &ServedAdapter| all().any(|own| own.stamp == served.stamp && own.name == served.name);
+        let is_there = |served: &ServedAdapter| {
+            all().any(|own| own.stamp == served.stamp && own.name == served.name)
+        };
         self.write().retain(|_, served| !served.is_offered || is_there(served));
         for own in all() {
             if own.name == self.model {
@@ -230,7 +239,9 @@ impl Adapters {
                     // One that was loaded here in this moment stays.
                     self.write().entry(own.name.clone()).or_insert(adapter);
                 }
-                Err(error) => tracing::warn!(adapter = own.name, %error, "a LoRA adapter of an agent is not served"),
+                Err(error) => {
+                    tracing::warn!(adapter = own.name, %error, "a LoRA adapter of an agent is not served")
+                }
             }
         }
     }
@@ -252,7 +263,11 @@ impl Adapters {
     }
 
     /// An adapter that is not served yet.
-    pub fn make(&self, source: &AdapterSource, files: &AdapterFiles) -> Result<Arc<ServedAdapter>, LoadError> {
+    pub fn make(
+        &self,
+        source: &AdapterSource,
+        files: &AdapterFiles,
+    ) -> Result<Arc<ServedAdapter>, LoadError> {
         self.make_of(source, files, false)
     }
 
@@ -262,13 +277,15 @@ impl Adapters {
         files: &AdapterFiles,
         is_offered: bool,
     ) -> Result<Arc<ServedAdapter>, LoadError> {
-        let place = self.places.clone().try_acquire_owned().map_err(|_| LoadError::Full(self.limit))?;
+        let place =
+            self.places.clone().try_acquire_owned().map_err(|_| LoadError::Full(self.limit))?;
         let engine = Arc::new(Adapter {
             id: self.free_id(files.id()),
             name: adapter_engine_name(&source.name, files.stamp),
             path: files.path.clone(),
         });
-        let leaving = Some(Leaving { adapter: engine.clone(), was_offered: is_offered, _place: place });
+        let leaving =
+            Some(Leaving { adapter: engine.clone(), was_offered: is_offered, _place: place });
         let (name, root) = (source.name.clone(), source.path.clone());
         let (stamp, left) = (files.stamp, self.left.clone());
         Ok(Arc::new(ServedAdapter { name, root, engine, stamp, is_offered, leaving, left }))

@@ -1,4 +1,5 @@
-//! Growing pauses: before an engine that died is started again, and before a worker that fails is tried again.
+//! Growing pauses: before an engine that died is started again, and before a worker that fails is
+//! tried again.
 
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ impl Backoff {
         Self { next: FIRST.min(longest), longest }
     }
 
-    /// Returns the next pause. `healthy_for` is the time without failure before it; after a long one
-    /// pauses start over.
+    /// Returns the next pause. `healthy_for` is the time without failure before it; after a long
+    /// one pauses start over.
     pub(crate) fn pause_after(&mut self, healthy_for: Duration) -> Duration {
         if healthy_for >= HEALTHY {
             self.next = FIRST.min(self.longest);
@@ -39,7 +40,8 @@ mod tests {
     #[test]
     fn pauses_double_up_to_the_longest() {
         let mut backoff = Backoff::new(LONGEST);
-        let pauses: Vec<f64> = (0..9).map(|_| backoff.pause_after(Duration::ZERO).as_secs_f64()).collect();
+        let pauses: Vec<f64> =
+            (0..9).map(|_| backoff.pause_after(Duration::ZERO).as_secs_f64()).collect();
         assert_eq!(pauses, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]);
         let mut backoff = Backoff::new(Duration::from_millis(100));
         assert!((0..3).all(|_| backoff.pause_after(Duration::ZERO) == Duration::from_millis(100)));

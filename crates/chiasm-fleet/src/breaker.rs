@@ -1,9 +1,9 @@
 //! A circuit breaker: keeps requests away from a worker that fails, for a growing pause.
 //!
 //! A worker that fails at once looks idle, so it would draw nearly all requests. After
-//! [`FAILURES_TO_OPEN`] failures in a row its breaker opens, and it gets no requests. After a pause the
-//! breaker is half-open: one request, the probe, may try the worker. If the probe succeeds, the breaker
-//! closes; if it fails, the breaker opens for twice as long.
+//! [`FAILURES_TO_OPEN`] failures in a row its breaker opens, and it gets no requests. After a pause
+//! the breaker is half-open: one request, the probe, may try the worker. If the probe succeeds, the
+//! breaker closes; if it fails, the breaker opens for twice as long.
 //!
 //! The breaker knows no clock and no worker: callers pass the time and the outcomes of requests.
 
@@ -15,12 +15,13 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 
 /// The number of failures in a row that opens a breaker: more than a single bad request causes with
-/// all its moves, and few enough that a broken worker costs a handful of requests. Envoy's default, too.
+/// all its moves, and few enough that a broken worker costs a handful of requests. Envoy's default,
+/// too.
 pub(crate) const FAILURES_TO_OPEN: u32 = 5;
 /// The longest pause between two probes, as between two starts of an engine.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// The longest pause that a server can ask for with `Retry-After`. A probe before the end of a longer
-/// one costs no client anything, because a server that refuses has not begun.
+/// The longest pause that a server can ask for with `Retry-After`. A probe before the end of a
+/// longer one costs no client anything, because a server that refuses has not begun.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// The shortest such pause: every request would try a server that asks for less.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
@@ -80,8 +81,8 @@ pub enum WorkerFault {
 }
 
 impl WorkerFault {
-    /// Returns the worker's fault in a job's error. `None` if the job is at fault, or if the worker had
-    /// no room or has left, which its load and its condition already show.
+    /// Returns the worker's fault in a job's error. `None` if the job is at fault, or if the worker
+    /// had no room or has left, which its load and its condition already show.
     pub fn from_error(error: &JobError, now: Instant) -> Option<Self> {
         match error {
             JobError::Dead(death) => Some(Self::Failed { status: 502, message: death.to_string() }),
@@ -89,12 +90,16 @@ impl WorkerFault {
             JobError::ServerFailed { status, message } => {
                 Some(Self::Failed { status: *status, message: message.clone() })
             }
-            JobError::KeyRefused { message, .. } => Some(Self::KeyRefused { message: message.clone() }),
+            JobError::KeyRefused { message, .. } => {
+                Some(Self::KeyRefused { message: message.clone() })
+            }
             JobError::Overloaded { status, retry_after, message } => {
                 let until = now + (*retry_after).clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER);
                 Some(Self::Overloaded { status: *status, until, message: message.clone() })
             }
-            JobError::UnknownModel { message } => Some(Self::UnknownModel { message: message.clone() }),
+            JobError::UnknownModel { message } => {
+                Some(Self::UnknownModel { message: message.clone() })
+            }
             _ => None,
         }
     }
@@ -144,7 +149,13 @@ pub(crate) enum Change {
 
 impl Breaker {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { state: State::Closed, failures: 0, fault: None, pauses: Backoff::new(MAX_PAUSE), closed_at: now }
+        Self {
+            state: State::Closed,
+            failures: 0,
+            fault: None,
+            pauses: Backoff::new(MAX_PAUSE),
+            closed_at: now,
+        }
     }
 
     pub(crate) fn state(&self) -> BreakerState {
@@ -185,7 +196,8 @@ impl Breaker {
         is_probe
     }
 
-    /// Records that the probe ended without an outcome: its client left, or the request was at fault.
+    /// Records that the probe ended without an outcome: its client left, or the request was at
+    /// fault.
     pub(crate) fn probe_ended(&mut self) -> Change {
         if self.state != (State::HalfOpen { is_probing: true }) {
             return Change::None;
@@ -231,7 +243,9 @@ impl Breaker {
                 return Change::None;
             }
             (_, Some(until)) => self.state = State::Open { until },
-            (State::Closed, None) if self.failures < FAILURES_TO_OPEN && !is_key => return Change::None,
+            (State::Closed, None) if self.failures < FAILURES_TO_OPEN && !is_key => {
+                return Change::None;
+            }
             (State::Closed, None) => self.open(now, now.saturating_duration_since(self.closed_at)),
             (State::HalfOpen { .. }, None) => self.open(now, Duration::ZERO),
         }
@@ -282,9 +296,13 @@ mod tests {
         let now = Instant::now();
         let mut breaker = Breaker::new(now);
         for _ in 0..3 {
-            (1..FAILURES_TO_OPEN).for_each(|_| assert_eq!(breaker.failed(failed(), now), Change::None));
+            (1..FAILURES_TO_OPEN)
+                .for_each(|_| assert_eq!(breaker.failed(failed(), now), Change::None));
             assert_eq!(breaker.succeeded(now), Change::None);
-            assert_eq!((breaker.state(), breaker.failures(), breaker.fault()), (BreakerState::Closed, 0, None));
+            assert_eq!(
+                (breaker.state(), breaker.failures(), breaker.fault()),
+                (BreakerState::Closed, 0, None)
+            );
         }
         assert_eq!(opened(now).0.state(), BreakerState::Open);
     }
@@ -293,10 +311,19 @@ mod tests {
     fn probe_that_succeeds_closes() {
         let now = Instant::now();
         let (mut breaker, until) = opened(now);
-        assert_eq!((breaker.begin(), breaker.elapsed(until - seconds(0.001))), (false, Change::None));
-        assert_eq!((breaker.elapsed(until), breaker.state()), (Change::HalfOpened, BreakerState::HalfOpen));
+        assert_eq!(
+            (breaker.begin(), breaker.elapsed(until - seconds(0.001))),
+            (false, Change::None)
+        );
+        assert_eq!(
+            (breaker.elapsed(until), breaker.state()),
+            (Change::HalfOpened, BreakerState::HalfOpen)
+        );
         assert_eq!((breaker.begin(), breaker.begin()), (true, false), "one probe at a time");
-        assert_eq!((breaker.succeeded(until), breaker.state()), (Change::Closed, BreakerState::Closed));
+        assert_eq!(
+            (breaker.succeeded(until), breaker.state()),
+            (Change::Closed, BreakerState::Closed)
+        );
         assert_eq!(breaker.failures(), 0);
     }
 
@@ -356,7 +383,11 @@ mod tests {
     fn overloaded_server_gets_the_pause_it_asks_for() {
         let now = Instant::now();
         let overloaded = |asked: f64| {
-            let error = JobError::Overloaded { status: 429, retry_after: seconds(asked), message: String::new() };
+            let error = JobError::Overloaded {
+                status: 429,
+                retry_after: seconds(asked),
+                message: String::new(),
+            };
             WorkerFault::from_error(&error, now).unwrap()
         };
         for (asked, kept) in [(7.0, 7.0), (86_400.0, 60.0), (0.0, 0.1)] {

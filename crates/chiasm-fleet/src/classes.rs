@@ -75,7 +75,8 @@ impl Classes {
 
     fn update(&mut self, new: Option<(PlanClassId, &PlanClass, InputForm)>) {
         let members = self.workers.values();
-        self.supported_by_all = members.fold(Supports::EVERYTHING, |all, member| all.and(member.supports));
+        self.supported_by_all =
+            members.fold(Supports::EVERYTHING, |all, member| all.and(member.supports));
         let old = self.present.clone();
         let known = old.iter().map(|known| (known.id, &known.class, known.input));
         let mut classes: Vec<_> = known.chain(new).collect();

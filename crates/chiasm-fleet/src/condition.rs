@@ -58,10 +58,11 @@ const WORKING: f64 = 0.01;
 pub(crate) struct Watch {
     patience: Patience,
     condition: Condition,
-    /// The last look, too, found it silent for too long. One look alone may come late, as when this process was stopped, and then
-    /// before an answer that has arrived.
+    /// The last look, too, found it silent for too long. One look alone may come late, as when this
+    /// process was stopped, and then before an answer that has arrived.
     silent_before: bool,
-    /// When its processes were last seen to have made progress, and the CPU time that they had taken then.
+    /// When its processes were last seen to have made progress, and the CPU time that they had
+    /// taken then.
     progress: Option<(Instant, Duration)>,
 }
 
@@ -70,7 +71,8 @@ impl Watch {
         Self { patience, condition: Condition::Answers, silent_before: false, progress: None }
     }
 
-    /// Whether the next [`look`](Self::look) needs to know what the worker's processes do, which takes a moment to find out.
+    /// Whether the next [`look`](Self::look) needs to know what the worker's processes do, which
+    /// takes a moment to find out.
     pub(crate) fn wants_activity(&self) -> bool {
         self.silent_before
     }
@@ -80,7 +82,8 @@ impl Watch {
         if silent < self.patience.suspect_after {
             *self = Self::new(self.patience);
         } else if std::mem::replace(&mut self.silent_before, true) {
-            self.condition = if self.is_hung(silent, activity) { Condition::Hung } else { Condition::Suspect };
+            self.condition =
+                if self.is_hung(silent, activity) { Condition::Hung } else { Condition::Suspect };
         }
         self.condition
     }
@@ -104,7 +107,8 @@ impl Watch {
 mod tests {
     use super::*;
 
-    const PATIENCE: Patience = Patience { suspect_after: Duration::from_secs(10), hung_after: Duration::from_secs(60) };
+    const PATIENCE: Patience =
+        Patience { suspect_after: Duration::from_secs(10), hung_after: Duration::from_secs(60) };
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -142,7 +146,8 @@ mod tests {
             assert_eq!(watch.look(seconds(12 + turn), working(seconds(turn))), Condition::Suspect);
             tokio::time::advance(seconds(1)).await;
         }
-        // Its last progress was seen a second ago; after that it has as long as until it became suspect.
+        // Its last progress was seen a second ago; after that it has as long as until it became
+        // suspect.
         for _ in 0..9 {
             assert_eq!(watch.look(seconds(200), working(seconds(99))), Condition::Suspect);
             tokio::time::advance(seconds(1)).await;

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::{KvEventStream, KvSink, KvSinkError, KvSource, OthersEvent, OthersItem, OthersJob};
+use chiasm_backend::{
+    KvEventStream, KvSink, KvSinkError, KvSource, OthersEvent, OthersItem, OthersJob,
+};
 use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_kv::{BlockKey, KvError, KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig};
 use chiasm_router::{Reservation, RouteItem, RouteRequest, Router};
@@ -80,22 +82,27 @@ impl Following {
             Ok(Ok(Some(Err(error)))) => {
                 tracing::warn!(worker = %id, %error, "what is known of its KV cache could not be left to the next process");
             }
-            Err(_) => tracing::warn!(worker = %id, "leaving what is known of its KV cache took too long"),
+            Err(_) => {
+                tracing::warn!(worker = %id, "leaving what is known of its KV cache took too long")
+            }
             Ok(Ok(None) | Err(_)) => {}
         }
     }
 }
 
-/// Starts feeding the router with a worker's KV events, on top of what an earlier process has saved.
+/// Starts feeding the router with a worker's KV events, on top of what an earlier process has
+/// saved.
 pub(crate) async fn follow(fleet: &Fleet, worker: &Worker) -> Following {
     let (router, id) = (fleet.router.clone(), worker.id);
     let followed = fleet.followed().get(&id).cloned().unwrap_or_default();
     followed.tap.start();
     match &worker.backend.capabilities().kv {
         KvSource::Events(stream) => {
-            let (endpoint, replay_endpoint) = (stream.endpoint.clone(), stream.replay_endpoint.clone());
+            let (endpoint, replay_endpoint) =
+                (stream.endpoint.clone(), stream.replay_endpoint.clone());
             let topic = stream.topic.clone();
-            let source = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
+            let source =
+                SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
             let counters = followed.subscriber.clone();
             let distrusted = Arc::new(AtomicBool::new(false));
             let tap = followed.tap();
@@ -109,12 +116,22 @@ pub(crate) async fn follow(fleet: &Fleet, worker: &Worker) -> Following {
                 looks_ahead: false,
                 distrusted: distrusted.clone(),
             };
-            Following::Events { subscriber: Subscriber::resuming(source, feed, counters, from), distrusted, tap }
+            Following::Events {
+                subscriber: Subscriber::resuming(source, feed, counters, from),
+                distrusted,
+                tap,
+            }
         }
         KvSource::Backend => {
             let open = Arc::new(Mutex::new(true));
             let others = Others { class: worker.class, jobs: HashMap::new() };
-            worker.backend.follow_kv(Box::new(ToldFeed { router, id, followed, open: open.clone(), others }));
+            worker.backend.follow_kv(Box::new(ToldFeed {
+                router,
+                id,
+                followed,
+                open: open.clone(),
+                others,
+            }));
             Following::Told { _open: Open(open) }
         }
         KvSource::Unknown { .. } => Following::Nothing,
@@ -123,7 +140,12 @@ pub(crate) async fn follow(fleet: &Fleet, worker: &Worker) -> Following {
 
 /// Restores what an earlier process has saved about a worker. Returns the position in the worker's
 /// stream of events up to which that is complete.
-async fn resume(fleet: &Fleet, worker: &Worker, stream: &KvEventStream, tap: &Tap) -> Option<StreamPosition> {
+async fn resume(
+    fleet: &Fleet,
+    worker: &Worker,
+    stream: &KvEventStream,
+    tap: &Tap,
+) -> Option<StreamPosition> {
     let kept = fleet.kept.get()?.clone();
     let router = fleet.router.clone();
     let id = worker.id;
@@ -167,8 +189,14 @@ impl Others {
     fn take(&mut self, router: &Router, id: WorkerId, event: OthersEvent) {
         match event {
             OthersEvent::Begun(number, OthersJob { keys, prompt_tokens, media }) => {
-                let keys: Vec<BlockKey> = keys.into_iter().filter_map(BlockKey::from_number).collect();
-                let item = |OthersItem { hash, end, embeds, elements }| RouteItem { hash, end, embeds, elements };
+                let keys: Vec<BlockKey> =
+                    keys.into_iter().filter_map(BlockKey::from_number).collect();
+                let item = |OthersItem { hash, end, embeds, elements }| RouteItem {
+                    hash,
+                    end,
+                    embeds,
+                    elements,
+                };
                 let media: Vec<RouteItem> = media.into_iter().map(item).collect();
                 let plan = RouteRequest {
                     keys: &keys,
@@ -192,7 +220,10 @@ impl Others {
 }
 
 impl ToldFeed {
-    fn while_open(&self, tell: impl FnOnce(&Self) -> Result<(), KvSinkError>) -> Result<(), KvSinkError> {
+    fn while_open(
+        &self,
+        tell: impl FnOnce(&Self) -> Result<(), KvSinkError>,
+    ) -> Result<(), KvSinkError> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if *open { tell(self) } else { Ok(()) }
     }
@@ -202,14 +233,17 @@ impl KvSink for ToldFeed {
     fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), KvSinkError> {
         self.while_open(|feed| {
             feed.router.set_history_known(feed.id, history_known);
-            feed.router.restore(feed.id, snapshot).map_err(|error| KvSinkError::Snapshot(error.into()))
+            feed.router
+                .restore(feed.id, snapshot)
+                .map_err(|error| KvSinkError::Snapshot(error.into()))
         })
     }
 
     fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), KvSinkError> {
         self.while_open(|feed| {
             let (mut events, mut timestamp) = (0, 0.0);
-            let look = |batch: &KvEventBatch| (events, timestamp) = (batch.events.len(), batch.timestamp);
+            let look =
+                |batch: &KvEventBatch| (events, timestamp) = (batch.events.len(), batch.timestamp);
             let applied = feed.router.apply_payload(feed.id, payload, look);
             applied.map_err(|error| KvSinkError::Batch(error.into()))?;
             feed.router.set_history_known(feed.id, history_known);
@@ -248,7 +282,8 @@ struct Feed {
     fresh: bool,
     /// The index was restored, and no event has shown yet that the stream goes on from there.
     resumed: bool,
-    /// The engine finds a block only where the tokens after it agree too, which the index does not look at.
+    /// The engine finds a block only where the tokens after it agree too, which the index does not
+    /// look at.
     looks_ahead: bool,
     /// The worker was found to make other prompts of what it is given than was expected.
     distrusted: Arc<AtomicBool>,
@@ -345,7 +380,8 @@ mod tests {
 
     #[test]
     fn a_payload_that_can_t_be_read_changes_nothing_and_after_a_reset_the_history_is_unknown() {
-        let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
+        let (router, id, followed) =
+            (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
         router.add_worker(id, info());
         let mut feed = Feed {
             router: router.clone(),
@@ -370,15 +406,19 @@ mod tests {
         assert_eq!(known(), (0, Knowledge::Exact, 1));
         feed.batch(2, &stored(3)).unwrap();
         assert_eq!(known(), (1, Knowledge::Approximate, 2));
-        let cleared =
-            KvEventBatch { timestamp: 1.5, events: vec![KvEvent::AllBlocksCleared], data_parallel_rank: None };
+        let cleared = KvEventBatch {
+            timestamp: 1.5,
+            events: vec![KvEvent::AllBlocksCleared],
+            data_parallel_rank: None,
+        };
         feed.batch(3, &cleared.encode()).unwrap();
         assert_eq!(known(), (0, Knowledge::Exact, 3));
     }
 
     #[test]
     fn an_engine_whose_hashes_look_ahead_is_never_known_exactly() {
-        let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
+        let (router, id, followed) =
+            (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
         router.add_worker(id, info());
         let mut feed = Feed {
             router: router.clone(),

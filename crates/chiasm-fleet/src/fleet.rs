@@ -1,7 +1,9 @@
-//! Workers: which backends can take requests, what each can do, and what the router knows of their KV caches.
+//! Workers: which backends can take requests, what each can do, and what the router knows of their
+//! KV caches.
 //!
-//! Each worker has a keeper, a task that connects to its backend, joins it to the router, feeds the router its KV events
-//! and load, takes it out when it ends and connects to the next one after a pause.
+//! Each worker has a keeper, a task that connects to its backend, joins it to the router, feeds the
+//! router its KV events and load, takes it out when it ends and connects to the next one after a
+//! pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -18,7 +20,10 @@ use crate::followed::Followed;
 use crate::keys::index_scheme;
 use crate::loaded::Loaded;
 use crate::worker_breaker::WorkerBreaker;
-use crate::{Condition, FleetMetrics, KeptIndexes, KvEventCounts, KvKnown, Patience, PresentClasses, classes, places};
+use crate::{
+    Condition, FleetMetrics, KeptIndexes, KvEventCounts, KvKnown, Patience, PresentClasses,
+    classes, places,
+};
 
 /// A fleet needs at least one worker.
 #[derive(Debug, thiserror::Error)]
@@ -30,8 +35,8 @@ pub struct NoEngines;
 pub struct Worker {
     /// The worker's name.
     pub id: WorkerId,
-    /// The connector's description, such as the address of a server. For logs alone: clients must not
-    /// see it.
+    /// The connector's description, such as the address of a server. For logs alone: clients must
+    /// not see it.
     pub what: String,
     /// Executes its requests.
     pub backend: Arc<dyn Backend>,
@@ -166,8 +171,8 @@ impl Fleet {
         &self.metrics
     }
 
-    /// Calls `forget` with each worker that is let go for good, from now on. Only the first call has an
-    /// effect.
+    /// Calls `forget` with each worker that is let go for good, from now on. Only the first call
+    /// has an effect.
     pub fn on_departure(&self, forget: impl Fn(WorkerId) + Send + Sync + 'static) {
         let _ = self.on_departure.set(Box::new(forget));
     }
@@ -203,7 +208,9 @@ impl Fleet {
 
     /// Whether some worker can answer requests, and not only encode their media items.
     pub fn can_answer(&self) -> bool {
-        let answers = |worker: &Arc<Worker>| worker.can_be_asked() && worker.backend.capabilities().role.answers();
+        let answers = |worker: &Arc<Worker>| {
+            worker.can_be_asked() && worker.backend.capabilities().role.answers()
+        };
         self.state().workers.values().any(answers)
     }
 
@@ -212,15 +219,17 @@ impl Fleet {
         self.state().workers.values().any(|worker| worker.condition() == Condition::Suspect)
     }
 
-    /// Number of workers that answer and take new requests, as those of drained agents don't. `None` if none of them can answer requests,
-    /// and not only encode their media items.
+    /// Number of workers that answer and take new requests, as those of drained agents don't.
+    /// `None` if none of them can answer requests, and not only encode their media items.
     pub fn taking_workers(&self) -> Option<usize> {
         let state = self.state();
         let taking = || {
             let workers = state.workers.values();
             workers.filter(|worker| worker.can_be_asked() && !worker.load().draining)
         };
-        taking().any(|worker| worker.backend.capabilities().role.answers()).then(|| taking().count())
+        taking()
+            .any(|worker| worker.backend.capabilities().role.answers())
+            .then(|| taking().count())
     }
 
     /// Requests that the workers run at once, all together; 0 while there is none.
@@ -245,8 +254,8 @@ impl Fleet {
         }
     }
 
-    /// What is known of a worker's KV cache, and what will be heard of it from then on. `None` when it is not there, or when nothing
-    /// is known.
+    /// What is known of a worker's KV cache, and what will be heard of it from then on. `None` when
+    /// it is not there, or when nothing is known.
     ///
     /// Takes some 80 ns for each block that it holds: not for async threads.
     pub fn follow_kv(&self, id: WorkerId) -> Option<KvKnown> {
@@ -259,7 +268,8 @@ impl Fleet {
         self.state().classes.present()
     }
 
-    /// The largest context of any worker that can take requests, in tokens of prompt and answer together.
+    /// The largest context of any worker that can take requests, in tokens of prompt and answer
+    /// together.
     pub fn max_model_len(&self) -> Option<usize> {
         self.classes().iter().map(|class| class.max_model_len).max()
     }
@@ -303,7 +313,8 @@ impl Fleet {
             block_size: can.class.block_size,
             publishes_events: !matches!(can.kv, KvSource::Unknown { .. }),
             encoder_cache_tokens: can.encoder_cache_tokens,
-            receiver_cache_elements: element_bytes(can.media).map_or(0, |bytes| can.receiver_cache_bytes / bytes),
+            receiver_cache_elements: element_bytes(can.media)
+                .map_or(0, |bytes| can.receiver_cache_bytes / bytes),
             class: worker.class,
             role: can.role,
             machine: places::machine(&can.locality, id),
@@ -321,11 +332,18 @@ impl Fleet {
     /// Takes note of whether a worker answers.
     pub(crate) fn set_condition(&self, id: WorkerId, condition: Condition) {
         let state = self.state();
-        let Some(worker) = state.workers.get(&id).filter(|worker| worker.condition() != condition) else { return };
+        let Some(worker) = state.workers.get(&id).filter(|worker| worker.condition() != condition)
+        else {
+            return;
+        };
         match condition {
             Condition::Answers => tracing::info!(worker = %id, "the engine answers again"),
-            Condition::Suspect => tracing::warn!(worker = %id, "the engine says nothing: it gets no new requests"),
-            Condition::Hung => tracing::error!(worker = %id, "the engine hangs: requests without a token move"),
+            Condition::Suspect => {
+                tracing::warn!(worker = %id, "the engine says nothing: it gets no new requests")
+            }
+            Condition::Hung => {
+                tracing::error!(worker = %id, "the engine hangs: requests without a token move")
+            }
         }
         worker.condition.send_replace(condition);
         self.router.set_suspect(id, condition != Condition::Answers);

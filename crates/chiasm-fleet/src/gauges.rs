@@ -23,11 +23,19 @@ impl Fleet {
             &metrics.worker_total_blocks,
             &metrics.worker_media_threads,
         ];
-        let of_arenas = [&metrics.arena_reserved, &metrics.arena_used, &metrics.arena_slots, &metrics.arena_leases];
+        let of_arenas = [
+            &metrics.arena_reserved,
+            &metrics.arena_used,
+            &metrics.arena_slots,
+            &metrics.arena_leases,
+        ];
         of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
-        [&metrics.worker_kv_usage, &metrics.worker_media_pending].into_iter().for_each(Family::clear);
+        [&metrics.worker_kv_usage, &metrics.worker_media_pending]
+            .into_iter()
+            .for_each(Family::clear);
         for worker in workers {
-            let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
+            let labels =
+                KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
             metrics.worker_knowledge.get_or_create(&labels).set(1);
             let label = WorkerLabel::from(worker.id);
             metrics.worker_blocks.get_or_create(&label).set(worker.index.blocks as i64);
@@ -48,15 +56,22 @@ impl Fleet {
             // A worker's counts begin with the worker.
             drop(metrics.engine_deaths.get_or_create(&worker.id.into()));
             drop(metrics.distrusted.get_or_create(&worker.id.into()));
-            let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
+            let labels = ConditionLabels {
+                worker: worker.id.to_string(),
+                condition: worker.condition().name(),
+            };
             metrics.worker_condition.get_or_create(&labels).set(1);
-            let labels = BreakerLabels { worker: worker.id.to_string(), state: worker.breaker().name() };
+            let labels =
+                BreakerLabels { worker: worker.id.to_string(), state: worker.breaker().name() };
             metrics.worker_breaker.get_or_create(&labels).set(1);
             let label = WorkerLabel::from(worker.id);
             let media = worker.load().media.unwrap_or_default();
             metrics.worker_media_threads.get_or_create(&label).set(i64::from(media.threads));
             metrics.worker_media_pending.get_or_create(&label).set(media.all().as_secs_f64());
-            metrics.worker_seats.get_or_create(&label).set(worker.backend.capabilities().max_running as i64);
+            metrics
+                .worker_seats
+                .get_or_create(&label)
+                .set(worker.backend.capabilities().max_running as i64);
             let usage = worker.backend.memory().unwrap_or_default();
             metrics.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
             metrics.arena_used.get_or_create(&label).set(usage.used as i64);

@@ -107,7 +107,8 @@ async fn one_backend(
         following.keep(fleet, &worker).await;
     }
     drop(following);
-    // First out of the router, then the end: no request may be sent to a backend that is being stopped.
+    // First out of the router, then the end: no request may be sent to a backend that is being
+    // stopped.
     fleet.left(id, &ended);
     match (life, &ended) {
         (Some(life), Ended::Shutdown) => life.leave().await,
@@ -143,8 +144,12 @@ async fn live(
     let (router, told) = (fleet.router.clone(), worker.load.clone());
     backend.follow_load(Box::new(move |load| {
         told.send_replace(load);
-        let Load { running, waiting, kv_usage, pending_tokens_of_others, draining, media: _ } = load;
-        router.set_stats(id, EngineStats { running, waiting, kv_usage, pending_tokens_of_others, draining });
+        let Load { running, waiting, kv_usage, pending_tokens_of_others, draining, media: _ } =
+            load;
+        router.set_stats(
+            id,
+            EngineStats { running, waiting, kv_usage, pending_tokens_of_others, draining },
+        );
     }));
     *ready = Some(Instant::now());
     // One that came into service since was not loaded here by whoever loaded it.
@@ -167,7 +172,8 @@ async fn live(
         tokio::select! {
             death = backend.ended() => return Err(Ended::Died(death)),
             death = life.ended() => {
-                // The process is a faster witness than its sockets: requests in flight learn of it now.
+                // The process is a faster witness than its sockets: requests in flight learn of it
+                // now.
                 backend.declare_dead(death.clone());
                 return Err(Ended::Died(death));
             }

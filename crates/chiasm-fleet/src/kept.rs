@@ -1,16 +1,17 @@
 //! Knowledge of KV caches that outlives this process: files that the next frontend goes on from.
 //!
-//! An engine replays only its last batches of events, which cover minutes of decoding. So a process that
-//! shuts down in order writes a file for each engine that keeps running: what it knows of the engine's
-//! cache, and the position in the stream of events up to which that is complete. The next process removes
-//! the file, and asks the engine for the batches after that position. If the engine has another batch at
-//! that position, or none any more, the file's content is dropped. A process that crashes writes nothing.
+//! An engine replays only its last batches of events, which cover minutes of decoding. So a process
+//! that shuts down in order writes a file for each engine that keeps running: what it knows of the
+//! engine's cache, and the position in the stream of events up to which that is complete. The next
+//! process removes the file, and asks the engine for the batches after that position. If the engine
+//! has another batch at that position, or none any more, the file's content is dropped. A process
+//! that crashes writes nothing.
 //!
 //! ```text
 //! file  magic: 16 bytes  digest of the rest: 32  about: length u16, text  seq: u64  digest of that batch: 32  history known: u8  snapshot
 //! ```
-//! `about` has everything that must match for the block keys to match: [`about`]. The snapshot has the
-//! format of [`chiasm_kv::Snapshot`].
+//! `about` has everything that must match for the block keys to match: [`about`]. The snapshot has
+//! the format of [`chiasm_kv::Snapshot`].
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Read, Write};
@@ -26,8 +27,8 @@ use crate::keys::keys_for;
 
 /// The first bytes of a file, with the version of its format.
 const MAGIC: &[u8; 16] = b"chiasm kv kept 1";
-/// The maximum size of a file: a worker may claim to hold 16,777,216 blocks, which take about 25 bytes
-/// each.
+/// The maximum size of a file: a worker may claim to hold 16,777,216 blocks, which take about 25
+/// bytes each.
 const MAX_BYTES: u64 = 512 << 20;
 /// The age at which an unused file is removed: its engine has ended, or has another address.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
@@ -78,7 +79,10 @@ impl KeptIndexes {
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         let about = fs::metadata(&folder)?;
         if !about.is_dir() || !is_private(&about) {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it must be a folder of this user's alone"));
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "it must be a folder of this user's alone",
+            ));
         }
         let kept = Self { folder };
         kept.sweep();
@@ -104,8 +108,8 @@ impl KeptIndexes {
         self.folder.join(name.finalize().to_hex().as_str()).with_extension(SUFFIX)
     }
 
-    /// Reads and removes the file about an engine of this class. A file that can't be used is removed with
-    /// a warning.
+    /// Reads and removes the file about an engine of this class. A file that can't be used is
+    /// removed with a warning.
     pub(crate) fn take(&self, stream: &KvEventStream, class: &PlanClass) -> Option<KeptIndex> {
         let path = self.path(stream);
         let read = read(&path);
@@ -129,10 +133,18 @@ impl KeptIndexes {
     ///
     /// # Errors
     /// The file can't be written, or is too large.
-    pub(crate) fn leave(&self, stream: &KvEventStream, class: &PlanClass, kept: &KeptIndex) -> io::Result<()> {
+    pub(crate) fn leave(
+        &self,
+        stream: &KvEventStream,
+        class: &PlanClass,
+        kept: &KeptIndex,
+    ) -> io::Result<()> {
         let bytes = encode(kept, &about(stream, class));
         if bytes.len() as u64 > MAX_BYTES {
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("{} bytes are too many", bytes.len())));
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("{} bytes are too many", bytes.len()),
+            ));
         }
         let path = self.path(stream);
         let new = path.with_extension(format!("{}.new", std::process::id()));
@@ -144,8 +156,8 @@ impl KeptIndexes {
     }
 }
 
-/// Returns everything that must match for a file to be true of an engine: the address of its events, and
-/// the way in which its blocks get their keys, which the key of a made-up prompt shows.
+/// Returns everything that must match for a file to be true of an engine: the address of its
+/// events, and the way in which its blocks get their keys, which the key of a made-up prompt shows.
 fn about(stream: &KvEventStream, class: &PlanClass) -> String {
     let tokens: Vec<TokenId> = (0..class.block_size.get() as u32).map(TokenId).collect();
     let media = [MediaSpan { hash: MmHash::new([7; 32]), offset: 0, length: 1 }];
@@ -180,7 +192,8 @@ fn decode(bytes: &[u8], about: &str) -> Result<KeptIndex, KeptError> {
         return Err(KeptError::Damaged);
     }
     let (length, rest) = rest.split_first_chunk().ok_or(KeptError::Damaged)?;
-    let (told, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into()).ok_or(KeptError::Damaged)?;
+    let (told, rest) =
+        rest.split_at_checked(u16::from_le_bytes(*length).into()).ok_or(KeptError::Damaged)?;
     if told != about.as_bytes() {
         return Err(KeptError::OtherEngine);
     }

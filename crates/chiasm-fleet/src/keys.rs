@@ -27,8 +27,9 @@ pub fn keys_for(class: &PlanClass, prompt: &PromptBlocks<'_>) -> Vec<BlockKey> {
     }
 }
 
-/// Returns the spans of an item at its place from which the class makes keys: one span, or for SGLang
-/// one for each run of tokens that embed, as it keeps the other tokens of a placeholder as they are.
+/// Returns the spans of an item at its place from which the class makes keys: one span, or for
+/// SGLang one for each run of tokens that embed, as it keeps the other tokens of a placeholder as
+/// they are.
 pub fn spans(class: &PlanClass, hash: MmHash, at: &Placeholder) -> Vec<MediaSpan> {
     let span = |offset, length| MediaSpan { hash, offset, length };
     let Some(mask) = at.is_embed.as_ref().filter(|_| hashing(class.keys).is_some()) else {

@@ -1,7 +1,9 @@
-//! Workers: which backends can take requests, what each can do, and what the router knows of their KV caches.
+//! Workers: which backends can take requests, what each can do, and what the router knows of their
+//! KV caches.
 //!
-//! Each worker has a keeper, a task that connects to its backend, joins it to the router, feeds the router its KV events
-//! and load, takes it out when it ends and connects to the next one after a pause.
+//! Each worker has a keeper, a task that connects to its backend, joins it to the router, feeds the
+//! router its KV events and load, takes it out when it ends and connects to the next one after a
+//! pause.
 //!
 //! | module | is |
 //! |---|---|

@@ -20,7 +20,11 @@ impl Loaded {
     }
 
     /// Loads an adapter unless it is loaded.
-    pub(crate) async fn load(&self, backend: &dyn Backend, adapter: &ServedAdapter) -> Result<(), AdapterError> {
+    pub(crate) async fn load(
+        &self,
+        backend: &dyn Backend,
+        adapter: &ServedAdapter,
+    ) -> Result<(), AdapterError> {
         if matches!(self.of(adapter), Some(Ok(()))) {
             return Ok(());
         }
@@ -29,8 +33,8 @@ impl Loaded {
         loaded
     }
 
-    /// Loads all adapters that the backend was not asked to load yet. Errors but `NotOwn` are logged:
-    /// the backend does without.
+    /// Loads all adapters that the backend was not asked to load yet. Errors but `NotOwn` are
+    /// logged: the backend does without.
     pub(crate) async fn load_all(&self, id: WorkerId, backend: &dyn Backend, adapters: &Adapters) {
         for adapter in adapters.all() {
             let has = backend.capabilities().adapters.contains_key(&adapter.engine().name);
@@ -39,7 +43,9 @@ impl Loaded {
             }
             match self.load(backend, &adapter).await {
                 Err(AdapterError::NotOwn) => {}
-                Ok(()) => tracing::info!(worker = %id, adapter = adapter.name, "loaded a LoRA adapter"),
+                Ok(()) => {
+                    tracing::info!(worker = %id, adapter = adapter.name, "loaded a LoRA adapter")
+                }
                 Err(error) => {
                     tracing::error!(worker = %id, adapter = adapter.name, %error, "the engine does without a LoRA adapter");
                 }

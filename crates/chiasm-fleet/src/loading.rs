@@ -1,8 +1,8 @@
 //! LoRA adapters on workers.
 //!
-//! A worker has loaded every adapter before it takes its first request, and is asked again for one that it refused when that is
-//! loaded anew. Those of agents have adapters by themselves, and no other can be made to load these. Requests with an adapter go to
-//! workers that have it.
+//! A worker has loaded every adapter before it takes its first request, and is asked again for one
+//! that it refused when that is loaded anew. Those of agents have adapters by themselves, and no
+//! other can be made to load these. Requests with an adapter go to workers that have it.
 
 use std::sync::Arc;
 
@@ -30,10 +30,12 @@ impl Worker {
         let own = &self.backend.capabilities().adapters;
         match own.get(&adapter.engine().name) {
             Some(OwnAdapter { refused: None, .. }) => Some(Ok(())),
-            Some(OwnAdapter { refused: Some(why), .. }) => Some(Err(AdapterError::Refused(why.clone()))),
-            None if own.values().any(|own| own.name == adapter.name) => {
-                Some(Err(AdapterError::Refused("its agent has another one of this name".to_owned())))
+            Some(OwnAdapter { refused: Some(why), .. }) => {
+                Some(Err(AdapterError::Refused(why.clone())))
             }
+            None if own.values().any(|own| own.name == adapter.name) => Some(Err(
+                AdapterError::Refused("its agent has another one of this name".to_owned()),
+            )),
             None if adapter.is_offered => Some(Err(AdapterError::NotOwn)),
             None => self.loaded.of(adapter),
         }
@@ -56,12 +58,16 @@ impl Fleet {
         &self.adapters
     }
 
-    /// Has all workers that take adapters load one, and serves it then. With `in_place` it takes the place of another of its name;
-    /// requests in flight end with that one.
+    /// Has all workers that take adapters load one, and serves it then. With `in_place` it takes
+    /// the place of another of its name; requests in flight end with that one.
     ///
     /// # Errors
     /// [`LoadError`] says why not; nothing has changed then.
-    pub async fn load_adapter(&self, source: AdapterSource, in_place: bool) -> Result<(), LoadError> {
+    pub async fn load_adapter(
+        &self,
+        source: AdapterSource,
+        in_place: bool,
+    ) -> Result<(), LoadError> {
         let _changing = self.adapters.changes.lock().await;
         let former = self.adapters.get(&source.name);
         if former.as_ref().is_some_and(|former| former.is_offered) {
@@ -71,25 +77,33 @@ impl Fleet {
             return Err(LoadError::IsLoaded(source.name));
         }
         let workers = self.workers();
-        // An engine on another machine may have files that are not on this one, so it is not an error here that they are missing.
+        // An engine on another machine may have files that are not on this one, so it is not an
+        // error here that they are missing.
         let (looking, stamps) = (source.clone(), self.adapters.stamps());
-        let files = tokio::task::spawn_blocking(move || AdapterFiles::look(&looking, true, stamps)).await;
         let files =
-            files.map_err(|error| LoadError::Files { path: (&source.path).into(), problem: error.to_string() })??;
+            tokio::task::spawn_blocking(move || AdapterFiles::look(&looking, true, stamps)).await;
+        let files = files.map_err(|error| LoadError::Files {
+            path: (&source.path).into(),
+            problem: error.to_string(),
+        })??;
         let adapter = match former.filter(|former| former.is(&source, &files)) {
             Some(unchanged) => unchanged,
             None => self.adapters.make(&source, &files)?,
         };
-        let takers: Vec<_> = workers.iter().filter(|worker| worker.backend.capabilities().max_loras > 0).collect();
+        let takers: Vec<_> =
+            workers.iter().filter(|worker| worker.backend.capabilities().max_loras > 0).collect();
         match (workers.is_empty(), takers.is_empty()) {
             (true, _) => return Err(LoadError::NoEngine),
             (false, true) => return Err(AdapterError::NotEnabled.into()),
             (false, false) => {}
         }
-        let loading = takers.iter().map(|worker| worker.loaded.load(worker.backend.as_ref(), &adapter));
+        let loading =
+            takers.iter().map(|worker| worker.loaded.load(worker.backend.as_ref(), &adapter));
         let refused = join_all(loading).await.into_iter().filter_map(Result::err);
         // One that died meanwhile loads it at its next start.
-        if let Some(error) = refused.into_iter().find(|error| !matches!(error, AdapterError::Gone(_))) {
+        if let Some(error) =
+            refused.into_iter().find(|error| !matches!(error, AdapterError::Gone(_)))
+        {
             return Err(error.into());
         }
         self.adapters.insert(adapter.clone());
@@ -118,20 +132,28 @@ impl Fleet {
     /// The adapter that engines know by this name, if a worker has it.
     pub fn adapter_of(&self, worker: &Worker, engine_name: &str) -> Option<Arc<ServedAdapter>> {
         let (name, _) = engine_name.rsplit_once('@')?;
-        self.adapters.get(name).filter(|found| found.engine().name == engine_name && worker.has_adapter(found))
+        self.adapters
+            .get(name)
+            .filter(|found| found.engine().name == engine_name && worker.has_adapter(found))
     }
 
     /// The workers that lack an adapter.
     ///
     /// # Errors
     /// Why one of them lacks it, if no other has it.
-    pub fn workers_without(&self, adapter: &ServedAdapter) -> Result<Vec<WorkerId>, Option<AdapterError>> {
+    pub fn workers_without(
+        &self,
+        adapter: &ServedAdapter,
+    ) -> Result<Vec<WorkerId>, Option<AdapterError>> {
         let workers = self.workers();
-        let lacking: Vec<_> = workers.iter().filter(|worker| !worker.has_adapter(adapter)).collect();
+        let lacking: Vec<_> =
+            workers.iter().filter(|worker| !worker.has_adapter(adapter)).collect();
         if !workers.is_empty() && lacking.len() == workers.len() {
             let why = || lacking.iter().filter_map(|worker| worker.lacks_adapter(adapter));
             // One that has it, and can't use it, says more than those that do not have it.
-            return Err(why().find(|why| !matches!(why, AdapterError::NotOwn)).or_else(|| why().next()));
+            return Err(why()
+                .find(|why| !matches!(why, AdapterError::NotOwn))
+                .or_else(|| why().next()));
         }
         Ok(lacking.into_iter().map(|worker| worker.id).collect())
     }
@@ -155,13 +177,17 @@ pub(crate) async fn forget_unused(
             if fleet.adapters.all().iter().any(|served| served.id() == adapter.id) {
                 continue;
             }
-            let takers = workers.iter().filter(|worker| worker.backend.capabilities().max_loras > 0);
+            let takers =
+                workers.iter().filter(|worker| worker.backend.capabilities().max_loras > 0);
             join_all(takers.map(async |worker| {
                 worker.loaded.forget(adapter.id);
                 worker.backend.unload_adapter(adapter).await;
             }))
             .await;
-            tracing::debug!(adapter = adapter.name, "the engines were told to forget a LoRA adapter");
+            tracing::debug!(
+                adapter = adapter.name,
+                "the engines were told to forget a LoRA adapter"
+            );
         }
     };
     tokio::select! {

@@ -62,7 +62,11 @@ impl Default for MediaMetrics {
 
 impl MediaMetrics {
     pub(crate) fn register(&self, r: &mut Registry) {
-        r.register("mm_transfer", "Media items handed to engines, by how they travelled", self.transfers.clone());
+        r.register(
+            "mm_transfer",
+            "Media items handed to engines, by how they travelled",
+            self.transfers.clone(),
+        );
         r.register(
             "mm_transfer_fallback",
             "Media items that were to travel in shared memory or as tensors and did not, or that an agent was to fetch or read and was \
@@ -84,12 +88,17 @@ impl MediaMetrics {
             "Bytes of tensors of media items that agents lacked and read out of this process's memory by NIXL",
             self.lent_bytes.clone(),
         );
-        r.register("mm_cache_misses", "Media items that engines turned out not to hold", self.misses.clone());
+        r.register(
+            "mm_cache_misses",
+            "Media items that engines turned out not to hold",
+            self.misses.clone(),
+        );
     }
 
     /// Returns the number of media items handed to engines so far, by how they travelled.
     pub(crate) fn transfers(&self) -> BTreeMap<&'static str, u64> {
-        let count = |mode| self.transfers.get(&TransferLabel { mode }).map_or(0, |count| count.get());
+        let count =
+            |mode| self.transfers.get(&TransferLabel { mode }).map_or(0, |count| count.get());
         WAYS.map(|way| (way.name(), count(way.name()))).into()
     }
 }

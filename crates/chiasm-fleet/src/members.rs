@@ -26,7 +26,8 @@ impl Fleet {
         Some(id)
     }
 
-    /// Lets a worker go for good, as the shutdown of the fleet does with all: nothing is known of it from then on.
+    /// Lets a worker go for good, as the shutdown of the fleet does with all: nothing is known of
+    /// it from then on.
     pub fn remove(&self, id: WorkerId) {
         if let Some(end) = lock(&self.ends).remove(&id) {
             end.send_replace(true);
@@ -58,14 +59,17 @@ impl Fleet {
         }
     }
 
-    /// Ends all requests in flight with an error, and takes no more. [`Fleet::shutdown`] is to follow.
+    /// Ends all requests in flight with an error, and takes no more. [`Fleet::shutdown`] is to
+    /// follow.
     pub fn cut(&self, why: &str) {
-        // Keepers tell their backends before they let go of them, which ends requests for another reason.
+        // Keepers tell their backends before they let go of them, which ends requests for another
+        // reason.
         let _ = self.cut.set(Death::new(why));
         self.end_all();
     }
 
-    /// Ends all backends and waits until they are gone. Requests in flight end with an error: drain first.
+    /// Ends all backends and waits until they are gone. Requests in flight end with an error: drain
+    /// first.
     pub async fn shutdown(&self) {
         let keepers = self.keepers().take();
         self.end_all();

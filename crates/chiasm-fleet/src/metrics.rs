@@ -46,7 +46,8 @@ pub(crate) struct BreakerLabels {
     pub(crate) state: &'static str,
 }
 
-/// The metrics of a fleet. Most are gauges, brought up to date by [`Fleet::refresh_metrics`](crate::Fleet::refresh_metrics).
+/// The metrics of a fleet. Most are gauges, brought up to date by
+/// [`Fleet::refresh_metrics`](crate::Fleet::refresh_metrics).
 #[derive(Default)]
 pub struct FleetMetrics {
     pub(crate) media: std::sync::Arc<MediaMetrics>,
@@ -81,7 +82,11 @@ impl FleetMetrics {
     /// Registers all of them.
     pub fn register(&self, r: &mut Registry) {
         self.media.register(r);
-        r.register("engine_deaths", "Engines that died or could not be started, by worker", self.engine_deaths.clone());
+        r.register(
+            "engine_deaths",
+            "Engines that died or could not be started, by worker",
+            self.engine_deaths.clone(),
+        );
         r.register(
             "distrusted_workers",
             "Servers found to make other prompts of media items than was expected, by worker: what they hold is approximate from then on",
@@ -93,15 +98,32 @@ impl FleetMetrics {
             "Workers that go on though no list and no discovery names their agent any more",
             self.unnamed.clone(),
         );
-        r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
-        r.register("index_blocks", "Distinct blocks that any worker is known to hold", self.index_blocks.clone());
+        r.register(
+            "worker_known_blocks",
+            "Blocks that a worker is known to hold",
+            self.worker_blocks.clone(),
+        );
+        r.register(
+            "index_blocks",
+            "Distinct blocks that any worker is known to hold",
+            self.index_blocks.clone(),
+        );
         r.register(
             "index_entries",
             "Pairs of a worker and a block that it is known to hold",
             self.index_entries.clone(),
         );
-        r.register_with_unit("index", "Memory for what workers hold", Unit::Bytes, self.index_bytes.clone());
-        r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
+        r.register_with_unit(
+            "index",
+            "Memory for what workers hold",
+            Unit::Bytes,
+            self.index_bytes.clone(),
+        );
+        r.register(
+            "index_shed_blocks",
+            "Blocks of present workers forgotten to save memory",
+            self.index_shed.clone(),
+        );
         self.kv_events.register(r);
         r.register(
             "worker_knowledge",
@@ -123,15 +145,31 @@ impl FleetMetrics {
             "Prompt tokens that a worker has to compute before its requests have their first tokens",
             self.worker_pending.clone(),
         );
-        r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
-        r.register("worker_seats", "Requests that a worker's engine runs at once, at most", self.worker_seats.clone());
-        r.register("worker_total_blocks", "Blocks of a worker's KV cache", self.worker_total_blocks.clone());
+        r.register(
+            "worker_running_requests",
+            "Requests that a worker's engine runs",
+            self.worker_running.clone(),
+        );
+        r.register(
+            "worker_seats",
+            "Requests that a worker's engine runs at once, at most",
+            self.worker_seats.clone(),
+        );
+        r.register(
+            "worker_total_blocks",
+            "Blocks of a worker's KV cache",
+            self.worker_total_blocks.clone(),
+        );
         r.register(
             "worker_kv_usage_ratio",
             "Part of a worker's KV cache that running requests use, 0 to 1",
             self.worker_kv_usage.clone(),
         );
-        r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
+        r.register(
+            "worker_waiting_requests",
+            "Requests that wait in a worker's engine",
+            self.worker_waiting.clone(),
+        );
         r.register(
             "worker_media_threads",
             "Threads with which the agent of a worker processes media; 0 for workers without one",
@@ -156,7 +194,11 @@ impl FleetMetrics {
             self.arena_used.clone(),
         );
         r.register("arena_slots", "Tensors in a worker's arena", self.arena_slots.clone());
-        r.register("arena_leases", "Tensors that a worker's engine has not given back", self.arena_leases.clone());
+        r.register(
+            "arena_leases",
+            "Tensors that a worker's engine has not given back",
+            self.arena_leases.clone(),
+        );
     }
 
     /// Counts an engine of a worker that died, or could not be started.
@@ -169,8 +211,8 @@ impl FleetMetrics {
         self.distrusted.get_or_create(&worker.into()).inc();
     }
 
-    /// Forgets the counts of a worker that was let go for good. Ids are not given again: the counts of
-    /// workers that come and go would grow for ever.
+    /// Forgets the counts of a worker that was let go for good. Ids are not given again: the counts
+    /// of workers that come and go would grow for ever.
     pub(crate) fn forget(&self, worker: WorkerId) {
         let label = worker.into();
         self.engine_deaths.remove(&label);
@@ -203,11 +245,31 @@ pub(crate) struct KvEvents {
 impl KvEvents {
     fn register(&self, r: &mut Registry) {
         r.register("kv_events_applied", "KV events applied to the index", self.applied.clone());
-        r.register("kv_events_gaps", "Times that numbers of KV event batches were skipped", self.gaps.clone());
-        r.register("kv_events_replays", "Replays of KV events asked for, audits included", self.replays.clone());
-        r.register("kv_events_failed_replays", "Replays that did not come to their end", self.failed_replays.clone());
-        r.register("kv_events_dropped", "KV event batches lost for good or unreadable", self.dropped.clone());
-        r.register("kv_events_resets", "Times that all blocks of a worker were forgotten", self.resets.clone());
+        r.register(
+            "kv_events_gaps",
+            "Times that numbers of KV event batches were skipped",
+            self.gaps.clone(),
+        );
+        r.register(
+            "kv_events_replays",
+            "Replays of KV events asked for, audits included",
+            self.replays.clone(),
+        );
+        r.register(
+            "kv_events_failed_replays",
+            "Replays that did not come to their end",
+            self.failed_replays.clone(),
+        );
+        r.register(
+            "kv_events_dropped",
+            "KV event batches lost for good or unreadable",
+            self.dropped.clone(),
+        );
+        r.register(
+            "kv_events_resets",
+            "Times that all blocks of a worker were forgotten",
+            self.resets.clone(),
+        );
         r.register_with_unit(
             "kv_events_lag",
             "From the engine's making of its last batch of KV events until it was applied",
@@ -218,7 +280,9 @@ impl KvEvents {
 
     pub(crate) fn clear(&self) {
         let Self { applied, gaps, replays, failed_replays, dropped, resets, lag } = self;
-        [applied, gaps, replays, failed_replays, dropped, resets].into_iter().for_each(Family::clear);
+        [applied, gaps, replays, failed_replays, dropped, resets]
+            .into_iter()
+            .for_each(Family::clear);
         lag.clear();
     }
 

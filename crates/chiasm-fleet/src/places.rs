@@ -15,7 +15,8 @@ pub(crate) fn machine(locality: &Locality, worker: WorkerId) -> u64 {
     }
 }
 
-/// A number that workers share which hand prompts to each other, and no others: those of one private network, else those of one machine.
+/// A number that workers share which hand prompts to each other, and no others: those of one
+/// private network, else those of one machine.
 pub(crate) fn hands_over_in(can: &Capabilities, worker: WorkerId) -> u64 {
     let is_here = match &can.locality {
         Locality::Here => true,
@@ -45,7 +46,10 @@ mod tests {
     fn place(host: Option<[u8; 4]>, network: Option<&str>) -> u64 {
         let private_network = network.map(|network| network.parse().unwrap());
         let locality = host.map_or(Locality::Here, |host| Locality::Host(host.into()));
-        hands_over_in(&Capabilities { locality, private_network, ..fake_capabilities() }, WorkerId(7))
+        hands_over_in(
+            &Capabilities { locality, private_network, ..fake_capabilities() },
+            WorkerId(7),
+        )
     }
 
     #[test]

@@ -51,7 +51,9 @@ impl Fleet {
         // Workers come and go on threads that serve requests, too.
         let runtime = Handle::current();
         let fleet = Arc::new(Self {
-            router: Arc::new(Router::in_background(router, move |chore| drop(runtime.spawn_blocking(chore)))),
+            router: Arc::new(Router::in_background(router, move |chore| {
+                drop(runtime.spawn_blocking(chore))
+            })),
             metrics: FleetMetrics::default(),
             on_departure: OnceLock::new(),
             state: Mutex::default(),
@@ -60,7 +62,9 @@ impl Fleet {
             shutdown: watch::Sender::new(false),
             cut: OnceLock::new(),
             keepers: Mutex::new(Some(JoinSet::new())),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            created: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
             patience,
             followed: Mutex::default(),
             ends: Mutex::default(),
@@ -69,8 +73,13 @@ impl Fleet {
             adapters,
             kept: OnceLock::new(),
         });
-        if let (Some(leavings), Some(keepers)) = (fleet.adapters.leavings(), &mut *fleet.keepers()) {
-            keepers.spawn(loading::forget_unused(fleet.clone(), leavings, fleet.shutdown.subscribe()));
+        if let (Some(leavings), Some(keepers)) = (fleet.adapters.leavings(), &mut *fleet.keepers())
+        {
+            keepers.spawn(loading::forget_unused(
+                fleet.clone(),
+                leavings,
+                fleet.shutdown.subscribe(),
+            ));
         }
         fleet
     }

@@ -1,4 +1,5 @@
-//! What is heard of a worker's KV cache, for others than the router here: frontends on other machines.
+//! What is heard of a worker's KV cache, for others than the router here: frontends on other
+//! machines.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,7 +10,8 @@ use chiasm_router::Router;
 use chiasm_types::WorkerId;
 use tokio::sync::broadcast::{self, error::RecvError};
 
-/// What may be heard before who follows has to take it, or else begin again: some seconds of an engine's batches.
+/// What may be heard before who follows has to take it, or else begin again: some seconds of an
+/// engine's batches.
 const MOST_WAITING: usize = 1024;
 
 /// Tells what is heard of one worker's KV cache to all who follow it.
@@ -22,7 +24,11 @@ pub(crate) struct Tap {
 
 impl Default for Tap {
     fn default() -> Self {
-        Self { heard: OnceLock::new(), history_known: AtomicBool::new(true), caught_up: AtomicBool::new(false) }
+        Self {
+            heard: OnceLock::new(),
+            history_known: AtomicBool::new(true),
+            caught_up: AtomicBool::new(false),
+        }
     }
 }
 
@@ -62,11 +68,16 @@ impl Tap {
         self.caught_up.store(caught_up, Relaxed);
         if let Some(heard) = self.heard.get() {
             // After what is in any snapshot: it is true of all of them. Nobody may listen.
-            let _ = heard.send((u64::MAX, self.history_known.load(Relaxed), KvHeard::CaughtUp(caught_up)));
+            let _ = heard.send((
+                u64::MAX,
+                self.history_known.load(Relaxed),
+                KvHeard::CaughtUp(caught_up),
+            ));
         }
     }
 
-    /// Tells what was just taken in, if anybody listens. Nothing else may have changed what is known of the worker meanwhile.
+    /// Tells what was just taken in, if anybody listens. Nothing else may have changed what is
+    /// known of the worker meanwhile.
     pub(crate) fn tell(&self, router: &Router, id: WorkerId, heard: impl FnOnce() -> KvHeard) {
         let listened = self.heard.get().filter(|listened| listened.receiver_count() > 0);
         if let (Some(listened), Some(revision)) = (listened, router.revision(id)) {
@@ -77,7 +88,8 @@ impl Tap {
     pub(crate) fn follow(&self, router: &Router, id: WorkerId) -> Option<KvKnown> {
         // First: what is heard while the snapshot is made is either in it or comes after it.
         let heard = self.heard.get_or_init(|| broadcast::channel(MOST_WAITING).0).subscribe();
-        let (history_known, caught_up) = (self.history_known.load(Relaxed), self.caught_up.load(Relaxed));
+        let (history_known, caught_up) =
+            (self.history_known.load(Relaxed), self.caught_up.load(Relaxed));
         let Snapshot { revision, bytes } = router.snapshot(id)?;
         Some(KvKnown { snapshot: bytes, history_known, caught_up, revision, heard })
     }
@@ -96,8 +108,8 @@ pub struct KvKnown {
 }
 
 impl KvKnown {
-    /// What is heard next, and whether events have told of all that is held then. `None` when so much was heard that some of it is
-    /// lost: a new snapshot has to be had. Cancel safe.
+    /// What is heard next, and whether events have told of all that is held then. `None` when so
+    /// much was heard that some of it is lost: a new snapshot has to be had. Cancel safe.
     pub async fn next(&mut self) -> Option<(KvHeard, bool)> {
         loop {
             match self.heard.recv().await {

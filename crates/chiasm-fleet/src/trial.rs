@@ -32,7 +32,8 @@ impl Worker {
     /// Returns the breaker for `GET /workers`.
     pub fn breaker_report(&self) -> Value {
         let breaker = lock(&self.breaker.breaker);
-        let until = breaker.open_until().map(|until| until.saturating_duration_since(Instant::now()));
+        let until =
+            breaker.open_until().map(|until| until.saturating_duration_since(Instant::now()));
         json!({
             "state": breaker.state().name(),
             "failures": breaker.failures(),
@@ -101,8 +102,8 @@ impl Fleet {
         self.workers().iter().filter_map(|worker| worker.outage()).collect()
     }
 
-    /// Returns a receiver that is notified when a worker joins, leaves, changes its condition or changes
-    /// its breaker.
+    /// Returns a receiver that is notified when a worker joins, leaves, changes its condition or
+    /// changes its breaker.
     pub fn changes(&self) -> watch::Receiver<usize> {
         self.ready.subscribe()
     }
@@ -131,8 +132,8 @@ fn log_opened(worker: &Worker, breaker: &Breaker, is_first: bool) {
     }
 }
 
-/// A request at a worker whose outcome is not known yet. Dropping it before that means that the worker
-/// is not at fault.
+/// A request at a worker whose outcome is not known yet. Dropping it before that means that the
+/// worker is not at fault.
 pub struct Trial {
     fleet: Arc<Fleet>,
     worker: Arc<Worker>,
@@ -140,10 +141,11 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Begins a trial, which has to be done for each worker that is picked: a half-open breaker lets no
-    /// other request through until the trial ends.
+    /// Begins a trial, which has to be done for each worker that is picked: a half-open breaker
+    /// lets no other request through until the trial ends.
     pub fn begin(fleet: &Arc<Fleet>, worker: Arc<Worker>) -> Self {
-        let is_probe = !worker.breaker.is_clean.load(Ordering::Relaxed) && lock(&worker.breaker.breaker).begin();
+        let is_probe = !worker.breaker.is_clean.load(Ordering::Relaxed)
+            && lock(&worker.breaker.breaker).begin();
         Self { fleet: fleet.clone(), worker, is_probe }
     }
 
@@ -164,7 +166,10 @@ impl Trial {
 
     /// Records that the worker did not answer before the deadline of the request.
     pub fn timed_out(&mut self) {
-        self.record(WorkerFault::Failed { status: 504, message: "it does not answer in time".to_owned() });
+        self.record(WorkerFault::Failed {
+            status: 504,
+            message: "it does not answer in time".to_owned(),
+        });
     }
 
     fn record(&mut self, fault: WorkerFault) {

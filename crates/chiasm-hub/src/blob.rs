@@ -34,8 +34,9 @@ const MAX_ETAG: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Missing {
     pub(crate) path: String,
-    /// The blob's name: the file's hash, or its ETag if the hub tells no hash. The hub's own ETags are those hashes. A
-    /// mirror may make them of time and size, so that two files can have the same one.
+    /// The blob's name: the file's hash, or its ETag if the hub tells no hash. The hub's own ETags
+    /// are those hashes. A mirror may make them of time and size, so that two files can have the
+    /// same one.
     pub(crate) blob: String,
     /// Bytes.
     pub(crate) size: u64,
@@ -46,18 +47,25 @@ pub(crate) struct Missing {
 impl Missing {
     /// Whether its bytes are there, from another commit.
     pub(crate) fn is_downloaded(&self, cache: &ModelCache) -> bool {
-        fs::metadata(cache.blob(&self.blob)).is_ok_and(|blob| blob.is_file() && blob.len() == self.size)
+        fs::metadata(cache.blob(&self.blob))
+            .is_ok_and(|blob| blob.is_file() && blob.len() == self.size)
     }
 
     /// Bytes that an earlier try has left.
     pub(crate) fn left_over(&self, cache: &ModelCache) -> u64 {
-        let left = fs::metadata(cache.blob(&format!("{}.incomplete", self.blob))).map_or(0, |file| file.len());
+        let left = fs::metadata(cache.blob(&format!("{}.incomplete", self.blob)))
+            .map_or(0, |file| file.len());
         if left > self.size { 0 } else { left }
     }
 }
 
 /// Asks the hub what a file is.
-pub(crate) async fn describe(client: &HubClient, commit: &Commit, path: &str, of: &Entry) -> Result<Missing, HubError> {
+pub(crate) async fn describe(
+    client: &HubClient,
+    commit: &Commit,
+    path: &str,
+    of: &Entry,
+) -> Result<Missing, HubError> {
     let url = client.file_url(commit, path);
     let (response, from, linked) = client
         .again(async || {
@@ -74,13 +82,16 @@ pub(crate) async fn describe(client: &HubClient, commit: &Commit, path: &str, of
     }
     let own_size = || content_length(response.headers()).filter(|_| response.status().is_success());
     let told = linked.size.or_else(own_size);
-    let size = of.size.or(told).ok_or_else(|| refused("it does not say how large it is".to_owned()))?;
+    let size =
+        of.size.or(told).ok_or_else(|| refused("it does not say how large it is".to_owned()))?;
     if let Some(told) = told.filter(|told| *told != size) {
         return Err(refused(format!("it has {told} bytes, though {size} were announced")));
     }
     let name = linked.etag.clone().or_else(|| etag(response.headers()));
-    let etag =
-        name.as_deref().and_then(blob_name).ok_or_else(|| refused("it has no ETag that can name a file".to_owned()))?;
+    let etag = name
+        .as_deref()
+        .and_then(blob_name)
+        .ok_or_else(|| refused("it has no ETag that can name a file".to_owned()))?;
     let linked_sha256 = linked.etag.as_ref().map(|_| etag.clone()).filter(|etag| is_hex(etag, 64));
     let expected = match (&of.sha256, linked_sha256, &of.blob_id) {
         (Some(sha256), ..) => Expected::Sha256(sha256.clone()),
@@ -100,7 +111,8 @@ pub(crate) fn check_names(client: &HubClient, missing: &[Missing]) -> Result<(),
     let mut sizes = HashMap::new();
     for file in missing {
         if *sizes.entry(file.blob.as_str()).or_insert(file.size) != file.size {
-            let problem = format!("its ETag, {}, is that of another file of another size", file.blob);
+            let problem =
+                format!("its ETag, {}, is that of another file of another size", file.blob);
             return Err(client.refused(&file.url, &file.path, problem));
         }
     }
@@ -111,7 +123,10 @@ pub(crate) fn check_names(client: &HubClient, missing: &[Missing]) -> Result<(),
 fn blob_name(etag: &str) -> Option<String> {
     let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let is_name = !etag.is_empty() && etag.len() <= MAX_ETAG && etag.bytes().all(is_plain) && !etag.starts_with('.');
+    let is_name = !etag.is_empty()
+        && etag.len() <= MAX_ETAG
+        && etag.bytes().all(is_plain)
+        && !etag.starts_with('.');
     (is_name && !etag.ends_with(".incomplete")).then(|| etag.to_owned())
 }
 
@@ -125,7 +140,8 @@ pub(crate) async fn download(
 ) -> Result<(), HubError> {
     let blob = cache.blob(&missing.blob);
     let lock = lock(&cache.lock(&missing.blob), &blob).await?;
-    // Another process downloaded it while this one waited, or it came for another file with the same bytes.
+    // Another process downloaded it while this one waited, or it came for another file with the
+    // same bytes.
     if missing.is_downloaded(cache) {
         progress.add(missing.size);
     } else {
@@ -208,7 +224,9 @@ async fn try_once(
     let starts_anew = match &asked {
         Ok((_, _, start)) => *start == 0,
         // After another range than was asked for, only a download from the beginning can succeed.
-        Err(error) => matches!(error, HubError::Status { status: 416, .. } | HubError::Refused { .. }),
+        Err(error) => {
+            matches!(error, HubError::Status { status: 416, .. } | HubError::Refused { .. })
+        }
     };
     if starts_anew && partial.length() > 0 {
         progress.take_back(partial.length());
@@ -229,10 +247,15 @@ async fn try_once(
     Ok((partial, received))
 }
 
-/// Asks for what comes from byte `from` on. The answer, the URL that it comes from, and the byte that it begins with, which is
-/// `from` or 0.
-async fn ask(client: &HubClient, missing: &Missing, from: u64) -> Result<(Response, Url, u64), HubError> {
-    let (response, url, _) = client.send(Method::GET, missing.url.clone(), from, &missing.path).await?;
+/// Asks for what comes from byte `from` on. The answer, the URL that it comes from, and the byte
+/// that it begins with, which is `from` or 0.
+async fn ask(
+    client: &HubClient,
+    missing: &Missing,
+    from: u64,
+) -> Result<(Response, Url, u64), HubError> {
+    let (response, url, _) =
+        client.send(Method::GET, missing.url.clone(), from, &missing.path).await?;
     client.check(&response, &url, &missing.path)?;
     let start = match response.status() {
         StatusCode::OK => 0,
@@ -243,18 +266,26 @@ async fn ask(client: &HubClient, missing: &Missing, from: u64) -> Result<(Respon
         }
     };
     if start > 0 {
-        let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok()).unwrap_or_default();
+        let range = response
+            .headers()
+            .get(CONTENT_RANGE)
+            .and_then(|range| range.to_str().ok())
+            .unwrap_or_default();
         let (last, size) = (missing.size - 1, missing.size);
         // A server may not know the size.
-        if ![format!("bytes {start}-{last}/{size}"), format!("bytes {start}-{last}/*")].iter().any(|fits| fits == range)
+        if ![format!("bytes {start}-{last}/{size}"), format!("bytes {start}-{last}/*")]
+            .iter()
+            .any(|fits| fits == range)
         {
-            let problem = format!("bytes {start} to {last} of {size} were asked for and {range:.60?} comes");
+            let problem =
+                format!("bytes {start} to {last} of {size} were asked for and {range:.60?} comes");
             return Err(client.refused(&url, &missing.path, problem));
         }
     }
     match content_length(response.headers()) {
         Some(length) if start.checked_add(length) != Some(missing.size) => {
-            let problem = format!("{length} bytes come where {} were announced", missing.size - start);
+            let problem =
+                format!("{length} bytes come where {} were announced", missing.size - start);
             Err(client.refused(&url, &missing.path, problem))
         }
         _ => Ok((response, url, start)),
@@ -274,7 +305,9 @@ async fn receive(
     let (mut length, mut since, mut waited) = (start, start, Duration::ZERO);
     loop {
         let asked = Instant::now();
-        let part = timeout(STALL.saturating_sub(waited), response.chunk()).await.map_err(|_| timed_out(url))?;
+        let part = timeout(STALL.saturating_sub(waited), response.chunk())
+            .await
+            .map_err(|_| timed_out(url))?;
         waited += asked.elapsed();
         let Some(part) = part.map_err(|error| unreachable(url, &error))? else { break };
         length += part.len() as u64;
@@ -306,7 +339,10 @@ async fn blocking<T: Send + 'static>(
     joined(blob, tokio::task::spawn_blocking(doing).await)
 }
 
-fn joined<T>(blob: &Path, done: Result<Result<T, HubError>, tokio::task::JoinError>) -> Result<T, HubError> {
+fn joined<T>(
+    blob: &Path,
+    done: Result<Result<T, HubError>, tokio::task::JoinError>,
+) -> Result<T, HubError> {
     done.unwrap_or_else(|error| Err(HubError::file(blob, std::io::Error::other(error))))
 }
 
@@ -319,7 +355,9 @@ mod tests {
         assert_eq!(blob_name("\"abc-1\"").as_deref(), Some("abc-1"));
         assert_eq!(blob_name("W/\"abc\"").as_deref(), Some("abc"));
         let long = "a".repeat(200);
-        for bad in ["", "\"\"", "../a", "a/b", "..", ".lock", "a b", "\"a\\b\"", "a.incomplete", &long] {
+        for bad in
+            ["", "\"\"", "../a", "a/b", "..", ".lock", "a b", "\"a\\b\"", "a.incomplete", &long]
+        {
             assert_eq!(blob_name(bad), None, "{bad}");
         }
     }

@@ -55,12 +55,15 @@ impl ModelCache {
     /// Makes the folders that a download needs.
     pub(crate) fn make(&self) -> Result<(), HubError> {
         let folders = [self.folder.join("blobs"), self.locks.clone()];
-        folders.iter().try_for_each(|folder| fs::create_dir_all(folder).map_err(|error| HubError::file(folder, error)))
+        folders.iter().try_for_each(|folder| {
+            fs::create_dir_all(folder).map_err(|error| HubError::file(folder, error))
+        })
     }
 
     /// The commit that a revision was last known to be.
     pub(crate) fn commit(&self, revision: &Revision) -> Option<Commit> {
-        let of_ref = || Commit::read(str::from_utf8(&read(&self.reference(revision), 64)?).ok()?.trim());
+        let of_ref =
+            || Commit::read(str::from_utf8(&read(&self.reference(revision), 64)?).ok()?.trim());
         revision.commit().or_else(of_ref)
     }
 
@@ -119,18 +122,23 @@ impl ModelCache {
             }
             match symlink(&target, &link) {
                 // Another process made it at the same time.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && link.is_file() => Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && link.is_file() => {
+                    Ok(())
+                }
                 linked => linked,
             }
         };
         linked().map_err(|error| HubError::file(&link, error))
     }
 
-    /// Says which files are missing of what is wanted, judged by what is on the disk alone, and the paths of all files as far as
-    /// they are known.
+    /// Says which files are missing of what is wanted, judged by what is on the disk alone, and the
+    /// paths of all files as far as they are known.
     pub(crate) fn missing(&self, commit: &Commit, wanted: Wanted) -> (Vec<String>, Vec<String>) {
         if let Some(listing) = self.listing(commit) {
-            let missing = listing.wanted(wanted).into_iter().filter(|(path, entry)| !self.has(commit, path, entry));
+            let missing = listing
+                .wanted(wanted)
+                .into_iter()
+                .filter(|(path, entry)| !self.has(commit, path, entry));
             return (missing.map(|(path, _)| path.to_owned()).collect(), listing.paths());
         }
         // An older huggingface_hub wrote it, which keeps no listing.
@@ -139,16 +147,23 @@ impl ModelCache {
         (self.seems_to_miss(commit, &paths, wanted.weights).into_iter().collect(), paths)
     }
 
-    fn seems_to_miss(&self, commit: &Commit, paths: &[String], weights: Option<Weights>) -> Option<String> {
+    fn seems_to_miss(
+        &self,
+        commit: &Commit,
+        paths: &[String],
+        weights: Option<Weights>,
+    ) -> Option<String> {
         let has = |name: &str| paths.iter().any(|path| path == name);
         if !has("config.json") && !has("params.json") {
             return Some("config.json".to_owned());
         }
         weights?;
-        let index = read(&self.snapshot(commit).join("model.safetensors.index.json"), MAX_LISTING).unwrap_or_default();
+        let index = read(&self.snapshot(commit).join("model.safetensors.index.json"), MAX_LISTING)
+            .unwrap_or_default();
         let index: serde_json::Value = serde_json::from_slice(&index).unwrap_or_default();
         let parts = index["weight_map"].as_object().into_iter().flat_map(|map| map.values());
-        let is_mistrals = |path: &String| path.starts_with("consolidated") && path.ends_with(".safetensors");
+        let is_mistrals =
+            |path: &String| path.starts_with("consolidated") && path.ends_with(".safetensors");
         if let Some(part) = parts.filter_map(|part| part.as_str()).find(|part| !has(part))
             && !paths.iter().any(is_mistrals)
         {
@@ -166,7 +181,9 @@ fn walk(folder: &Path, prefix: &str, depth: usize, paths: &mut Vec<String>) {
         let path = format!("{prefix}{name}");
         match fs::metadata(entry.path()) {
             Ok(file) if file.is_file() && paths.len() < MAX_FILES => paths.push(path),
-            Ok(file) if file.is_dir() && depth > 0 => walk(&entry.path(), &format!("{path}/"), depth - 1, paths),
+            Ok(file) if file.is_dir() && depth > 0 => {
+                walk(&entry.path(), &format!("{path}/"), depth - 1, paths)
+            }
             _ => {}
         }
     }
@@ -186,7 +203,8 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
         fs::create_dir_all(folder)?;
         // It is as readable as files usually are: others may share the cache.
         let mode = fs::Permissions::from_mode(0o644);
-        let mut file = tempfile::Builder::new().suffix(".tmp").permissions(mode).tempfile_in(folder)?;
+        let mut file =
+            tempfile::Builder::new().suffix(".tmp").permissions(mode).tempfile_in(folder)?;
         file.write_all(bytes)?;
         file.persist(path)?;
         Ok(())

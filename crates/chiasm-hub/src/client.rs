@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderMap, HeaderValue, LOCATION, RANGE,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HeaderMap, HeaderValue,
+    LOCATION, RANGE,
 };
 use reqwest::{Client, Method, Response, StatusCode};
 use rustls::pki_types::CertificateDer;
@@ -56,14 +57,21 @@ pub(crate) struct Linked {
 }
 
 impl HubClient {
-    pub(crate) fn new(settings: &HubSettings, repo: &RepoId, revision: &Revision) -> Result<Self, HubError> {
+    pub(crate) fn new(
+        settings: &HubSettings,
+        repo: &RepoId,
+        revision: &Revision,
+    ) -> Result<Self, HubError> {
         let tls = tls(settings.certificates.as_deref())?;
         let mut builder = Client::builder()
             .tls_backend_preconfigured(tls)
             .redirect(reqwest::redirect::Policy::none())
             .referer(false)
             .user_agent(concat!("chiasm/", env!("CARGO_PKG_VERSION")))
-            .default_headers(HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static("identity"))]))
+            .default_headers(HeaderMap::from_iter([(
+                ACCEPT_ENCODING,
+                HeaderValue::from_static("identity"),
+            )]))
             .connect_timeout(CONNECT_TIMEOUT);
         if is_loopback(&settings.endpoint) {
             // A proxy would look for it on its own machine.
@@ -85,7 +93,10 @@ impl HubClient {
 
     /// The commit of the revision and its files.
     pub(crate) async fn listing(&self) -> Result<(Commit, Listing), HubError> {
-        let path = ["api", "models"].into_iter().chain(self.repo.parts()).chain(["revision", self.revision.as_str()]);
+        let path = ["api", "models"]
+            .into_iter()
+            .chain(self.repo.parts())
+            .chain(["revision", self.revision.as_str()]);
         let mut url = self.url(path);
         url.set_query(Some("blobs=true"));
         let body = self.again(async || self.small_body(url.clone()).await).await?;
@@ -108,9 +119,15 @@ impl HubClient {
         let mut body = Vec::new();
         loop {
             let part = timeout_at(deadline, response.chunk()).await.map_err(|_| timed_out(&url))?;
-            let Some(part) = part.map_err(|error| unreachable(&url, &error))? else { return Ok(body) };
+            let Some(part) = part.map_err(|error| unreachable(&url, &error))? else {
+                return Ok(body);
+            };
             if (body.len() + part.len()) as u64 > MAX_LISTING {
-                return Err(self.refused(&url, what, format!("it is longer than {} MiB", MAX_LISTING >> 20)));
+                return Err(self.refused(
+                    &url,
+                    what,
+                    format!("it is longer than {} MiB", MAX_LISTING >> 20),
+                ));
             }
             body.extend_from_slice(&part);
         }
@@ -131,11 +148,16 @@ impl HubClient {
     }
 
     /// Does it again, with longer and longer pauses, as long as what fails may pass.
-    pub(crate) async fn again<T>(&self, doing: impl AsyncFn() -> Result<T, HubError>) -> Result<T, HubError> {
+    pub(crate) async fn again<T>(
+        &self,
+        doing: impl AsyncFn() -> Result<T, HubError>,
+    ) -> Result<T, HubError> {
         let mut tries = 1;
         loop {
             match doing().await {
-                Err(error) if error.is_passing() && tries < TRIES => self.pause(&error, tries).await,
+                Err(error) if error.is_passing() && tries < TRIES => {
+                    self.pause(&error, tries).await
+                }
                 done => return done,
             }
             tries += 1;
@@ -148,8 +170,9 @@ impl HubClient {
         tokio::time::sleep(self.retry_pause * 2_u32.pow(tries.min(TRIES) - 1)).await;
     }
 
-    /// Sends a request for what comes from byte `from` on, and follows redirects: to `http` and `https` alone, and never from the
-    /// latter to the former. `HEAD` stops at the answer that says which file it is. The token is for the endpoint alone.
+    /// Sends a request for what comes from byte `from` on, and follows redirects: to `http` and
+    /// `https` alone, and never from the latter to the former. `HEAD` stops at the answer that says
+    /// which file it is. The token is for the endpoint alone.
     ///
     /// The answer, the URL that it comes from, and what was said on the way.
     pub(crate) async fn send(
@@ -165,13 +188,20 @@ impl HubClient {
             if from > 0 {
                 request = request.header(RANGE, format!("bytes={from}-"));
             }
-            if let Some(token) = self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin()) {
+            if let Some(token) =
+                self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin())
+            {
                 request = request.header(AUTHORIZATION, token.header());
             }
-            let response = timeout(HEAD_TIMEOUT, request.send()).await.map_err(|_| timed_out(&url))?;
+            let response =
+                timeout(HEAD_TIMEOUT, request.send()).await.map_err(|_| timed_out(&url))?;
             let response = response.map_err(|error| unreachable(&url, &error))?;
             if !is_plain(response.headers()) {
-                return Err(self.refused(&url, what, "it is compressed, though that was not asked for".to_owned()));
+                return Err(self.refused(
+                    &url,
+                    what,
+                    "it is compressed, though that was not asked for".to_owned(),
+                ));
             }
             linked.read(response.headers());
             let is_known = method == Method::HEAD && linked.etag.is_some();
@@ -184,15 +214,21 @@ impl HubClient {
     }
 
     fn target(&self, from: &Url, headers: &HeaderMap, what: &str) -> Result<Url, HubError> {
-        let location = headers.get(LOCATION).and_then(|location| str::from_utf8(location.as_bytes()).ok());
-        let target =
-            location.filter(|location| location.len() <= MAX_URL).and_then(|location| from.join(location).ok());
+        let location =
+            headers.get(LOCATION).and_then(|location| str::from_utf8(location.as_bytes()).ok());
+        let target = location
+            .filter(|location| location.len() <= MAX_URL)
+            .and_then(|location| from.join(location).ok());
         let Some(target) = target.filter(Url::has_host) else {
             return Err(self.refused(from, what, "a redirect to nowhere".to_owned()));
         };
         match (from.scheme(), target.scheme()) {
             ("https", "https") | ("http", "http" | "https") => Ok(target),
-            (_, scheme) => Err(self.refused(from, what, format!("a redirect from {} to {scheme}", from.scheme()))),
+            (_, scheme) => Err(self.refused(
+                from,
+                what,
+                format!("a redirect from {} to {scheme}", from.scheme()),
+            )),
         }
     }
 
@@ -202,22 +238,30 @@ impl HubClient {
         if status.is_success() {
             return Ok(());
         }
-        let (endpoint, repo, with_token) = (self.host(), self.repo.to_string(), self.token.is_some());
+        let (endpoint, repo, with_token) =
+            (self.host(), self.repo.to_string(), self.token.is_some());
         let is_hubs = url.origin() == self.endpoint.origin();
-        // What the hub says it is: it answers 401 also for a model that does not exist, to who has no token.
+        // What the hub says it is: it answers 401 also for a model that does not exist, to who has
+        // no token.
         let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok());
         Err(match (code, status) {
             (Some("RevisionNotFound"), _) if is_hubs => {
                 HubError::NoSuchRevision { endpoint, repo, revision: self.revision.to_string() }
             }
-            (Some("RepoNotFound"), _) if is_hubs => HubError::NoSuchModel { endpoint, repo, with_token },
+            (Some("RepoNotFound"), _) if is_hubs => {
+                HubError::NoSuchModel { endpoint, repo, with_token }
+            }
             (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) if is_hubs => {
                 HubError::Denied { endpoint, repo, status: status.as_u16(), with_token }
             }
             (None, StatusCode::NOT_FOUND) if is_hubs && url.path().contains("/api/") => {
                 HubError::NoSuchModel { endpoint, repo, with_token }
             }
-            _ => HubError::Status { host: host_of(url), status: status.as_u16(), what: what.to_owned() },
+            _ => HubError::Status {
+                host: host_of(url),
+                status: status.as_u16(),
+                what: what.to_owned(),
+            },
         })
     }
 
@@ -255,7 +299,10 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
 }
 
 fn is_plain(headers: &HeaderMap) -> bool {
-    headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+    headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// TLS by ring. The certificate authorities that Mozilla trusts, and those of the file.
@@ -263,18 +310,19 @@ fn tls(certificates: Option<&Path>) -> Result<ClientConfig, HubError> {
     let problem = |problem: String| HubError::Setting { name: "SSL_CERT_FILE", problem };
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     if let Some(path) = certificates {
-        let certificates =
-            CertificateDer::pem_file_iter(path).and_then(|certificates| certificates.collect::<Result<Vec<_>, _>>());
-        let certificates =
-            certificates.map_err(|error| problem(format!("can't be read, {}: {error}", path.display())))?;
+        let certificates = CertificateDer::pem_file_iter(path)
+            .and_then(|certificates| certificates.collect::<Result<Vec<_>, _>>());
+        let certificates = certificates
+            .map_err(|error| problem(format!("can't be read, {}: {error}", path.display())))?;
         let (added, _) = roots.add_parsable_certificates(certificates);
         tracing::debug!(added, path = %path.display(), "trusts more certificates");
     }
-    let mut tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| problem(format!("or TLS can't be used: {error}")))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let mut tls =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| problem(format!("or TLS can't be used: {error}")))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
     tls.alpn_protocols = vec![b"h2".into(), b"http/1.1".into()];
     Ok(tls)
 }

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// Not of the form `owner/name`.
-    #[error("'{id}' is no id of a model on the hub: it has to look like Qwen/Qwen2.5-VL-7B-Instruct")]
+    #[error(
+        "'{id}' is no id of a model on the hub: it has to look like Qwen/Qwen2.5-VL-7B-Instruct"
+    )]
     InvalidId {
         /// What was given.
         id: String,
@@ -37,7 +39,9 @@ pub enum HubError {
         with_token: bool,
     },
     /// The model has no such revision.
-    #[error("{repo} has no revision '{revision}' at {endpoint}: name a branch, a tag or a commit of it")]
+    #[error(
+        "{repo} has no revision '{revision}' at {endpoint}: name a branch, a tag or a commit of it"
+    )]
     NoSuchRevision {
         /// The hub's host.
         endpoint: String,
@@ -119,7 +123,9 @@ pub enum HubError {
         problem: String,
     },
     /// Other bytes than those that the hub has announced.
-    #[error("{file} came with the wrong {what}: {got} instead of {expected}; it was removed, try again")]
+    #[error(
+        "{file} came with the wrong {what}: {got} instead of {expected}; it was removed, try again"
+    )]
     Corrupt {
         /// The file's path in the model.
         file: String,
@@ -188,7 +194,8 @@ impl HubError {
         }
     }
 
-    /// Whether what is in the cache may be served instead: the hub can't be asked, or does not know this user any more.
+    /// Whether what is in the cache may be served instead: the hub can't be asked, or does not know
+    /// this user any more.
     pub(crate) fn leaves_the_cache(&self) -> bool {
         self.is_passing() || matches!(self, Self::NoSuchModel { .. } | Self::Denied { .. })
     }

@@ -36,16 +36,19 @@ pub struct Snapshot {
     pub dir: PathBuf,
     /// The commit, 40 hexadecimal digits.
     pub commit: String,
-    /// The paths of all files of the commit, also of those that are not here; only of those here where no more is known.
+    /// The paths of all files of the commit, also of those that are not here; only of those here
+    /// where no more is known.
     pub files: Vec<String>,
 }
 
 /// Finds a model in the cache, or downloads what is missing there.
 ///
-/// A commit that is complete is served without any request, a branch or tag with one, for its commit. If the hub can't be asked,
-/// or refuses this user, what is in the cache is served if it is complete, with a warning.
+/// A commit that is complete is served without any request, a branch or tag with one, for its
+/// commit. If the hub can't be asked, or refuses this user, what is in the cache is served if it is
+/// complete, with a warning.
 ///
-/// Dropping the future ends the download; what came so far is left for the next one. It has to run in a tokio runtime.
+/// Dropping the future ends the download; what came so far is left for the next one. It has to run
+/// in a tokio runtime.
 ///
 /// # Errors
 /// [`HubError`] says what to do.
@@ -54,7 +57,8 @@ pub async fn fetch(request: &HubRequest, progress: &Progress) -> Result<Snapshot
     if request.settings.offline {
         return cached(request, &cache);
     }
-    if let Some(commit) = request.revision.commit().filter(|commit| cache.listing(commit).is_some()) {
+    if let Some(commit) = request.revision.commit().filter(|commit| cache.listing(commit).is_some())
+    {
         let (missing, files) = cache.missing(&commit, request.wanted);
         if missing.is_empty() {
             return snapshot(&cache, &commit, files);
@@ -62,7 +66,9 @@ pub async fn fetch(request: &HubRequest, progress: &Progress) -> Result<Snapshot
     }
     let client = HubClient::new(&request.settings, &request.repo, &request.revision)?;
     match client.listing().await {
-        Ok((commit, listing)) => online(request, &client, &cache, &commit, &listing, progress).await,
+        Ok((commit, listing)) => {
+            online(request, &client, &cache, &commit, &listing, progress).await
+        }
         Err(error) if error.leaves_the_cache() => match cached(request, &cache) {
             Ok(snapshot) => {
                 tracing::warn!(%error, commit = snapshot.commit, "serving what is in the cache");
@@ -74,8 +80,9 @@ pub async fn fetch(request: &HubRequest, progress: &Progress) -> Result<Snapshot
     }
 }
 
-/// What is in the cache, if nothing is missing that a model can't be served rightly without. vLLM and `transformers` download
-/// only what they know of, so that a few files are often missing of what they have put there.
+/// What is in the cache, if nothing is missing that a model can't be served rightly without. vLLM
+/// and `transformers` download only what they know of, so that a few files are often missing of
+/// what they have put there.
 fn cached(request: &HubRequest, cache: &ModelCache) -> Result<Snapshot, HubError> {
     let (repo, revision) = (request.repo.to_string(), request.revision.to_string());
     let folder = request.settings.cache.clone();
@@ -112,13 +119,15 @@ async fn online(
     if request.wanted.weights.is_some() && !wanted.iter().any(|(path, _)| is_weights(path)) {
         tracing::warn!(repo = %request.repo, "the model has neither .safetensors nor .bin files: vLLM may not be able to load it");
     }
-    let missing: Vec<_> = wanted.into_iter().filter(|(path, entry)| !cache.has(commit, path, entry)).collect();
+    let missing: Vec<_> =
+        wanted.into_iter().filter(|(path, entry)| !cache.has(commit, path, entry)).collect();
     if !missing.is_empty() {
         cache.make()?;
         cache.keep_listing(commit, listing)?;
         download_all(client, cache, commit, missing, progress).await?;
     }
-    // The cache may be read-only where nothing is missing. A revision is known to be this commit when all of that is here.
+    // The cache may be read-only where nothing is missing. A revision is known to be this commit
+    // when all of that is here.
     for kept in [cache.keep_listing(commit, listing), cache.remember(&request.revision, commit)] {
         if let Err(error) = kept {
             tracing::debug!(%error, "what the hub says is not written down");
@@ -135,14 +144,16 @@ async fn download_all(
     progress: &Progress,
 ) -> Result<(), HubError> {
     let questions = missing.into_iter().map(|(path, entry)| describe(client, commit, path, entry));
-    let mut missing: Vec<Missing> = stream::iter(questions).buffer_unordered(QUESTIONS).try_collect().await?;
+    let mut missing: Vec<Missing> =
+        stream::iter(questions).buffer_unordered(QUESTIONS).try_collect().await?;
     check_names(client, &missing)?;
     // Small ones first: what they are refused for is told before gigabytes have come.
     missing.sort_by_key(|file| file.size);
     for file in missing.extract_if(.., |file| file.is_downloaded(cache)) {
         cache.link(commit, &file.path, &file.blob)?;
     }
-    let bytes = missing.iter().try_fold(0_u64, |sum, file| sum.checked_add(file.size)).unwrap_or(u64::MAX);
+    let bytes =
+        missing.iter().try_fold(0_u64, |sum, file| sum.checked_add(file.size)).unwrap_or(u64::MAX);
     let left_over: u64 = missing.iter().map(|file| file.left_over(cache)).sum();
     check_room(cache, bytes.saturating_sub(left_over))?;
     progress.expect(bytes);
@@ -152,7 +163,8 @@ async fn download_all(
 
 /// Makes sure that the disk has room for so many bytes.
 fn check_room(cache: &ModelCache, needed: u64) -> Result<(), HubError> {
-    let disk = rustix::fs::statvfs(cache.folder()).map_err(|error| HubError::file(cache.folder(), error.into()))?;
+    let disk = rustix::fs::statvfs(cache.folder())
+        .map_err(|error| HubError::file(cache.folder(), error.into()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if needed > free {
         return Err(HubError::NoSpace { needed, free, cache: cache.folder().to_owned() });

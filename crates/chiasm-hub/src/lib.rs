@@ -1,7 +1,8 @@
 //! Models of the Hugging Face hub: found in the local cache, or downloaded into it.
 //!
-//! The cache is that of `huggingface_hub` in Python (`cache` tells its layout), so that vLLM and Chiasm download a model once.
-//! The record of the trial of `hf-hub` in docs/decisions says why this is code of ours.
+//! The cache is that of `huggingface_hub` in Python (`cache` tells its layout), so that vLLM and
+//! Chiasm download a model once. The record of the trial of `hf-hub` in docs/decisions says why
+//! this is code of ours.
 //!
 //! | module | is |
 //! |---|---|
@@ -17,8 +18,9 @@
 //! | `lock` | one process downloads a file, the others wait |
 //! | [`Progress`] | how far a download is |
 //!
-//! Nothing that a hub answers is trusted: names that would lead out of the cache, bodies longer than announced and redirects to
-//! other schemes are refused, and no file is in a snapshot before its size and its hash are what the hub says.
+//! Nothing that a hub answers is trusted: names that would lead out of the cache, bodies longer
+//! than announced and redirects to other schemes are refused, and no file is in a snapshot before
+//! its size and its hash are what the hub says.
 #![forbid(unsafe_code)]
 
 mod blob;

@@ -26,7 +26,8 @@ pub struct Wanted {
 /// Which weights, where a model has several kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Those that vLLM takes with `--load-format auto`: Mistral's own before those of `transformers`.
+    /// Those that vLLM takes with `--load-format auto`: Mistral's own before those of
+    /// `transformers`.
     AsVllmChooses,
     /// All safetensors.
     All,
@@ -67,7 +68,8 @@ pub(crate) enum ListingError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing(BTreeMap<String, Entry>);
 
-/// The answer to `/api/models/{id}/revision/{revision}?blobs=true`; all else in it does not matter here.
+/// The answer to `/api/models/{id}/revision/{revision}?blobs=true`; all else in it does not matter
+/// here.
 #[derive(Deserialize)]
 struct Info {
     sha: String,
@@ -117,7 +119,10 @@ impl Listing {
         let commit = Commit::read(&info.sha).ok_or(ListingError::Commit(info.sha))?;
         let files = info.siblings.into_iter().map(|sibling| {
             let (sha256, lfs_size) = sibling.lfs.map_or((None, None), |lfs| (lfs.sha256, lfs.size));
-            (sibling.rfilename, Entry { size: lfs_size.or(sibling.size), blob_id: sibling.blob_id, sha256 })
+            (
+                sibling.rfilename,
+                Entry { size: lfs_size.or(sibling.size), blob_id: sibling.blob_id, sha256 },
+            )
         });
         Ok((commit, Self::checked(files)?))
     }
@@ -137,9 +142,18 @@ impl Listing {
         let entry = |entry: &Entry| {
             let size = entry.size?;
             let lfs_size = entry.sha256.is_some().then_some(size);
-            Some(TreeEntry { size, blob_id: entry.blob_id.clone()?, lfs_sha256: entry.sha256.clone(), lfs_size })
+            Some(TreeEntry {
+                size,
+                blob_id: entry.blob_id.clone()?,
+                lfs_sha256: entry.sha256.clone(),
+                lfs_size,
+            })
         };
-        let files = self.0.iter().map(|(path, of)| Some((path.clone(), entry(of)?))).collect::<Option<_>>()?;
+        let files = self
+            .0
+            .iter()
+            .map(|(path, of)| Some((path.clone(), entry(of)?)))
+            .collect::<Option<_>>()?;
         serde_json::to_vec_pretty(&Tree { format_version: FORMAT, files }).ok()
     }
 
@@ -149,7 +163,9 @@ impl Listing {
             if !is_safe_path(&path) {
                 return Err(ListingError::Path(path));
             }
-            let is_hash = |hash: &Option<String>, digits| hash.as_ref().is_none_or(|hash| is_hex(hash, digits));
+            let is_hash = |hash: &Option<String>, digits| {
+                hash.as_ref().is_none_or(|hash| is_hex(hash, digits))
+            };
             if !is_hash(&entry.blob_id, 40) || !is_hash(&entry.sha256, 64) {
                 return Err(ListingError::Hash(path));
             }
@@ -174,13 +190,15 @@ impl Listing {
         files
             .filter(|(path, entry)| {
                 weights.contains(path)
-                    || (is_small(entry) && (is_configuration(path) || (wanted.code && path.ends_with(".py"))))
+                    || (is_small(entry)
+                        && (is_configuration(path) || (wanted.code && path.ends_with(".py"))))
             })
             .collect()
     }
 
-    /// vLLM reads weights from the uppermost folder alone (`_prepare_weights`, `model_loader/default_loader.py`): Mistral's own
-    /// if there are any, else safetensors, else what PyTorch has pickled.
+    /// vLLM reads weights from the uppermost folder alone (`_prepare_weights`,
+    /// `model_loader/default_loader.py`): Mistral's own if there are any, else safetensors, else
+    /// what PyTorch has pickled.
     fn weights(&self, kind: Weights) -> Vec<&str> {
         let top = || self.0.keys().map(String::as_str).filter(|path| !path.contains('/'));
         let safetensors: Vec<_> = top().filter(|path| path.ends_with(".safetensors")).collect();
@@ -193,7 +211,11 @@ impl Listing {
             return safetensors;
         }
         // Not for inference, as `filter_files_not_needed_for_inference` has it.
-        top().filter(|path| path.ends_with(".bin") && !["training_args.bin", "optimizer.bin"].contains(path)).collect()
+        top()
+            .filter(|path| {
+                path.ends_with(".bin") && !["training_args.bin", "optimizer.bin"].contains(path)
+            })
+            .collect()
     }
 }
 
@@ -217,7 +239,8 @@ pub(crate) fn is_weights(path: &str) -> bool {
     path.ends_with(".safetensors") || path.ends_with(".bin")
 }
 
-/// Whether a model without this file, which it has on the hub, would be another one, or be written to in another way.
+/// Whether a model without this file, which it has on the hub, would be another one, or be written
+/// to in another way.
 pub(crate) fn is_needed(path: &str) -> bool {
     const NAMES: [&str; 14] = [
         "added_tokens",
@@ -265,23 +288,35 @@ mod tests {
             "tokenizer.model",
             "tokenizer.model.v7m1",
         ];
-        let others =
-            ["README.md", "model.gguf", "model.safetensors", "modeling.py", "original/consolidated.00.pth", "x.bin"];
+        let others = [
+            "README.md",
+            "model.gguf",
+            "model.safetensors",
+            "modeling.py",
+            "original/consolidated.00.pth",
+            "x.bin",
+        ];
         let all: Vec<&str> = configuration.iter().chain(&others).copied().collect();
         assert_eq!(wanted(&all, Wanted::default()), configuration);
         let code = wanted(&all, Wanted { code: true, weights: None });
         assert_eq!(code.len(), configuration.len() + 1);
         assert!(code.contains(&"modeling.py".to_owned()));
-        let large =
-            Listing::checked([("data.json".to_owned(), Entry { size: Some(1 << 30), ..Entry::default() })].into_iter());
+        let large = Listing::checked(
+            [("data.json".to_owned(), Entry { size: Some(1 << 30), ..Entry::default() })]
+                .into_iter(),
+        );
         assert!(large.unwrap().wanted(Wanted::default()).is_empty());
     }
 
     #[test]
     fn weights_are_those_that_vllm_reads() {
         let of = |paths: &[&str], kind| wanted(paths, Wanted { weights: Some(kind), code: false });
-        let both =
-            ["consolidated.safetensors", "model-1-of-1.safetensors", "onnx/model.safetensors", "pytorch_model.bin"];
+        let both = [
+            "consolidated.safetensors",
+            "model-1-of-1.safetensors",
+            "onnx/model.safetensors",
+            "pytorch_model.bin",
+        ];
         assert_eq!(of(&both, Weights::AsVllmChooses), [both[0]]);
         assert_eq!(of(&both, Weights::All), both[..2]);
         assert_eq!(of(&both[1..], Weights::AsVllmChooses), [both[1]]);
@@ -292,22 +327,38 @@ mod tests {
     #[test]
     fn hostile_listings_are_refused() {
         let long = format!("{}.json", "a".repeat(2000));
-        for path in
-            ["../config.json", "a/../../b.json", "/etc/passwd", "a//b", "", ".", "a\\..\\b", "a\nb", "a\0b", &long]
-        {
-            let body = serde_json::json!({"sha": SHA, "siblings": [{"rfilename": path}]}).to_string();
+        for path in [
+            "../config.json",
+            "a/../../b.json",
+            "/etc/passwd",
+            "a//b",
+            "",
+            ".",
+            "a\\..\\b",
+            "a\nb",
+            "a\0b",
+            &long,
+        ] {
+            let body =
+                serde_json::json!({"sha": SHA, "siblings": [{"rfilename": path}]}).to_string();
             let problem = Listing::of_answer(body.as_bytes()).unwrap_err().to_string();
-            assert!(problem.contains("out of the cache") && problem.len() < 300, "{path}: {problem}");
+            assert!(
+                problem.contains("out of the cache") && problem.len() < 300,
+                "{path}: {problem}"
+            );
         }
         for body in [
             "[]".to_owned(),
             r#"{"sha": "../../x"}"#.to_owned(),
-            format!(r#"{{"sha": "{SHA}", "siblings": [{{"rfilename": "a", "lfs": {{"sha256": "../x"}}}}]}}"#),
+            format!(
+                r#"{{"sha": "{SHA}", "siblings": [{{"rfilename": "a", "lfs": {{"sha256": "../x"}}}}]}}"#
+            ),
             format!(r#"{{"sha": "{SHA}", "siblings": [{{"rfilename": "a", "size": -1}}]}}"#),
         ] {
             assert!(Listing::of_answer(body.as_bytes()).is_err(), "{body}");
         }
-        let many: Vec<_> = (0..=MAX_FILES).map(|n| serde_json::json!({"rfilename": n.to_string()})).collect();
+        let many: Vec<_> =
+            (0..=MAX_FILES).map(|n| serde_json::json!({"rfilename": n.to_string()})).collect();
         let body = serde_json::json!({"sha": SHA, "siblings": many}).to_string();
         assert!(Listing::of_answer(body.as_bytes()).unwrap_err().to_string().contains("more than"));
     }

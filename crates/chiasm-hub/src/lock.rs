@@ -14,11 +14,12 @@ use crate::HubError;
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 /// How often it is told.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
-/// How long the other process may hold it without downloading anything. Hashing what it has does not take that long.
+/// How long the other process may hold it without downloading anything. Hashing what it has does
+/// not take that long.
 const STUCK: Duration = Duration::from_secs(15 * 60);
 
-/// Locks a file as `filelock` in Python does, by `flock`; waits while another process holds it and makes progress with the blob.
-/// The lock ends with the file that is returned.
+/// Locks a file as `filelock` in Python does, by `flock`; waits while another process holds it and
+/// makes progress with the blob. The lock ends with the file that is returned.
 pub(crate) async fn lock(path: &Path, blob: &Path) -> Result<File, HubError> {
     let wrong = |error| HubError::file(path, error);
     let mut file = open(path).map_err(wrong)?;
@@ -41,7 +42,10 @@ pub(crate) async fn lock(path: &Path, blob: &Path) -> Result<File, HubError> {
                 (state, changed) = (now, Instant::now());
             }
             if changed.elapsed() >= STUCK {
-                return Err(HubError::Locked { path: path.to_owned(), minutes: STUCK.as_secs() / 60 });
+                return Err(HubError::Locked {
+                    path: path.to_owned(),
+                    minutes: STUCK.as_secs() / 60,
+                });
             }
             told = Instant::now();
         }
@@ -57,7 +61,8 @@ fn open(path: &Path) -> io::Result<File> {
 /// What there is of a blob: each process may have a file of its own for it, named after the blob.
 fn downloaded(blob: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
     let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let entries = blob.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let entries =
+        blob.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
     let parts = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&name));
     let mut parts: Vec<_> = parts
         .filter_map(|entry| {

@@ -38,7 +38,8 @@ impl Expected {
     }
 }
 
-/// A file that is being downloaded, `ETAG.incomplete`. All that it does takes time: call it on threads for that.
+/// A file that is being downloaded, `ETAG.incomplete`. All that it does takes time: call it on
+/// threads for that.
 pub(crate) struct Partial {
     path: PathBuf,
     file: File,
@@ -52,12 +53,18 @@ pub(crate) struct Partial {
 
 impl Partial {
     /// Opens what an earlier try has left, or begins. `lock` has to be held by this process.
-    pub(crate) fn open(blob: &Path, size: u64, expected: Expected, lock: File) -> Result<Self, HubError> {
+    pub(crate) fn open(
+        blob: &Path,
+        size: u64,
+        expected: Expected,
+        lock: File,
+    ) -> Result<Self, HubError> {
         let mut name = blob.as_os_str().to_owned();
         name.push(".incomplete");
         let path = PathBuf::from(name);
         let opened = || {
-            let file = File::options().create(true).truncate(false).read(true).write(true).open(&path)?;
+            let file =
+                File::options().create(true).truncate(false).read(true).write(true).open(&path)?;
             let length = file.metadata()?.len();
             io::Result::Ok((file, length))
         };
@@ -90,7 +97,9 @@ impl Partial {
         let mut left = self.length;
         while left > 0 {
             let part = buffer.len().min(left as usize);
-            self.file.read_exact(&mut buffer[..part]).map_err(|error| HubError::file(&self.path, error))?;
+            self.file
+                .read_exact(&mut buffer[..part])
+                .map_err(|error| HubError::file(&self.path, error))?;
             if let Some(hash) = &mut self.hash {
                 hash.update(&buffer[..part]);
             }
@@ -136,7 +145,9 @@ impl Partial {
         if self.length != self.size {
             return Err(corrupt("size", &self.size.to_string(), self.length.to_string()));
         }
-        let (Expected::Sha256(expected) | Expected::GitSha1(expected)) = &self.expected else { return Ok(()) };
+        let (Expected::Sha256(expected) | Expected::GitSha1(expected)) = &self.expected else {
+            return Ok(());
+        };
         let got = self.hash.clone().map(|hash| hex(&hash.finish())).unwrap_or_default();
         if got == *expected { Ok(()) } else { Err(corrupt("hash", expected, got)) }
     }
@@ -157,7 +168,11 @@ mod tests {
     /// What `git hash-object` and `sha256sum` say of "hello\n".
     const HASHES: [fn() -> Expected; 2] = [
         || Expected::GitSha1("ce013625030ba8dba906f756967f9e9ca394464a".to_owned()),
-        || Expected::Sha256("5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03".to_owned()),
+        || {
+            Expected::Sha256(
+                "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03".to_owned(),
+            )
+        },
     ];
 
     fn append(partial: Partial, bytes: &'static [u8]) -> Partial {
@@ -191,7 +206,10 @@ mod tests {
             for (bytes, what) in [(&b"hullo\n"[..], "hash"), (&b"hello"[..], "size")] {
                 let partial = append(Partial::open(&blob, 6, expected(), lock()).unwrap(), bytes);
                 let error = partial.verify("f").unwrap_err();
-                assert!(matches!(error, HubError::Corrupt { what: wrong, .. } if wrong == what), "{error}");
+                assert!(
+                    matches!(error, HubError::Corrupt { what: wrong, .. } if wrong == what),
+                    "{error}"
+                );
                 partial.remove().unwrap();
                 assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
             }

@@ -10,7 +10,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Bytes of all files that are to be downloaded, with those that were there from an earlier try; 0 before that is known.
+    /// Bytes of all files that are to be downloaded, with those that were there from an earlier
+    /// try; 0 before that is known.
     pub fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }

@@ -13,7 +13,8 @@ const MAX_REVISION: usize = 255;
 
 /// A model's id on the hub, `owner/name`, or `name` for some old ones.
 ///
-/// The rules are those of `validate_repo_id` in `huggingface_hub`; they make it a safe name of a folder too.
+/// The rules are those of `validate_repo_id` in `huggingface_hub`; they make it a safe name of a
+/// folder too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoId(String);
 
@@ -46,7 +47,11 @@ impl FromStr for RepoId {
             && !text.contains("--")
             && !text.contains("..")
             && !text.ends_with(".git");
-        if is_id { Ok(Self(text.to_owned())) } else { Err(HubError::InvalidId { id: text.to_owned() }) }
+        if is_id {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(HubError::InvalidId { id: text.to_owned() })
+        }
     }
 }
 
@@ -82,8 +87,13 @@ impl FromStr for Revision {
     type Err = HubError;
 
     fn from_str(text: &str) -> Result<Self, HubError> {
-        let is_name = text.len() <= MAX_REVISION && is_safe_path(text) && !text.contains(char::is_whitespace);
-        if is_name { Ok(Self(text.to_owned())) } else { Err(HubError::InvalidRevision { revision: text.to_owned() }) }
+        let is_name =
+            text.len() <= MAX_REVISION && is_safe_path(text) && !text.contains(char::is_whitespace);
+        if is_name {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(HubError::InvalidRevision { revision: text.to_owned() })
+        }
     }
 }
 
@@ -123,8 +133,8 @@ mod tests {
         }
         let long = format!("a/{}", "b".repeat(95));
         for no_id in [
-            "", "/", "a/", "/a", "a/b/c", "./a", "../a", "~/a", "a--b", "a..b", "a/.b", "a/b-", "a b", "a/b.git",
-            "ä/b", &long,
+            "", "/", "a/", "/a", "a/b/c", "./a", "../a", "~/a", "a--b", "a..b", "a/.b", "a/b-",
+            "a b", "a/b.git", "ä/b", &long,
         ] {
             assert!(matches!(no_id.parse::<RepoId>(), Err(HubError::InvalidId { .. })), "{no_id}");
         }
@@ -136,9 +146,18 @@ mod tests {
         for revision in ["main", "v1.0", "refs/pr/3", "607a30d"] {
             assert_eq!(revision.parse::<Revision>().unwrap().commit(), None, "{revision}");
         }
-        assert!("607a30d783dfa663caf39e06633721c8d4cfcd7e".parse::<Revision>().unwrap().commit().is_some());
+        assert!(
+            "607a30d783dfa663caf39e06633721c8d4cfcd7e"
+                .parse::<Revision>()
+                .unwrap()
+                .commit()
+                .is_some()
+        );
         for bad in ["", "..", "a/../b", "/etc", "a b", "a\n", "a//b", &"a".repeat(256)] {
-            assert!(matches!(bad.parse::<Revision>(), Err(HubError::InvalidRevision { .. })), "{bad}");
+            assert!(
+                matches!(bad.parse::<Revision>(), Err(HubError::InvalidRevision { .. })),
+                "{bad}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Where hub and cache are, as the environment says: the variables of `huggingface_hub` (`constants.py`, version 2.4).
+//! Where hub and cache are, as the environment says: the variables of `huggingface_hub`
+//! (`constants.py`, version 2.4).
 
 use std::ffi::OsString;
 use std::fmt;
@@ -51,13 +52,14 @@ impl HubSettings {
     /// The settings of this process's environment.
     ///
     /// # Errors
-    /// [`HubError::Setting`] names the variable that can't be used, [`HubError::File`] the token's file that can't be read.
+    /// [`HubError::Setting`] names the variable that can't be used, [`HubError::File`] the token's
+    /// file that can't be read.
     pub fn from_env() -> Result<Self, HubError> {
         Self::from_variables(&|name| std::env::var_os(name))
     }
 
-    /// The settings of an environment: `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`,
-    /// their older names and `SSL_CERT_FILE`.
+    /// The settings of an environment: `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`,
+    /// `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, their older names and `SSL_CERT_FILE`.
     ///
     /// # Errors
     /// As [`Self::from_env`].
@@ -67,9 +69,12 @@ impl HubSettings {
         let cache = variables.path("HF_HUB_CACHE")?.or(variables.path("HUGGINGFACE_HUB_CACHE")?);
         Ok(Self {
             cache: cache.unwrap_or_else(|| home.join("hub")),
-            endpoint: endpoint(&variables.text("HF_ENDPOINT")?.unwrap_or_else(|| ENDPOINT.to_owned()))?,
+            endpoint: endpoint(
+                &variables.text("HF_ENDPOINT")?.unwrap_or_else(|| ENDPOINT.to_owned()),
+            )?,
             token: variables.token(&home)?,
-            offline: variables.is_true("HF_HUB_OFFLINE")? || variables.is_true("TRANSFORMERS_OFFLINE")?,
+            offline: variables.is_true("HF_HUB_OFFLINE")?
+                || variables.is_true("TRANSFORMERS_OFFLINE")?,
             certificates: variables.path("SSL_CERT_FILE")?,
             retry_pause: Duration::from_secs(1),
         })
@@ -82,7 +87,8 @@ impl Variables<'_> {
     /// A variable's text; one without any counts as not set.
     fn text(&self, name: &'static str) -> Result<Option<String>, HubError> {
         let text = (self.0)(name).map(|value| value.into_string()).transpose();
-        let text = text.map_err(|_| HubError::Setting { name, problem: "is no valid text".to_owned() })?;
+        let text =
+            text.map_err(|_| HubError::Setting { name, problem: "is no valid text".to_owned() })?;
         Ok(text.filter(|text| !text.is_empty()))
     }
 
@@ -147,7 +153,10 @@ fn token(name: &'static str, text: &str) -> Result<Token, HubError> {
 
 fn endpoint(text: &str) -> Result<Url, HubError> {
     let is_fit = |url: &Url| {
-        matches!(url.scheme(), "http" | "https") && url.has_host() && url.query().is_none() && url.username().is_empty()
+        matches!(url.scheme(), "http" | "https")
+            && url.has_host()
+            && url.query().is_none()
+            && url.username().is_empty()
     };
     let url = Url::parse(text.trim()).ok().filter(is_fit);
     let problem = || format!("has to be an http or https URL, such as {ENDPOINT}");
@@ -159,7 +168,9 @@ mod tests {
     use super::*;
 
     fn settings(variables: &[(&str, &str)]) -> Result<HubSettings, HubError> {
-        let find = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+        let find = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+        };
         HubSettings::from_variables(&find)
     }
 
@@ -167,9 +178,18 @@ mod tests {
     fn the_cache_is_where_python_has_it() {
         let cache = |variables: &[(&str, &str)]| settings(variables).unwrap().cache;
         assert_eq!(cache(&[("HOME", "/u")]), Path::new("/u/.cache/huggingface/hub"));
-        assert_eq!(cache(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
-        assert_eq!(cache(&[("HOME", "/u"), ("HF_HOME", "~/h"), ("XDG_CACHE_HOME", "/x")]), Path::new("/u/h/hub"));
-        assert_eq!(cache(&[("HF_HOME", "/h"), ("HUGGINGFACE_HUB_CACHE", "/old")]), Path::new("/old"));
+        assert_eq!(
+            cache(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/x")]),
+            Path::new("/x/huggingface/hub")
+        );
+        assert_eq!(
+            cache(&[("HOME", "/u"), ("HF_HOME", "~/h"), ("XDG_CACHE_HOME", "/x")]),
+            Path::new("/u/h/hub")
+        );
+        assert_eq!(
+            cache(&[("HF_HOME", "/h"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
+            Path::new("/old")
+        );
         assert_eq!(
             cache(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "/c"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
             Path::new("/c")
@@ -190,8 +210,12 @@ mod tests {
         fs::write(Path::new(home).join("token"), "secret-file\n").unwrap();
         assert_eq!(header(&[("HF_HOME", home)]).unwrap(), "Bearer secret-file");
         assert_eq!(header(&[("HF_HOME", home), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]), None);
-        assert_eq!(header(&[("HF_HOME", home), ("HF_TOKEN", " secret ")]).unwrap(), "Bearer secret");
-        let error = settings(&[("HF_HOME", home), ("HF_TOKEN", "secret\nother")]).unwrap_err().to_string();
+        assert_eq!(
+            header(&[("HF_HOME", home), ("HF_TOKEN", " secret ")]).unwrap(),
+            "Bearer secret"
+        );
+        let error =
+            settings(&[("HF_HOME", home), ("HF_TOKEN", "secret\nother")]).unwrap_err().to_string();
         assert!(error.starts_with("HF_TOKEN") && !error.contains("secret"), "{error}");
     }
 
@@ -200,11 +224,22 @@ mod tests {
         let home = ("HF_HOME", "/h");
         let of = |name, value| settings(&[home, (name, value)]);
         assert_eq!(settings(&[home]).unwrap().endpoint.as_str(), "https://huggingface.co/");
-        assert_eq!(of("HF_ENDPOINT", "http://m:1/a/b/").unwrap().endpoint.as_str(), "http://m:1/a/b/");
+        assert_eq!(
+            of("HF_ENDPOINT", "http://m:1/a/b/").unwrap().endpoint.as_str(),
+            "http://m:1/a/b/"
+        );
         for bad in ["ftp://m", "m", "file:///etc", "http://user@m", "http://m?x"] {
-            assert!(matches!(of("HF_ENDPOINT", bad), Err(HubError::Setting { name: "HF_ENDPOINT", .. })), "{bad}");
+            assert!(
+                matches!(
+                    of("HF_ENDPOINT", bad),
+                    Err(HubError::Setting { name: "HF_ENDPOINT", .. })
+                ),
+                "{bad}"
+            );
         }
-        for (value, offline) in [("1", true), ("true", true), ("yes", true), ("0", false), ("", false)] {
+        for (value, offline) in
+            [("1", true), ("true", true), ("yes", true), ("0", false), ("", false)]
+        {
             assert_eq!(of("HF_HUB_OFFLINE", value).unwrap().offline, offline, "{value}");
         }
     }

@@ -1,6 +1,7 @@
 //! Speed and memory of block keys and of the prefix index, at 1,000 workers and 10 million blocks.
 //!
-//! `cargo run --release -p chiasm-kv --example index [million entries]`, 0 for block keys alone; docs/index.md has the numbers of one run.
+//! `cargo run --release -p chiasm-kv --example index [million entries]`, 0 for block keys alone;
+//! docs/index.md has the numbers of one run.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::collections::HashSet;
@@ -22,7 +23,8 @@ const SYSTEM: usize = 32;
 const TURNS: usize = 64;
 
 fn main() {
-    let millions: usize = std::env::args().nth(1).and_then(|number| number.parse().ok()).unwrap_or(10);
+    let millions: usize =
+        std::env::args().nth(1).and_then(|number| number.parse().ok()).unwrap_or(10);
     // First, while the allocator has nothing to spare.
     if millions == 0 {
         return hashing();
@@ -34,7 +36,8 @@ fn main() {
     ladder();
 }
 
-/// Bytes of tokens per second, one thread, against keyed BLAKE3 of the same blocks, each keyed with the one before.
+/// Bytes of tokens per second, one thread, against keyed BLAKE3 of the same blocks, each keyed with
+/// the one before.
 fn hashing() {
     println!("block keys, GB/s of tokens, one thread, median of 21 rounds over 4,096 blocks");
     println!("block tokens |  text | images | chained BLAKE3 | text : BLAKE3");
@@ -43,7 +46,11 @@ fn hashing() {
         let tokens = prompt(1, 4096 * size as usize);
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.0.to_le_bytes()).collect();
         let media: Vec<MediaSpan> = (0..tokens.len() / 1024)
-            .map(|item| MediaSpan { hash: MmHash::new([item as u8; 32]), offset: item * 1024, length: 1000 })
+            .map(|item| MediaSpan {
+                hash: MmHash::new([item as u8; 32]),
+                offset: item * 1024,
+                length: 1000,
+            })
             .collect();
         let rate = |mut round: Box<dyn FnMut() + '_>| {
             let times = (0..21).map(|_| time(&mut round)).collect();
@@ -54,18 +61,18 @@ fn hashing() {
             rate(Box::new(move || drop(black_box(block_keys(&prompt, block_size)))))
         };
         let (text, images) = (keys(&[][..]), keys(&media[..]));
-        let blake3 =
-            rate(Box::new(|| {
-                let start = blake3::hash(b"");
-                black_box(bytes.chunks_exact(4 * size as usize).fold(start, |before, block| {
-                    blake3::Hasher::new_keyed(before.as_bytes()).update(block).finalize()
-                }));
+        let blake3 = rate(Box::new(|| {
+            let start = blake3::hash(b"");
+            black_box(bytes.chunks_exact(4 * size as usize).fold(start, |before, block| {
+                blake3::Hasher::new_keyed(before.as_bytes()).update(block).finalize()
             }));
+        }));
         println!("{size:12} | {text:5.2} | {images:6.2} | {blake3:14.2} | {:.1}", text / blake3);
     }
 }
 
-/// Worker w holds the first 4 (w + 1) blocks of one prompt: as many distinct overlaps as there can be.
+/// Worker w holds the first 4 (w + 1) blocks of one prompt: as many distinct overlaps as there can
+/// be.
 fn ladder() {
     let index = PrefixIndex::new();
     let tokens = prompt(2, 4096 * BLOCK.get());
@@ -77,7 +84,9 @@ fn ladder() {
         index.apply(WorkerId(worker), &stored(None, 0, &tokens[..blocks * BLOCK.get()]));
         naive.push(keys[..blocks].iter().copied().collect());
     }
-    println!("\nlookup, 1,000 workers with different overlaps of one prompt, one thread, median of 101");
+    println!(
+        "\nlookup, 1,000 workers with different overlaps of one prompt, one thread, median of 101"
+    );
     println!("blocks | distinct overlaps |  index µs | set per worker µs | ratio");
     let mut overlaps = Overlaps::default();
     for length in [32, 128, 512, 2048, 4096] {
@@ -88,16 +97,24 @@ fn ladder() {
             (0..5)
                 .map(|_| {
                     time(|| {
-                        let overlap = |set: &HashSet<BlockKey>| keys.iter().take_while(|key| set.contains(key)).count();
+                        let overlap = |set: &HashSet<BlockKey>| {
+                            keys.iter().take_while(|key| set.contains(key)).count()
+                        };
                         expected = (0..).map(WorkerId).zip(naive.iter().map(overlap)).collect();
                     })
                 })
                 .collect(),
         );
         assert_eq!(overlaps.found(), expected);
-        let distinct: HashSet<usize> = overlaps.found().iter().map(|(_, overlap)| *overlap).collect();
+        let distinct: HashSet<usize> =
+            overlaps.found().iter().map(|(_, overlap)| *overlap).collect();
         let ratio = theirs.as_secs_f64() / ours.as_secs_f64();
-        println!("{length:6} | {:17} | {:9.1} | {:17.1} | {ratio:.0}", distinct.len(), micros(ours), micros(theirs));
+        println!(
+            "{length:6} | {:17} | {:9.1} | {:17.1} | {ratio:.0}",
+            distinct.len(),
+            micros(ours),
+            micros(theirs)
+        );
     }
 }
 
@@ -108,21 +125,40 @@ fn fleet(conversations: usize) {
     (0..WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
     let system = prompt(3, SYSTEM * BLOCK.get());
     let mut applying = Duration::ZERO;
-    let mut apply = |worker, batch: KvEventBatch| applying += time(|| drop(index.apply(WorkerId(worker), &batch)));
+    let mut apply = |worker, batch: KvEventBatch| {
+        applying += time(|| drop(index.apply(WorkerId(worker), &batch)))
+    };
     (0..WORKERS).for_each(|worker| apply(worker, stored(None, 0, &system)));
     for conversation in 0..conversations {
         for worker in 0..WORKERS {
             let number = number_of(worker, conversation);
-            apply(worker, stored(Some(SYSTEM as u64 - 1), number, &prompt(number, TURNS * BLOCK.get())));
+            apply(
+                worker,
+                stored(Some(SYSTEM as u64 - 1), number, &prompt(number, TURNS * BLOCK.get())),
+            );
         }
     }
     let totals = index.totals();
     let entries = totals.entries as f64;
     let grown = resident().saturating_sub(before);
-    println!("\n1,000 workers, {} entries (worker, block), {} distinct blocks", totals.entries, totals.blocks);
-    println!("events of 64 blocks stored, one thread: {:.2} M blocks/s", entries / applying.as_secs_f64() / 1e6);
-    println!("index: {:.0} MB, {:.1} bytes per entry", totals.bytes as f64 / 1e6, totals.bytes as f64 / entries);
-    println!("resident memory grew by {:.0} MB, {:.1} bytes per entry", grown as f64 / 1e6, grown as f64 / entries);
+    println!(
+        "\n1,000 workers, {} entries (worker, block), {} distinct blocks",
+        totals.entries, totals.blocks
+    );
+    println!(
+        "events of 64 blocks stored, one thread: {:.2} M blocks/s",
+        entries / applying.as_secs_f64() / 1e6
+    );
+    println!(
+        "index: {:.0} MB, {:.1} bytes per entry",
+        totals.bytes as f64 / 1e6,
+        totals.bytes as f64 / entries
+    );
+    println!(
+        "resident memory grew by {:.0} MB, {:.1} bytes per entry",
+        grown as f64 / 1e6,
+        grown as f64 / entries
+    );
 
     println!("\nlookups, µs                    |   alone p50 / p99 | beside events p50 / p99");
     let cases: Vec<(&str, Vec<Vec<BlockKey>>)> = vec![
@@ -134,9 +170,14 @@ fn fleet(conversations: usize) {
     ];
     let run = |keys: &[Vec<BlockKey>]| {
         let mut overlaps = Overlaps::default();
-        let mut times: Vec<_> = keys.iter().map(|keys| time(|| index.lookup(keys, &mut overlaps))).collect();
+        let mut times: Vec<_> =
+            keys.iter().map(|keys| time(|| index.lookup(keys, &mut overlaps))).collect();
         times.sort_unstable();
-        format!("{:.1} / {:.1}", micros(times[times.len() / 2]), micros(times[times.len() * 99 / 100]))
+        format!(
+            "{:.1} / {:.1}",
+            micros(times[times.len() / 2]),
+            micros(times[times.len() * 99 / 100])
+        )
     };
     let (stop, applied) = (AtomicBool::new(false), AtomicUsize::new(0));
     let churn = || {
@@ -181,21 +222,36 @@ fn fleet(conversations: usize) {
     let left = index.totals();
     let gone = (totals.entries - left.entries) as f64;
     println!("\nremoved, one thread: {:.2} M blocks/s", gone / removing.as_secs_f64() / 1e6);
-    println!("left: {} entries, {} blocks, {:.1} MB", left.entries, left.blocks, left.bytes as f64 / 1e6);
-    println!("resident memory above the start: {:.0} MB", resident().saturating_sub(before) as f64 / 1e6);
+    println!(
+        "left: {} entries, {} blocks, {:.1} MB",
+        left.entries,
+        left.blocks,
+        left.bytes as f64 / 1e6
+    );
+    println!(
+        "resident memory above the start: {:.0} MB",
+        resident().saturating_sub(before) as f64 / 1e6
+    );
 }
 
-/// Fewer workers with as many blocks: snapshots, lookups and events meanwhile, and another index that goes on from them.
+/// Fewer workers with as many blocks: snapshots, lookups and events meanwhile, and another index
+/// that goes on from them.
 fn handed_over(conversations: usize) {
     let index = PrefixIndex::new();
     (0..FEW).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
     let system = prompt(3, SYSTEM * BLOCK.get());
-    let told = |index: &PrefixIndex, worker, batch: KvEventBatch| drop(index.apply(WorkerId(worker), &batch));
+    let told = |index: &PrefixIndex, worker, batch: KvEventBatch| {
+        drop(index.apply(WorkerId(worker), &batch))
+    };
     (0..FEW).for_each(|worker| told(&index, worker, stored(None, 0, &system)));
     for conversation in 0..conversations {
         for worker in 0..FEW {
             let number = number_of(worker, conversation);
-            told(&index, worker, stored(Some(SYSTEM as u64 - 1), number, &prompt(number, TURNS * BLOCK.get())));
+            told(
+                &index,
+                worker,
+                stored(Some(SYSTEM as u64 - 1), number, &prompt(number, TURNS * BLOCK.get())),
+            );
         }
     }
     let entries = index.totals().entries;
@@ -223,8 +279,9 @@ fn handed_over(conversations: usize) {
     let mut longest_one = Duration::ZERO;
     let (took, (longest, lookups)) = beside(&mut || {
         for worker in 0..FEW {
-            longest_one = longest_one
-                .max(time(|| snapshots.extend(index.snapshot(WorkerId(worker)).map(|snapshot| snapshot.bytes))));
+            longest_one = longest_one.max(time(|| {
+                snapshots.extend(index.snapshot(WorkerId(worker)).map(|snapshot| snapshot.bytes))
+            }));
         }
     });
     let bytes: usize = snapshots.iter().map(Vec::len).sum();
@@ -236,7 +293,10 @@ fn handed_over(conversations: usize) {
     );
     println!("the longest of {lookups} lookups meanwhile: {:.2} ms", longest.as_secs_f64() * 1e3);
     let (_, (longest, lookups)) = beside(&mut || std::thread::sleep(took));
-    println!("the longest of {lookups} lookups beside nothing: {:.2} ms", longest.as_secs_f64() * 1e3);
+    println!(
+        "the longest of {lookups} lookups beside nothing: {:.2} ms",
+        longest.as_secs_f64() * 1e3
+    );
     let next = PrefixIndex::new();
     let took = time(|| {
         for (worker, snapshot) in (0..).zip(&snapshots) {
@@ -270,7 +330,12 @@ fn capped() {
         }
     }
     let totals = index.totals();
-    println!("\ncap {} MB: {stored_blocks} stored, {} held, {} shed", CAP / 1_000_000, totals.entries, totals.shed);
+    println!(
+        "\ncap {} MB: {stored_blocks} stored, {} held, {} shed",
+        CAP / 1_000_000,
+        totals.entries,
+        totals.shed
+    );
     println!("at most {:.1} MB; {:.1} MB at the end", most as f64 / 1e6, totals.bytes as f64 / 1e6);
     let rate = stored_blocks as f64 / applying.as_secs_f64() / 1e6;
     println!("{rate:.2} M blocks/s, the longest batch {:.1} ms", longest.as_secs_f64() * 1e3);
@@ -281,11 +346,17 @@ fn number_of(worker: u32, conversation: usize) -> u64 {
     u64::from(owner) << 32 | (conversation as u64 + 1) << 8
 }
 
-fn chains(conversations: usize, system: Option<&[TokenId]>, held: usize, length: usize) -> Vec<Vec<BlockKey>> {
+fn chains(
+    conversations: usize,
+    system: Option<&[TokenId]>,
+    held: usize,
+    length: usize,
+) -> Vec<Vec<BlockKey>> {
     chains_of(WORKERS, conversations, system, held, length)
 }
 
-/// Prompts of `length` blocks: the system prompt, so many blocks of a conversation that one of so many workers holds, then others.
+/// Prompts of `length` blocks: the system prompt, so many blocks of a conversation that one of so
+/// many workers holds, then others.
 fn chains_of(
     workers: u32,
     conversations: usize,
@@ -359,5 +430,8 @@ fn micros(time: Duration) -> f64 {
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse::<usize>().ok()).unwrap_or(0) * 1024
+    line.and_then(|line| line.split_whitespace().next())
+        .and_then(|kib| kib.parse::<usize>().ok())
+        .unwrap_or(0)
+        * 1024
 }

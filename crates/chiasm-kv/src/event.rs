@@ -1,9 +1,11 @@
 //! KV events: what an engine says about its prefix cache, and their msgpack form.
 //!
-//! Mirrors `vllm/distributed/kv_events.py` of vLLM 0.32 (`KVEventBatch`, `BlockStored`, `BlockRemoved`,
-//! `AllBlocksCleared`). A batch is an array `[timestamp, events, data_parallel_rank]`, an event is a map by field name
-//! with its class in `type`. Later versions append: unknown events, fields and positions are skipped. SGLang 0.5.23
-//! (`disaggregation/kv_events.py`, `mem_cache/events.py`) writes the same, but for signs of hashes and for numbers that are no tokens.
+//! Mirrors `vllm/distributed/kv_events.py` of vLLM 0.32 (`KVEventBatch`, `BlockStored`,
+//! `BlockRemoved`, `AllBlocksCleared`). A batch is an array `[timestamp, events,
+//! data_parallel_rank]`, an event is a map by field name with its class in `type`. Later versions
+//! append: unknown events, fields and positions are skipped. SGLang 0.5.23
+//! (`disaggregation/kv_events.py`, `mem_cache/events.py`) writes the same, but for signs of hashes
+//! and for numbers that are no tokens.
 
 mod decode;
 mod decoder;
@@ -39,7 +41,8 @@ pub enum KvEvent {
 /// An engine's own name of a block. Only good for comparing with others of the same engine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExternalHash {
-    /// vLLM's default: the low 64 bits of the hash, as an unsigned integer. SGLang's first 64 bits, which its events have as a signed one.
+    /// vLLM's default: the low 64 bits of the hash, as an unsigned integer. SGLang's first 64 bits,
+    /// which its events have as a signed one.
     U64(u64),
     /// The whole hash (`VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`).
     Bytes(Vec<u8>),
@@ -54,8 +57,9 @@ pub struct BlockStored {
     pub block_hashes: Vec<ExternalHash>,
     /// The block before the first of these; `None` at the start of a prompt.
     pub parent_block_hash: Option<ExternalHash>,
-    /// The tokens of all blocks, in prompt order. None where some are numbers beyond 32 bits, which SGLang has in the place of a media item's
-    /// tokens: such blocks are known by their hashes alone.
+    /// The tokens of all blocks, in prompt order. None where some are numbers beyond 32 bits, which
+    /// SGLang has in the place of a media item's tokens: such blocks are known by their hashes
+    /// alone.
     pub token_ids: Vec<TokenId>,
     /// Tokens per block.
     pub block_size: u32,
@@ -79,27 +83,29 @@ pub struct BlockStored {
     pub ownership: Option<String>,
     /// The session whose request caused the event.
     pub session_id: Option<String>,
-    /// Per block, the tokens after it that its hash covers too; `None` when hashes cover nothing but their blocks. Since vLLM 0.33,
-    /// with drafters that read ahead.
+    /// Per block, the tokens after it that its hash covers too; `None` when hashes cover nothing
+    /// but their blocks. Since vLLM 0.33, with drafters that read ahead.
     pub lookahead_token_ids: Option<Vec<Vec<TokenId>>>,
 }
 
 /// One distinguishing mark of a block, untagged on the wire.
 ///
-/// Their order in a block is fixed (`generate_block_hash_extra_keys`): the LoRA name if there is one, media items, the
-/// cache salt (first block of a prompt only), digests of prompt embeddings.
+/// Their order in a block is fixed (`generate_block_hash_extra_keys`): the LoRA name if there is
+/// one, media items, the cache salt (first block of a prompt only), digests of prompt embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ExtraKey {
     /// A media item that touches the block.
     Media {
         /// The item's `identifier` as the request gave it.
         identifier: String,
-        /// Start of the item's placeholder minus start of the block, in tokens; negative when it started earlier.
+        /// Start of the item's placeholder minus start of the block, in tokens; negative when it
+        /// started earlier.
         offset: i64,
     },
     /// A LoRA name or a cache salt.
     Text(String),
-    /// Anything else, as its msgpack bytes: digests of prompt embeddings, or what a later version adds.
+    /// Anything else, as its msgpack bytes: digests of prompt embeddings, or what a later version
+    /// adds.
     Other(Vec<u8>),
 }
 

@@ -7,8 +7,8 @@ const FOREIGN: &str = "chiasm 2026 media identifier of another frontend";
 
 /// The identity behind an `identifier` of an event.
 ///
-/// Our own requests carry the mm_hash as 64 lower-case hex digits. Others who use the same engine may send anything: that
-/// is hashed into an identity of its own, which no content hash equals.
+/// Our own requests carry the mm_hash as 64 lower-case hex digits. Others who use the same engine
+/// may send anything: that is hashed into an identity of its own, which no content hash equals.
 pub(crate) fn media_identity(identifier: &str) -> MmHash {
     match identifier.parse::<MmHash>() {
         // The engine compares strings, so upper-case digits name another item.
@@ -25,7 +25,9 @@ impl LastItem {
     /// What [`media_identity`] says of the identifier; the last one is not looked at twice.
     pub(crate) fn identity(&mut self, identifier: &str) -> MmHash {
         let known = self.0.take().filter(|(known, _)| known == identifier);
-        self.0.insert(known.unwrap_or_else(|| (identifier.to_owned(), media_identity(identifier)))).1
+        self.0
+            .insert(known.unwrap_or_else(|| (identifier.to_owned(), media_identity(identifier))))
+            .1
     }
 }
 
@@ -50,7 +52,8 @@ mod tests {
     #[test]
     fn foreign_identifiers_are_distinct_from_each_other_and_from_ours() {
         let hex = "ab".repeat(32);
-        let identities = [hex.as_str(), &hex.to_uppercase(), &hex[1..], "", "img-1", "img-2"].map(media_identity);
+        let identities = [hex.as_str(), &hex.to_uppercase(), &hex[1..], "", "img-1", "img-2"]
+            .map(media_identity);
         for (i, one) in identities.iter().enumerate() {
             assert!(!identities[..i].contains(one), "{i} has the identity of another");
         }

@@ -42,30 +42,35 @@ use workers::Workers;
 
 /// The blocks of every worker, kept up to date by their KV events.
 ///
-/// All methods take `&self` and may be called from any thread; see `docs/index.md` for the structure. Batches of one worker
-/// wait for each other; batches of different workers and lookups run side by side. What a lookup tells is true of all workers
-/// at one moment during the call; each event of a batch is seen whole or not at all.
+/// All methods take `&self` and may be called from any thread; see `docs/index.md` for the
+/// structure. Batches of one worker wait for each other; batches of different workers and lookups
+/// run side by side. What a lookup tells is true of all workers at one moment during the call; each
+/// event of a batch is seen whole or not at all.
 ///
-/// Each worker has a map from the engine's own block hashes to our [`BlockKey`]s, because events hash blocks by hash and
-/// give tokens only once. The key of a stored block follows from its parent's key, its tokens and its extra keys. A hash
-/// counts its copies: engines store the same block several times and remove each copy.
+/// Each worker has a map from the engine's own block hashes to our [`BlockKey`]s, because events
+/// hash blocks by hash and give tokens only once. The key of a stored block follows from its
+/// parent's key, its tokens and its extra keys. A hash counts its copies: engines store the same
+/// block several times and remove each copy.
 ///
 /// # Rules that keep blocks from looking present when they aren't
-/// - A block that can't be keyed is remembered by hash, so that its copies are counted, but matches nothing, and neither
-///   do its children: the parent is unknown (its event was missed), an extra key can't be read (digests of prompt
-///   embeddings, marks of later versions), or the number of tokens, hashes and extra keys don't fit together (an
-///   attention group that skips blocks). When a later event tells the key after all, all copies count.
+/// - A block that can't be keyed is remembered by hash, so that its copies are counted, but matches
+///   nothing, and neither do its children: the parent is unknown (its event was missed), an extra
+///   key can't be read (digests of prompt embeddings, marks of later versions), or the number of
+///   tokens, hashes and extra keys don't fit together (an attention group that skips blocks). When
+///   a later event tells the key after all, all copies count.
 /// - The overlap is of the device: medium `GPU` or none given. `CPU` and `STORAGE` count in
-///   [`Overlaps::with_lower_tiers`] only; other media and blocks with `REMOTE` locality are ignored.
+///   [`Overlaps::with_lower_tiers`] only; other media and blocks with `REMOTE` locality are
+///   ignored.
 /// - Every KV-cache group that events named has to suit: `docs/index.md` says how.
 /// - Only blocks of the worker's own block size count: vLLM also reports fragments of blocks.
 /// - One hash with two keys is a collision of the engine's 64-bit hashes. It matches nothing.
 /// - Blocks that were shed to stay below [`PrefixIndex::with_max_bytes`] are as if never stored.
 ///
-/// Known limits: vLLM reports fragments of blocks and groups with larger blocks alike, by another block size; a model with
-/// such groups can hold less than the overlap says. With speculative decoding vLLM computes the last block again. A client
-/// that talks to an engine past us can ask for `kv_cache_report_mode: full`; vLLM then reports
-/// reused blocks exactly as it reports new copies, and we count copies that will never be removed.
+/// Known limits: vLLM reports fragments of blocks and groups with larger blocks alike, by another
+/// block size; a model with such groups can hold less than the overlap says. With speculative
+/// decoding vLLM computes the last block again. A client that talks to an engine past us can ask
+/// for `kv_cache_report_mode: full`; vLLM then reports reused blocks exactly as it reports new
+/// copies, and we count copies that will never be removed.
 ///
 /// ```
 /// use chiasm_kv::event::{BlockStored, ExternalHash, KvEvent, KvEventBatch};
@@ -91,9 +96,10 @@ use workers::Workers;
 /// ```
 ///
 /// # What takes long
-/// To give back the blocks of a worker that left or starts over, and to shed, takes time in proportion to the blocks. No lookup
-/// waits for it: what goes is in no result from the call on, and the rest is a [`Chore`]. Without
-/// [`PrefixIndex::in_background`], the call does it before it returns.
+/// To give back the blocks of a worker that left or starts over, and to shed, takes time in
+/// proportion to the blocks. No lookup waits for it: what goes is in no result from the call on,
+/// and the rest is a [`Chore`]. Without [`PrefixIndex::in_background`], the call does it before it
+/// returns.
 pub struct PrefixIndex {
     core: Arc<Core>,
     background: Background,
@@ -129,8 +135,10 @@ pub struct WorkerIndexStats {
     pub unknown_removals: u64,
     /// Hashes forgotten to stay below the cap.
     pub shed_blocks: u64,
-    /// Calls that told of what the worker holds: [`PrefixIndex::apply`], [`PrefixIndex::apply_payload`] of what could be read,
-    /// [`PrefixIndex::presume`], [`PrefixIndex::forget`] and [`PrefixIndex::clear`]. A [`PrefixIndex::snapshot`] goes on with it.
+    /// Calls that told of what the worker holds: [`PrefixIndex::apply`],
+    /// [`PrefixIndex::apply_payload`] of what could be read, [`PrefixIndex::presume`],
+    /// [`PrefixIndex::forget`] and [`PrefixIndex::clear`]. A [`PrefixIndex::snapshot`] goes on with
+    /// it.
     pub revision: u64,
 }
 
@@ -141,10 +149,11 @@ pub struct IndexStats {
     pub blocks: usize,
     /// Pairs of a worker and a hash of its engine.
     pub entries: usize,
-    /// Bytes on the heap, without what the allocator keeps for itself. What chores have still to give back of the trees is
-    /// included.
+    /// Bytes on the heap, without what the allocator keeps for itself. What chores have still to
+    /// give back of the trees is included.
     pub bytes: usize,
-    /// Nodes of the radix trees: blocks that prompts have in common, or one has for itself. Lookups go from node to node.
+    /// Nodes of the radix trees: blocks that prompts have in common, or one has for itself. Lookups
+    /// go from node to node.
     pub nodes: usize,
     /// Pairs forgotten to stay below the cap, of workers that are still there.
     pub shed: u64,
@@ -164,23 +173,26 @@ pub struct Overlaps {
 }
 
 impl Overlaps {
-    /// Workers that hold at least the first block, in the order of their ids, and how many of the leading blocks.
+    /// Workers that hold at least the first block, in the order of their ids, and how many of the
+    /// leading blocks.
     pub fn found(&self) -> &[(WorkerId, usize)] {
         &self.found
     }
 
-    /// The same workers, with the blocks after those of [`Overlaps::found`] that each holds on the CPU or in storage,
-    /// without a break: what it can load instead of computing.
+    /// The same workers, with the blocks after those of [`Overlaps::found`] that each holds on the
+    /// CPU or in storage, without a break: what it can load instead of computing.
     pub fn with_lower_tiers(&self) -> &[(WorkerId, usize)] {
         if self.has_lower { &self.lower } else { &self.found }
     }
 
-    /// One worker's overlap; 0 for those not found. Takes time logarithmic in the number of those found.
+    /// One worker's overlap; 0 for those not found. Takes time logarithmic in the number of those
+    /// found.
     pub fn of(&self, worker: WorkerId) -> usize {
         of(&self.found, worker)
     }
 
-    /// One worker's overlap with the blocks behind it that it holds on the CPU or in storage, as [`Overlaps::of`].
+    /// One worker's overlap with the blocks behind it that it holds on the CPU or in storage, as
+    /// [`Overlaps::of`].
     pub fn of_lower_tiers(&self, worker: WorkerId) -> usize {
         of(self.with_lower_tiers(), worker)
     }
@@ -207,9 +219,9 @@ impl PrefixIndex {
         Self::make(None)
     }
 
-    /// An index that forgets the least recently used blocks to stay below a number of bytes on the heap. A block is used
-    /// when it or one after it in its node is stored, and when a lookup passes it. Above the cap for as long as it takes to
-    /// apply a batch.
+    /// An index that forgets the least recently used blocks to stay below a number of bytes on the
+    /// heap. A block is used when it or one after it in its node is stored, and when a lookup
+    /// passes it. Above the cap for as long as it takes to apply a batch.
     pub fn with_max_bytes(bytes: usize) -> Self {
         Self::make(Some(bytes))
     }
@@ -226,8 +238,8 @@ impl PrefixIndex {
         Self { core: Arc::new(core), background: Arc::new(do_at_once) }
     }
 
-    /// Hands work that takes long to `run` instead of doing it: to run it on another thread, mostly. `run` is called without
-    /// any lock of the index.
+    /// Hands work that takes long to `run` instead of doing it: to run it on another thread,
+    /// mostly. `run` is called without any lock of the index.
     pub fn in_background(self, run: impl Fn(Chore) + Send + Sync + 'static) -> Self {
         Self { background: Arc::new(run), ..self }
     }
@@ -249,8 +261,9 @@ impl PrefixIndex {
         self.leave(removed, Vec::new());
     }
 
-    /// Takes in what happened to a worker's cache. Returns the keys that it holds now and did not before the event that
-    /// stored them. Events of an unknown worker are ignored: they come from one that was just removed.
+    /// Takes in what happened to a worker's cache. Returns the keys that it holds now and did not
+    /// before the event that stored them. Events of an unknown worker are ignored: they come from
+    /// one that was just removed.
     pub fn apply(&self, worker: WorkerId, batch: &KvEventBatch) -> Vec<BlockKey> {
         let mut added = Vec::new();
         let cleared = self.apply_batch(worker, batch, &mut added);
@@ -258,12 +271,13 @@ impl PrefixIndex {
         added
     }
 
-    /// Does what [`PrefixIndex::apply`] does, from the payload that the engine publishes. `look` sees the batch before it is
-    /// applied, and must not apply another; the keys go to the end of `added`. Reading allocates nothing once the thread has
-    /// read as large ones.
+    /// Does what [`PrefixIndex::apply`] does, from the payload that the engine publishes. `look`
+    /// sees the batch before it is applied, and must not apply another; the keys go to the end of
+    /// `added`. Reading allocates nothing once the thread has read as large ones.
     ///
     /// # Errors
-    /// [`KvError::Malformed`] when the payload can't be read. Nothing was applied then, and `look` was not called.
+    /// [`KvError::Malformed`] when the payload can't be read. Nothing was applied then, and `look`
+    /// was not called.
     pub fn apply_payload(
         &self,
         worker: WorkerId,
@@ -279,11 +293,18 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Returns what the worker held before it was cleared, if it was; [`PrefixIndex::finish`] has to follow.
-    fn apply_batch(&self, worker: WorkerId, batch: &KvEventBatch, added: &mut Vec<BlockKey>) -> Vec<Cache> {
+    /// Returns what the worker held before it was cleared, if it was; [`PrefixIndex::finish`] has
+    /// to follow.
+    fn apply_batch(
+        &self,
+        worker: WorkerId,
+        batch: &KvEventBatch,
+        added: &mut Vec<BlockKey>,
+    ) -> Vec<Cache> {
         self.core.prompts.uses.tick();
         SCRATCH.with_borrow_mut(|scratch| {
-            let cleared = self.revise(worker, |worker| self.apply_to(worker, batch, scratch, added));
+            let cleared =
+                self.revise(worker, |worker| self.apply_to(worker, batch, scratch, added));
             scratch.trim();
             cleared.unwrap_or_default()
         })
@@ -309,7 +330,9 @@ impl PrefixIndex {
                 KvEvent::BlockStored(stored) => {
                     worker.store(stored, &self.core.prompts, &self.core.workers, scratch, added);
                 }
-                KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.core.prompts, scratch),
+                KvEvent::BlockRemoved(removed) => {
+                    worker.remove(removed, &self.core.prompts, scratch)
+                }
                 KvEvent::AllBlocksCleared => {
                     cleared.extend(worker.clear(&self.core.workers));
                 }
@@ -319,9 +342,9 @@ impl PrefixIndex {
         cleared
     }
 
-    /// A worker that publishes no events is believed to hold a chain of blocks: the keys of a prompt from the first on.
-    /// Adds what it doesn't hold yet; each block once, however often it is presumed. Presumed blocks count in
-    /// [`PrefixIndex::stats`], age and are shed as others.
+    /// A worker that publishes no events is believed to hold a chain of blocks: the keys of a
+    /// prompt from the first on. Adds what it doesn't hold yet; each block once, however often it
+    /// is presumed. Presumed blocks count in [`PrefixIndex::stats`], age and are shed as others.
     ///
     /// For a worker that gets events too, a block counts as long as either says so.
     pub fn presume(&self, worker: WorkerId, keys: &[BlockKey]) {
@@ -330,8 +353,9 @@ impl PrefixIndex {
         self.shed_if_needed();
     }
 
-    /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before their parents, or else
-    /// nodes of blocks are cut up, and nothing else. Those that are not presumed (any more) count as unknown removals.
+    /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before
+    /// their parents, or else nodes of blocks are cut up, and nothing else. Those that are not
+    /// presumed (any more) count as unknown removals.
     pub fn forget(&self, worker: WorkerId, keys: &[BlockKey]) {
         self.revise(worker, |worker| worker.forget_presumed(keys, &self.core.prompts));
     }
@@ -350,16 +374,16 @@ impl PrefixIndex {
         })
     }
 
-    /// How many of the leading `keys` each worker holds, in the order of their ids, and 0 for those that hold none.
-    /// [`PrefixIndex::lookup`] takes less work.
+    /// How many of the leading `keys` each worker holds, in the order of their ids, and 0 for those
+    /// that hold none. [`PrefixIndex::lookup`] takes less work.
     pub fn overlaps(&self, keys: &[BlockKey]) -> Vec<(WorkerId, usize)> {
         let mut overlaps = Overlaps::default();
         self.look_up(keys, &mut overlaps, 0);
         overlaps.found
     }
 
-    /// How many of the leading `keys` each worker holds, of those that hold any. Allocates nothing once the buffers are
-    /// large enough.
+    /// How many of the leading `keys` each worker holds, of those that hold any. Allocates nothing
+    /// once the buffers are large enough.
     pub fn lookup(&self, keys: &[BlockKey], overlaps: &mut Overlaps) {
         self.look_up(keys, overlaps, 1);
     }
@@ -369,14 +393,21 @@ impl PrefixIndex {
         let Overlaps { list, found, search, depths, lower, has_lower } = overlaps;
         found.clear();
         *has_lower = false;
-        let tree = self.core.prompts.trees.read(keys.first().map_or(0, |first| Trees::tree_of(*first)));
+        let tree =
+            self.core.prompts.trees.read(keys.first().map_or(0, |first| Trees::tree_of(*first)));
         let workers = self.core.workers.list(list);
         let plain = workers.hybrid().len() == 0;
-        Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, aside: workers.aside() }.find(search, !plain);
+        Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, aside: workers.aside() }
+            .find(search, !plain);
         // Fewer than this are sorted more quickly than looked up one after the other.
-        if plain && at_least > 0 && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.holders() / 16 {
+        if plain
+            && at_least > 0
+            && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.holders() / 16
+        {
             let (ids, ended) = (workers.ids(), search.ended.iter().flat_map(Ended::each));
-            found.extend(ended.filter_map(|(holder, depth)| Some((ids[holder as usize]?, depth as usize))));
+            found.extend(
+                ended.filter_map(|(holder, depth)| Some((ids[holder as usize]?, depth as usize))),
+            );
             return found.sort_unstable();
         }
         depths.clear();
@@ -385,13 +416,17 @@ impl PrefixIndex {
         let depths = depths.as_flattened_mut();
         let list = |depths: &[u32], into: &mut Vec<_>| {
             into.clear();
-            let found = |(_, holder): &(WorkerId, HolderId)| depths[*holder as usize] as usize >= at_least;
+            let found =
+                |(_, holder): &(WorkerId, HolderId)| depths[*holder as usize] as usize >= at_least;
             let mut rest = workers.in_order();
             // Most of them or few: so as many at a time as follow each other.
             while let Some(from) = rest.iter().position(found) {
                 let (_, those) = rest.split_at(from);
-                let (those, others) = those.split_at(those.iter().position(|it| !found(it)).unwrap_or(those.len()));
-                into.extend(those.iter().map(|(id, holder)| (*id, depths[*holder as usize] as usize)));
+                let (those, others) =
+                    those.split_at(those.iter().position(|it| !found(it)).unwrap_or(those.len()));
+                into.extend(
+                    those.iter().map(|(id, holder)| (*id, depths[*holder as usize] as usize)),
+                );
                 rest = others;
             }
         };
@@ -399,7 +434,8 @@ impl PrefixIndex {
             return list(depths, found);
         }
         let last = search.path.last();
-        let last = last.map(|(node, before)| before + tree.node(*node).agrees(0, &keys[*before..]) as usize);
+        let last = last
+            .map(|(node, before)| before + tree.node(*node).agrees(0, &keys[*before..]) as usize);
         let path = Path { tree: &tree, nodes: &search.path, len: last.unwrap_or(0) };
         for hybrid in workers.hybrid() {
             depths[hybrid.holder() as usize] = hybrid.overlap(depths, &path) as u32;
@@ -436,7 +472,10 @@ impl PrefixIndex {
             ..Default::default()
         };
         for worker in self.core.workers.all(0) {
-            let counted = self.core.workers.with(&worker, |worker| (worker.entries(), worker.stats().shed_blocks));
+            let counted = self
+                .core
+                .workers
+                .with(&worker, |worker| (worker.entries(), worker.stats().shed_blocks));
             let (entries, shed) = counted.unwrap_or_default();
             totals.entries += entries;
             totals.shed += shed;

@@ -44,11 +44,14 @@ mod index;
 mod subscriber;
 
 pub use block_key::{
-    BlockKey, BuildBlockKeyHasher, EngineHashKeys, EngineHashing, KeyScheme, KeySecret, KeySecretInUse, MediaSpan,
-    PromptBlocks, block_keys,
+    BlockKey, BuildBlockKeyHasher, EngineHashKeys, EngineHashing, KeyScheme, KeySecret,
+    KeySecretInUse, MediaSpan, PromptBlocks, block_keys,
 };
 pub use error::KvError;
-pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats};
+pub use index::{
+    Chore, IndexStats, Overlaps, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats,
+};
 pub use subscriber::{
-    KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats,
+    KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig, SubscriberCounters,
+    SubscriberStats,
 };

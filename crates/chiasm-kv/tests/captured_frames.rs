@@ -30,7 +30,8 @@ fn captured(kind: &str) -> Vec<Captured> {
                 .unwrap()
                 .iter()
                 .map(|frame| {
-                    let bytes = std::fs::read(directory.join(frame["file"].as_str().unwrap())).unwrap();
+                    let bytes =
+                        std::fs::read(directory.join(frame["file"].as_str().unwrap())).unwrap();
                     assert_eq!(bytes.len() as u64, frame["nbytes"], "{frame}");
                     bytes
                 })
@@ -106,7 +107,12 @@ fn every_published_message_is_what_the_capture_says() {
         let batch = decode(payload, &message.name);
         if let Some(expected) = message.facts.get("decoded") {
             with_facts += 1;
-            assert_eq!(batch.events.iter().map(facts).collect::<Value>(), *expected, "{}", message.name);
+            assert_eq!(
+                batch.events.iter().map(facts).collect::<Value>(),
+                *expected,
+                "{}",
+                message.name
+            );
         }
         if let Some(tags) = message.facts.get("tags") {
             with_tags += 1;
@@ -120,7 +126,9 @@ fn every_published_message_is_what_the_capture_says() {
 fn every_replayed_message_is_read_and_each_replay_ends_with_the_marker() {
     let mut ends = 0;
     for message in captured("kv_replay") {
-        let [delimiter, topic, seq, payload] = &message.frames[..] else { panic!("{}", message.name) };
+        let [delimiter, topic, seq, payload] = &message.frames[..] else {
+            panic!("{}", message.name)
+        };
         assert!(delimiter.is_empty());
         if sequence(seq) == -1 {
             ends += 1;
@@ -153,7 +161,10 @@ fn stored(capture: &str, name: &str) -> BlockStored {
 #[test]
 fn marks_of_images_and_salts_are_told_apart() {
     let image = |offset| Some(vec![ExtraKey::Media { identifier: "ab".repeat(32), offset }]);
-    assert_eq!(stored("kv_events", "stored_image_0").extra_keys, Some(vec![None, image(9), image(-23)]));
+    assert_eq!(
+        stored("kv_events", "stored_image_0").extra_keys,
+        Some(vec![None, image(9), image(-23)])
+    );
     assert_eq!(stored("kv_replay", "full_1").extra_keys, Some(vec![image(-55)]));
     assert_eq!(
         stored("kv_events", "stored_salt_2").extra_keys,
@@ -207,7 +218,8 @@ fn the_engine_s_salted_blocks_are_found_with_the_salt_only() {
 
 #[test]
 fn a_continuation_chains_to_its_parent() {
-    let (head, tail) = (stored("kv_events", "stored_text_1"), stored("kv_events", "stored_parent_3"));
+    let (head, tail) =
+        (stored("kv_events", "stored_text_1"), stored("kv_events", "stored_parent_3"));
     let tokens = [head.token_ids, tail.token_ids].concat();
     let prompt = PromptBlocks { tokens: &tokens, ..Default::default() };
     assert_eq!(overlap("kv_events", &["stored_text_1", "stored_parent_3"], &prompt), 4);
@@ -226,27 +238,45 @@ fn a_whole_session_of_clears_evictions_and_duplicates_leaves_what_the_engine_hol
         }
         let batch = decode(&message.frames[3], &message.name);
         let (payload, before) = (&message.frames[3], index.stats(WORKER));
-        let cut = from_payloads.apply_payload(WORKER, &payload[..payload.len() - 1], &mut Vec::new(), |_| panic!());
+        let cut = from_payloads.apply_payload(
+            WORKER,
+            &payload[..payload.len() - 1],
+            &mut Vec::new(),
+            |_| panic!(),
+        );
         assert!(cut.is_err());
         let (added, mut also_added) = (index.apply(WORKER, &batch), Vec::new());
-        let look = |seen: &KvEventBatch| assert_eq!((seen, from_payloads.stats(WORKER)), (&batch, before));
+        let look =
+            |seen: &KvEventBatch| assert_eq!((seen, from_payloads.stats(WORKER)), (&batch, before));
         from_payloads.apply_payload(WORKER, payload, &mut also_added, look).unwrap();
-        assert_eq!((also_added, from_payloads.stats(WORKER)), (added, index.stats(WORKER)), "{}", message.name);
+        assert_eq!(
+            (also_added, from_payloads.stats(WORKER)),
+            (added, index.stats(WORKER)),
+            "{}",
+            message.name
+        );
         for event in batch.events {
             match event {
-                KvEvent::BlockStored(stored) => {
-                    stored.block_hashes.into_iter().for_each(|hash| *copies.entry(hash).or_default() += 1)
-                }
-                KvEvent::BlockRemoved(removed) => {
-                    removed.block_hashes.into_iter().for_each(|hash| *copies.entry(hash).or_default() -= 1)
-                }
+                KvEvent::BlockStored(stored) => stored
+                    .block_hashes
+                    .into_iter()
+                    .for_each(|hash| *copies.entry(hash).or_default() += 1),
+                KvEvent::BlockRemoved(removed) => removed
+                    .block_hashes
+                    .into_iter()
+                    .for_each(|hash| *copies.entry(hash).or_default() -= 1),
                 _ => copies.clear(),
             }
         }
         assert!(copies.values().all(|copies| *copies >= 0));
         let held = copies.values().filter(|copies| **copies > 0).count();
         let stats = index.stats(WORKER).unwrap();
-        assert_eq!((stats.blocks, stats.unkeyed_blocks, stats.unknown_removals), (held, 0, 0), "{}", message.name);
+        assert_eq!(
+            (stats.blocks, stats.unkeyed_blocks, stats.unknown_removals),
+            (held, 0, 0),
+            "{}",
+            message.name
+        );
     }
     assert!(copies.values().any(|copies| *copies == 2), "the session has a duplicate");
 }

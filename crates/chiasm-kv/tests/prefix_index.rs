@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use chiasm_kv::event::{self, BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
+use chiasm_kv::event::{
+    self, BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch,
+};
 use chiasm_kv::{MediaSpan, PrefixIndex, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
 use proptest::collection::vec;
@@ -61,7 +63,11 @@ impl Prompt {
         let media: Vec<_> = self
             .media
             .iter()
-            .map(|(item, offset, length)| MediaSpan { hash: hash(*item), offset: *offset, length: *length })
+            .map(|(item, offset, length)| MediaSpan {
+                hash: hash(*item),
+                offset: *offset,
+                length: *length,
+            })
             .collect();
         let (lora, salt) = (self.lora.as_deref(), self.salt.as_deref());
         block_keys(&PromptBlocks { tokens: &self.tokens, media: &media, lora, salt }, BLOCK)
@@ -208,7 +214,9 @@ impl Model {
 
     fn overlap(&self, past: &[Content]) -> usize {
         (1..=past.len())
-            .take_while(|length| self.copies.iter().any(|(_, known)| known.as_deref() == Some(&past[..*length])))
+            .take_while(|length| {
+                self.copies.iter().any(|(_, known)| known.as_deref() == Some(&past[..*length]))
+            })
             .count()
     }
 
@@ -226,10 +234,10 @@ impl Model {
 fn stored_event(parent: Option<u64>, blocks: &[(u64, Content)], place: Place) -> KvEvent {
     let extra_keys = blocks.iter().map(|(_, content)| {
         let lora = content.lora.iter().cloned().map(ExtraKey::Text);
-        let media = content
-            .media
-            .iter()
-            .map(|(item, offset)| ExtraKey::Media { identifier: hash(*item).to_string(), offset: *offset });
+        let media = content.media.iter().map(|(item, offset)| ExtraKey::Media {
+            identifier: hash(*item).to_string(),
+            offset: *offset,
+        });
         let salt = content.salt.iter().cloned().map(ExtraKey::Text);
         let marks: Vec<_> = lora.chain(media).chain(salt).collect();
         (!marks.is_empty()).then_some(marks)
@@ -268,7 +276,9 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let to = to.min(past.len());
                 let from = from.min(to);
                 let parent = (from > 0).then(|| names.of(&past[..from]));
-                let blocks: Vec<_> = (from..to).map(|block| (names.of(&past[..=block]), past[block].clone())).collect();
+                let blocks: Vec<_> = (from..to)
+                    .map(|block| (names.of(&past[..=block]), past[block].clone()))
+                    .collect();
                 index.apply(WorkerId(worker), &batch(stored_event(parent, &blocks, place)));
                 if place == Place::Here {
                     models[worker as usize].store(parent, &blocks);
@@ -308,11 +318,17 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
             }
         }
         for (prompt, past) in prompts.iter().zip(&pasts) {
-            let expected: Vec<_> =
-                models.iter().zip(0..).map(|(model, id)| (WorkerId(id), model.overlap(past))).collect();
+            let expected: Vec<_> = models
+                .iter()
+                .zip(0..)
+                .map(|(model, id)| (WorkerId(id), model.overlap(past)))
+                .collect();
             prop_assert_eq!(index.overlaps(&prompt.keys()), expected, "{:?}", prompt);
             for model in &models {
-                prop_assert!(model.overlap(past) <= model.held(&mut names, past), "more than the engine holds");
+                prop_assert!(
+                    model.overlap(past) <= model.held(&mut names, past),
+                    "more than the engine holds"
+                );
             }
         }
         for (model, id) in models.iter().zip(0..) {
@@ -321,7 +337,10 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let of_kind = model.copies.iter().filter(|(_, past)| past.is_some() == keyed);
                 of_kind.map(|(name, _)| name).collect::<std::collections::HashSet<_>>().len()
             };
-            prop_assert_eq!((stats.blocks, stats.unkeyed_blocks), (distinct(true), distinct(false)));
+            prop_assert_eq!(
+                (stats.blocks, stats.unkeyed_blocks),
+                (distinct(true), distinct(false))
+            );
         }
     }
     Ok(())
@@ -359,12 +378,19 @@ fn prompts_of_many_runs_are_held_split_and_let_go() {
     let tokens: Vec<TokenId> = (0..2 * BLOCKS as u32).map(TokenId).collect();
     let mut other = tokens.clone();
     other[2 * 700] = TokenId(7);
-    let keys = |tokens: &[TokenId]| block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK);
+    let keys =
+        |tokens: &[TokenId]| block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK);
     // Of the engine's names, the lower ones are of the first prompt.
     let stored = |tokens: &[TokenId], names: u64, blocks: std::ops::Range<usize>| {
         batch(KvEvent::BlockStored(BlockStored {
-            block_hashes: blocks.clone().map(|block| ExternalHash::U64(names + block as u64)).collect(),
-            parent_block_hash: blocks.start.checked_sub(1).map(|parent| ExternalHash::U64(parent as u64)),
+            block_hashes: blocks
+                .clone()
+                .map(|block| ExternalHash::U64(names + block as u64))
+                .collect(),
+            parent_block_hash: blocks
+                .start
+                .checked_sub(1)
+                .map(|parent| ExternalHash::U64(parent as u64)),
             token_ids: tokens[2 * blocks.start..2 * blocks.end].to_vec(),
             block_size: 2,
             ..Default::default()
@@ -383,7 +409,8 @@ fn prompts_of_many_runs_are_held_split_and_let_go() {
     }
     index.apply(WorkerId(2), &stored(&tokens, 0, 0..256));
     index.apply(WorkerId(2), &stored(&tokens, 0, 256..257));
-    let overlaps = |tokens: &[TokenId]| index.overlaps(&keys(tokens)).into_iter().map(|(_, blocks)| blocks);
+    let overlaps =
+        |tokens: &[TokenId]| index.overlaps(&keys(tokens)).into_iter().map(|(_, blocks)| blocks);
     assert_eq!(Vec::from_iter(overlaps(&tokens)), [BLOCKS, BLOCKS, 257]);
     index.apply(WorkerId(1), &stored(&other, 5000, 700..BLOCKS));
     assert_eq!(Vec::from_iter(overlaps(&other)), [700, BLOCKS, 257]);

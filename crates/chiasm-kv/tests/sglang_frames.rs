@@ -1,4 +1,5 @@
-//! Frames captured from SGLang 0.5.23: its blocks are found by the hashes that are made here of prompts.
+//! Frames captured from SGLang 0.5.23: its blocks are found by the hashes that are made here of
+//! prompts.
 
 use std::path::PathBuf;
 
@@ -35,7 +36,10 @@ fn index_of(names: &[&str]) -> PrefixIndex {
 
 /// How many leading blocks of a prompt the worker holds.
 fn overlap(index: &PrefixIndex, prompt: &PromptBlocks<'_>) -> usize {
-    index.overlaps(&EngineHashing::Sglang.keys(prompt, BLOCK)).first().map_or(0, |(_, blocks)| *blocks)
+    index
+        .overlaps(&EngineHashing::Sglang.keys(prompt, BLOCK))
+        .first()
+        .map_or(0, |(_, blocks)| *blocks)
 }
 
 fn tokens(from: u32, to: u32) -> Vec<TokenId> {
@@ -45,7 +49,9 @@ fn tokens(from: u32, to: u32) -> Vec<TokenId> {
 #[test]
 fn every_message_is_what_the_capture_says() {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sglang_events");
-    let index: Value = serde_json::from_str(&std::fs::read_to_string(directory.join("index.json")).unwrap()).unwrap();
+    let index: Value =
+        serde_json::from_str(&std::fs::read_to_string(directory.join("index.json")).unwrap())
+            .unwrap();
     let messages = index["messages"].as_array().unwrap();
     for message in messages {
         let batch = batch(message["name"].as_str().unwrap());
@@ -68,13 +74,17 @@ fn numbers_that_are_no_tokens_are_left_out_and_hashes_with_a_sign_are_read() {
     let [KvEvent::BlockStored(image)] = &batch("image_0").events[..] else { panic!() };
     assert_eq!((image.token_ids.len(), image.block_hashes.len(), image.block_size), (0, 6, 16));
     assert_eq!(image.parent_block_hash.as_ref(), text.block_hashes.first());
-    assert_eq!(image.block_hashes[0], event::ExternalHash::U64((-6297807654127280768_i64).cast_unsigned()));
+    assert_eq!(
+        image.block_hashes[0],
+        event::ExternalHash::U64((-6297807654127280768_i64).cast_unsigned())
+    );
 }
 
 #[test]
 fn text_and_salts_are_found_by_their_own_hashes() {
     let (index, tokens) = (index_of(&["text_0", "salted_0"]), tokens(1, 40));
-    let of = |salt| overlap(&index, &PromptBlocks { tokens: &tokens, salt, ..PromptBlocks::default() });
+    let of =
+        |salt| overlap(&index, &PromptBlocks { tokens: &tokens, salt, ..PromptBlocks::default() });
     assert_eq!((of(None), of(Some("s")), of(Some("t"))), (2, 2, 0));
     assert_eq!(index.stats(WORKER).unwrap().blocks, 4);
 }
@@ -83,14 +93,24 @@ fn text_and_salts_are_found_by_their_own_hashes() {
 fn an_image_is_found_under_its_identity_where_it_stands() {
     let index = index_of(&["text_0", "image_0"]);
     let image = vec![TokenId(398); 80];
-    let tokens = [tokens(1, 20), vec![TokenId(395)], image, vec![TokenId(396)], tokens(40, 60)].concat();
+    let tokens =
+        [tokens(1, 20), vec![TokenId(395)], image, vec![TokenId(396)], tokens(40, 60)].concat();
     let hash = "00112233445566778899aabbccddeeff0123456789abcdef0011223344556677".parse().unwrap();
     let span = MediaSpan { hash, offset: 20, length: 80 };
-    let of = |media: &[MediaSpan]| overlap(&index, &PromptBlocks { tokens: &tokens, media, ..PromptBlocks::default() });
+    let of = |media: &[MediaSpan]| {
+        overlap(&index, &PromptBlocks { tokens: &tokens, media, ..PromptBlocks::default() })
+    };
     assert_eq!(of(&[span]), 7);
     // The first block is text alone.
     let other = "00112233445566778899aabbccddeeff0123456789abcdef0011223344556678".parse().unwrap();
-    assert_eq!((of(&[MediaSpan { hash: other, ..span }]), of(&[MediaSpan { offset: 21, ..span }]), of(&[])), (1, 1, 1));
+    assert_eq!(
+        (
+            of(&[MediaSpan { hash: other, ..span }]),
+            of(&[MediaSpan { offset: 21, ..span }]),
+            of(&[])
+        ),
+        (1, 1, 1)
+    );
 }
 
 #[test]
@@ -103,12 +123,15 @@ fn what_is_cleared_or_pushed_out_is_gone() {
     });
     let removed = removed.unwrap();
     let index = index_of(&[]);
-    let stored = event::BlockStored { block_hashes: removed.clone(), block_size: 16, ..Default::default() };
-    let all = |event| KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None };
+    let stored =
+        event::BlockStored { block_hashes: removed.clone(), block_size: 16, ..Default::default() };
+    let all =
+        |event| KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None };
     index.apply(WORKER, &all(KvEvent::BlockStored(stored)));
     assert_eq!(index.stats(WORKER).unwrap().blocks, removed.len());
     index.apply(WORKER, &batch("removed_0"));
-    let stored =
-        events.iter().map(|event| if let KvEvent::BlockStored(stored) = event { stored.block_hashes.len() } else { 0 });
+    let stored = events.iter().map(|event| {
+        if let KvEvent::BlockStored(stored) = event { stored.block_hashes.len() } else { 0 }
+    });
     assert_eq!(index.stats(WORKER).unwrap().blocks, stored.sum::<usize>());
 }

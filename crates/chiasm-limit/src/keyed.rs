@@ -8,8 +8,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A number of permits for each key.
 ///
-/// Permits of one key are given in the order in which they were asked for. A key takes memory only while
-/// somebody has one of its permits or waits for one.
+/// Permits of one key are given in the order in which they were asked for. A key takes memory only
+/// while somebody has one of its permits or waits for one.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -29,8 +29,8 @@ pub struct KeyedLimiter<K> {
 
 /// A permit for one key, until it is dropped.
 ///
-/// A task that has a permit must not wait for another one of the same limiter: two such tasks could wait
-/// for each other.
+/// A task that has a permit must not wait for another one of the same limiter: two such tasks could
+/// wait for each other.
 #[derive(Debug)]
 pub struct KeyedPermit<'a, K: Eq + Hash> {
     limiter: &'a KeyedLimiter<K>,
@@ -52,7 +52,8 @@ impl<K: Clone + Eq + Hash> KeyedLimiter<K> {
         let new = || Arc::new(Semaphore::new(self.permits));
         let semaphore = self.keys().entry(key.clone()).or_insert_with(new).clone();
         let waiting = semaphore.clone().acquire_owned();
-        let mut permit = KeyedPermit { limiter: self, key, permit: None, semaphore: Some(semaphore) };
+        let mut permit =
+            KeyedPermit { limiter: self, key, permit: None, semaphore: Some(semaphore) };
         // It can't fail: no semaphore is ever closed.
         permit.permit = waiting.await.ok();
         permit

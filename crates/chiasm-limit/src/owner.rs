@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// The party that has a share of connections, of request slots and of CPU time, so that none can hold
-/// what others need. It is an address; an API key would be another variant.
+/// The party that has a share of connections, of request slots and of CPU time, so that none can
+/// hold what others need. It is an address; an API key would be another variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// The clients at an IPv4 address.
@@ -14,7 +14,8 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Returns the owner at an address. An IPv4 address that is wrapped into IPv6 is the IPv4 address.
+    /// Returns the owner at an address. An IPv4 address that is wrapped into IPv6 is the IPv4
+    /// address.
     pub fn at(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) => Self::Address(address),

@@ -1,11 +1,11 @@
 //! Times decoding beside other decoders, alternately, and checks that their pixels agree:
 //! `cargo run --release -p chiasm-media --example decode [-- file …]`.
 //!
-//! Prints a Markdown table: medians of the rounds in one thread, and ratios. Only the ratios mean something on a shared
-//! machine. `fresh` is [`decode`], `reused` is [`with_pixels`], `inflate` the share of it that inflating a PNG alone
-//! takes, `peer` another crate up to the same pixels, `copy` one copy of as many bytes, `estimate` what [`ImageHeader`] says before
-//! anything is decoded. Without files the example makes
-//! pictures that have detail at every scale, as photographs have.
+//! Prints a Markdown table: medians of the rounds in one thread, and ratios. Only the ratios mean
+//! something on a shared machine. `fresh` is [`decode`], `reused` is [`with_pixels`], `inflate` the
+//! share of it that inflating a PNG alone takes, `peer` another crate up to the same pixels, `copy`
+//! one copy of as many bytes, `estimate` what [`ImageHeader`] says before anything is decoded.
+//! Without files the example makes pictures that have detail at every scale, as photographs have.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -13,7 +13,8 @@ use std::io::Cursor;
 use std::time::Instant;
 
 use chiasm_media::{
-    EncodedMedia, ImageFormat, ImageHeader, ImageLimits, MediaHeader, MediaLimits, RgbPixels, decode, with_pixels,
+    EncodedMedia, ImageFormat, ImageHeader, ImageLimits, MediaHeader, MediaLimits, RgbPixels,
+    decode, with_pixels,
 };
 use flate2::{Decompress, FlushDecompress};
 use libjpeg_turbo_rs as jpeg;
@@ -44,8 +45,12 @@ fn main() -> Result<(), Failure> {
 
 fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
     let size = bytes.len() >> 10;
-    let limits = ImageLimits { max_bytes: u64::MAX, max_pixels: u64::MAX, ..ImageLimits::default() };
-    let image = EncodedMedia::from_bytes(bytes.into(), &MediaLimits { image: limits, ..MediaLimits::default() })?;
+    let limits =
+        ImageLimits { max_bytes: u64::MAX, max_pixels: u64::MAX, ..ImageLimits::default() };
+    let image = EncodedMedia::from_bytes(
+        bytes.into(),
+        &MediaLimits { image: limits, ..MediaLimits::default() },
+    )?;
     let MediaHeader::Image(header) = image.header else {
         return Err(format!("{name} is no image").into());
     };
@@ -85,7 +90,8 @@ fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
     let (Some(fresh), Some(reused), Some(copy)) = (of("fresh"), of("reused"), of("copy")) else {
         return Err("nothing was timed".into());
     };
-    let inflate = of("inflate").map_or("–".to_owned(), |time| format!("{:.0} %", 100.0 * time / reused));
+    let inflate =
+        of("inflate").map_or("–".to_owned(), |time| format!("{:.0} %", 100.0 * time / reused));
     let peer = median(&|name| !["fresh", "reused", "copy", "inflate"].contains(&name));
     let (peer_name, peer_ratio) = match peer.zip(works.last()) {
         Some((time, (name, _))) => (*name, format!("{:.2}", time / reused)),
@@ -189,8 +195,9 @@ fn pictures(name: &str, width: usize, height: usize) -> Result<(), Failure> {
         let kind = if progressive { "progressive" } else { "baseline" };
         measure(&format!("{name} JPEG q90 4:2:0 {kind}"), encoder.encode()?)?;
     }
-    let flat =
-        jpeg::Encoder::new(&vec![128; rgb.len()], width, height, jpeg::PixelFormat::Rgb).progressive(true).encode()?;
+    let flat = jpeg::Encoder::new(&vec![128; rgb.len()], width, height, jpeg::PixelFormat::Rgb)
+        .progressive(true)
+        .encode()?;
     measure(&format!("{name} JPEG of 100 scans"), with_scans(&flat, 100)?)?;
     measure(&format!("{name} PNG RGB"), png_file(w, h, png::ColorType::Rgb, &rgb)?)?;
     let glass = |pixel: &[u8]| [pixel[0], pixel[1], pixel[2], pixel[1].saturating_mul(2)];
@@ -210,12 +217,18 @@ fn pictures(name: &str, width: usize, height: usize) -> Result<(), Failure> {
 
 /// A progressive JPEG file with its last scan repeated until there are so many.
 fn with_scans(file: &[u8], scans: usize) -> Result<Vec<u8>, Failure> {
-    let starts: Vec<_> = (0..file.len() - 1).filter(|&at| file[at..].starts_with(&[0xff, 0xda])).collect();
+    let starts: Vec<_> =
+        (0..file.len() - 1).filter(|&at| file[at..].starts_with(&[0xff, 0xda])).collect();
     let (head, scan) = file[..file.len() - 2].split_at(*starts.last().ok_or("no scan")?);
     Ok([head, &scan.repeat(scans + 1 - starts.len()), &[0xff, 0xd9]].concat())
 }
 
-fn png_file(width: u32, height: u32, colour: png::ColorType, samples: &[u8]) -> Result<Vec<u8>, Failure> {
+fn png_file(
+    width: u32,
+    height: u32,
+    colour: png::ColorType,
+    samples: &[u8],
+) -> Result<Vec<u8>, Failure> {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width, height);
     encoder.set_color(colour);
@@ -225,7 +238,8 @@ fn png_file(width: u32, height: u32, colour: png::ColorType, samples: &[u8]) -> 
 
 /// The green channel under a palette.
 fn gif_file(width: u16, height: u16, rgb: &[u8]) -> Result<Vec<u8>, Failure> {
-    let palette: Vec<u8> = (0..=255u8).flat_map(|index| [index, index.wrapping_mul(7), 255 - index]).collect();
+    let palette: Vec<u8> =
+        (0..=255u8).flat_map(|index| [index, index.wrapping_mul(7), 255 - index]).collect();
     let indices: Vec<u8> = rgb.chunks_exact(3).map(|pixel| pixel[1]).collect();
     let mut file = Vec::new();
     let frame = gif::Frame { width, height, buffer: indices.into(), ..gif::Frame::default() };
@@ -260,7 +274,9 @@ fn picture(width: usize, height: usize) -> Vec<u8> {
 
 fn octaves(x: usize, y: usize, seed: usize, count: i32) -> f32 {
     (0..count)
-        .map(|octave| smooth(x, y, 512 >> octave, 16 * seed + octave as usize) * 56.0 / 1.65f32.powi(octave))
+        .map(|octave| {
+            smooth(x, y, 512 >> octave, 16 * seed + octave as usize) * 56.0 / 1.65f32.powi(octave)
+        })
         .sum()
 }
 
@@ -268,7 +284,8 @@ fn octaves(x: usize, y: usize, seed: usize, count: i32) -> f32 {
 fn smooth(x: usize, y: usize, step: usize, seed: usize) -> f32 {
     let (column, row) = (x / step, y / step);
     let (right, down) = ((x % step) as f32 / step as f32, (y % step) as f32 / step as f32);
-    let between = |row| lattice(column, row, seed) * (1.0 - right) + lattice(column + 1, row, seed) * right;
+    let between =
+        |row| lattice(column, row, seed) * (1.0 - right) + lattice(column + 1, row, seed) * right;
     between(row) * (1.0 - down) + between(row + 1) * down
 }
 

@@ -11,13 +11,14 @@ use crate::MediaError;
 /// An item of so many bytes or more gets pages of its own when it is kept.
 const OWN_PAGES: usize = 256 << 10;
 
-/// Kept items with pages of their own, at most. Linux gives a process 65,530 areas of memory, unless it is told otherwise.
+/// Kept items with pages of their own, at most. Linux gives a process 65,530 areas of memory,
+/// unless it is told otherwise.
 const MAX_SETTLED: usize = 16_384;
 
 /// A bound for the bytes that are held at once. Clones count together.
 ///
-/// Nothing waits for room: who has half of what it needs and waits for the rest would keep it from others that do the
-/// same. What does not fit is refused with [`MediaError::Busy`].
+/// Nothing waits for room: who has half of what it needs and waits for the rest would keep it from
+/// others that do the same. What does not fit is refused with [`MediaError::Busy`].
 #[derive(Clone, Debug)]
 pub struct ByteBudget {
     inner: Arc<Inner>,
@@ -33,7 +34,9 @@ struct Inner {
 impl ByteBudget {
     /// Makes a budget of `limit` bytes, none of which is held.
     pub fn new(limit: u64) -> Self {
-        Self { inner: Arc::new(Inner { limit, held: AtomicU64::new(0), settled: AtomicUsize::new(0) }) }
+        Self {
+            inner: Arc::new(Inner { limit, held: AtomicU64::new(0), settled: AtomicUsize::new(0) }),
+        }
     }
 
     /// Bytes that may be held.
@@ -66,15 +69,17 @@ impl ByteBudget {
         self.buffer_expecting(0)
     }
 
-    /// An empty buffer for what is said to have so many bytes. Addresses for them are taken at once, so that nothing has to be
-    /// copied when it grows; memory is taken, and counted, as they come. Whoever asks has checked that there may be so many.
+    /// An empty buffer for what is said to have so many bytes. Addresses for them are taken at
+    /// once, so that nothing has to be copied when it grows; memory is taken, and counted, as they
+    /// come. Whoever asks has checked that there may be so many.
     pub fn buffer_expecting(&self, bytes: usize) -> ChargedBuffer {
         ChargedBuffer { bytes: Vec::with_capacity(bytes), charge: self.empty_charge() }
     }
 
-    /// The same bytes, to be kept for long: large ones move to pages that nothing else is on. In the allocator's areas, what was
-    /// held for a moment would leave holes between them, which are given back when their neighbours are, if ever. The bytes
-    /// stay where they are when there is no room for two of them, or no area.
+    /// The same bytes, to be kept for long: large ones move to pages that nothing else is on. In
+    /// the allocator's areas, what was held for a moment would leave holes between them, which are
+    /// given back when their neighbours are, if ever. The bytes stay where they are when there is
+    /// no room for two of them, or no area.
     pub(crate) fn settle(&self, bytes: Bytes) -> Bytes {
         if bytes.len() < OWN_PAGES || self.inner.settled.load(Ordering::Relaxed) >= MAX_SETTLED {
             return bytes;
@@ -171,14 +176,16 @@ impl ChargedBuffer {
         Ok(&mut self.bytes[start..])
     }
 
-    /// Appends a part whose followers are not known yet: beyond what was expected, memory grows by doubling.
+    /// Appends a part whose followers are not known yet: beyond what was expected, memory grows by
+    /// doubling.
     ///
     /// # Errors
     /// [`MediaError::Busy`] when the budget has no room for it.
     pub fn extend(&mut self, part: &[u8]) -> Result<(), MediaError> {
         let needed = self.bytes.len() + part.len();
         if needed > self.bytes.capacity() {
-            self.reserve(needed.max(2 * self.bytes.capacity())).or_else(|_| self.reserve(needed))?;
+            self.reserve(needed.max(2 * self.bytes.capacity()))
+                .or_else(|_| self.reserve(needed))?;
         } else {
             self.count(needed)?;
         }
@@ -267,7 +274,10 @@ mod tests {
         drop(small);
         let (stays, large) = settle(OWN_PAGES);
         assert!(!stays);
-        assert_eq!((budget.held(), budget.inner.settled.load(Ordering::Relaxed)), (OWN_PAGES as u64, 1));
+        assert_eq!(
+            (budget.held(), budget.inner.settled.load(Ordering::Relaxed)),
+            (OWN_PAGES as u64, 1)
+        );
         // There is no room for two of it.
         let (stays, second) = settle(OWN_PAGES);
         assert!(stays);

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// The machine's clocks, or what a test has moved them on to. Clones tell the same time.
 ///
-/// Only what is remembered goes by it. Timeouts of connections and bodies run in the time of the async runtime.
+/// Only what is remembered goes by it. Timeouts of connections and bodies run in the time of the
+/// async runtime.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     /// Nanoseconds that both clocks are ahead of the machine's.

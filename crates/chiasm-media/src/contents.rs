@@ -8,8 +8,8 @@ use crate::{ByteBudget, ContentHash, EncodedMedia};
 /// Bytes that an entry takes beside the file: header facts, keys and the cache's own.
 const ENTRY_BYTES: u64 = 256;
 
-/// The most valuable items that fit. What was asked for more than once outlives what was asked for once, however much of
-/// that comes along (S3-FIFO).
+/// The most valuable items that fit. What was asked for more than once outlives what was asked for
+/// once, however much of that comes along (S3-FIFO).
 pub(crate) struct Contents {
     /// `None` keeps nothing.
     items: Option<Cache<ContentHash, EncodedMedia, Bytes>>,
@@ -34,7 +34,8 @@ impl Contents {
             .weight_capacity(max_bytes)
             .estimated_items_capacity((max_bytes >> 17).clamp(16, 1 << 16) as usize)
             .build();
-        let cache = |options| Cache::with_options(options, Bytes, Default::default(), Default::default());
+        let cache =
+            |options| Cache::with_options(options, Bytes, Default::default(), Default::default());
         Self { items: options.ok().filter(|_| max_bytes > 0).map(cache), budget }
     }
 
@@ -67,7 +68,9 @@ mod tests {
 
     /// A GIF of one pixel, and bytes after it that make it another file.
     fn item(number: u32, bytes: usize) -> EncodedMedia {
-        let mut file = b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;".to_vec();
+        let mut file =
+            b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;"
+                .to_vec();
         file.extend(number.to_le_bytes());
         file.resize(bytes, 0);
         EncodedMedia::from_bytes(file.into(), &MediaLimits::default()).unwrap()

@@ -8,15 +8,17 @@ use bytes::Bytes;
 
 use crate::{ByteBudget, MediaError};
 
-/// Strict as vLLM's decoder: padding is needed, white space is not allowed; unused last bits do not matter.
+/// Strict as vLLM's decoder: padding is needed, white space is not allowed; unused last bits do not
+/// matter.
 const STRICT: GeneralPurposeConfig = GeneralPurposeConfig::new()
     .with_decode_padding_mode(DecodePaddingMode::RequireCanonical)
     .with_decode_allow_trailing_bits(true);
 
-/// Uses AVX2 or NEON where the machine has it: five times as fast as without, at a third to nine tenths of the speed of a
-/// copy.
+/// Uses AVX2 or NEON where the machine has it: five times as fast as without, at a third to nine
+/// tenths of the speed of a copy.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-static BASE64: LazyLock<base64::engine::Simd> = LazyLock::new(|| base64::engine::Simd::standard(STRICT));
+static BASE64: LazyLock<base64::engine::Simd> =
+    LazyLock::new(|| base64::engine::Simd::standard(STRICT));
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 static BASE64: LazyLock<base64::engine::GeneralPurpose> =
@@ -28,12 +30,16 @@ pub(crate) fn content(url: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"data:").then_some(content)
 }
 
-/// What the bytes of a video begin with that came as a list of JPEG files, as vLLM has them in URLs: `data:video/jpeg;base64,A,B,C`.
-/// The files are not decoded here, so that they stay apart.
+/// What the bytes of a video begin with that came as a list of JPEG files, as vLLM has them in
+/// URLs: `data:video/jpeg;base64,A,B,C`. The files are not decoded here, so that they stay apart.
 pub(crate) const FRAMES: &[u8] = b"data:video/jpeg;base64,";
 
 /// The video that a list of JPEG files is, beginning with [`FRAMES`]; `None` if it is no such list.
-pub(crate) fn frames(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Option<Result<Bytes, MediaError>> {
+pub(crate) fn frames(
+    content: &[u8],
+    max_bytes: u64,
+    budget: &ByteBudget,
+) -> Option<Result<Bytes, MediaError>> {
     let comma = content.iter().position(|&byte| byte == b',')?;
     let (description, list) = (&content[..comma], &content[comma + 1..]);
     let parameters = description.strip_suffix(b";base64")?;
@@ -49,11 +55,16 @@ pub(crate) fn frames(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Opt
     Some(buffer.extend(FRAMES).and_then(|()| buffer.extend(list)).map(|()| buffer.freeze()))
 }
 
-/// Decodes `[mediatype][;param]*;base64,DATA`. The media type does not matter, as in vLLM: the format is found from the
-/// bytes.
-pub(crate) fn decode(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
+/// Decodes `[mediatype][;param]*;base64,DATA`. The media type does not matter, as in vLLM: the
+/// format is found from the bytes.
+pub(crate) fn decode(
+    content: &[u8],
+    max_bytes: u64,
+    budget: &ByteBudget,
+) -> Result<Bytes, MediaError> {
     let invalid = |reason| MediaError::InvalidDataUri { reason };
-    let comma = content.iter().position(|&byte| byte == b',').ok_or(invalid("there is no comma"))?;
+    let comma =
+        content.iter().position(|&byte| byte == b',').ok_or(invalid("there is no comma"))?;
     let (description, data) = (&content[..comma], &content[comma + 1..]);
     if !description.ends_with(b";base64") {
         return Err(invalid("only base64 is supported; write data:image/...;base64,..."));
@@ -62,7 +73,11 @@ pub(crate) fn decode(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Res
 }
 
 /// Decodes what stands behind the comma.
-pub(crate) fn decode_base64(data: &[u8], max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
+pub(crate) fn decode_base64(
+    data: &[u8],
+    max_bytes: u64,
+    budget: &ByteBudget,
+) -> Result<Bytes, MediaError> {
     let padding = data.iter().rev().take(2).filter(|&&byte| byte == b'=').count();
     let length = (data.len() / 4 * 3).saturating_sub(padding);
     if length as u64 > max_bytes {
@@ -71,7 +86,9 @@ pub(crate) fn decode_base64(data: &[u8], max_bytes: u64, budget: &ByteBudget) ->
     let mut buffer = budget.buffer();
     match BASE64.decode_slice(data, buffer.extend_zeroed(length)?) {
         Ok(decoded) if decoded == length => Ok(buffer.freeze()),
-        _ => Err(MediaError::InvalidDataUri { reason: "its content is not standard base64 with padding" }),
+        _ => Err(MediaError::InvalidDataUri {
+            reason: "its content is not standard base64 with padding",
+        }),
     }
 }
 
@@ -135,12 +152,18 @@ mod tests {
             assert_eq!(bytes, "data:video/jpeg;base64,QUJD,QUI=");
             assert_eq!(budget.held(), bytes.len() as u64);
         }
-        assert_eq!(list(b"video/jpeg;base64,QUJD", 20), Some(Err(MediaError::TooManyBytes { limit: 20 })));
+        assert_eq!(
+            list(b"video/jpeg;base64,QUJD", 20),
+            Some(Err(MediaError::TooManyBytes { limit: 20 }))
+        );
         let long = format!("video/jpeg;base64,{}", "A".repeat(60));
         assert_eq!(list(long.as_bytes(), 100), Some(Err(MediaError::Busy)));
-        for other in
-            [&b"video/mp4;base64,QUJD"[..], b"video/jpeg,QUJD", b"video/jpegs;base64,QUJD", b"video/jpeg;base64"]
-        {
+        for other in [
+            &b"video/mp4;base64,QUJD"[..],
+            b"video/jpeg,QUJD",
+            b"video/jpegs;base64,QUJD",
+            b"video/jpeg;base64",
+        ] {
             assert_eq!(list(other, 60), None);
         }
         assert_eq!(budget.held(), 0);
@@ -156,7 +179,8 @@ mod tests {
         assert_eq!(budget.held(), 0);
     }
 
-    /// Long enough for the vector code, which takes 32 or 64 characters at a time and leaves the rest to the scalar one.
+    /// Long enough for the vector code, which takes 32 or 64 characters at a time and leaves the
+    /// rest to the scalar one.
     fn base64_of(bytes: &[u8]) -> String {
         base64::engine::general_purpose::STANDARD.encode(bytes)
     }

@@ -17,10 +17,13 @@ use crate::freshness::Freshness;
 use crate::local_file::LocalFiles;
 use crate::names::{MediaName, Names, UrlKey, Urls};
 use crate::workers::{BlockingThreads, Workers};
-use crate::{ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaError, MediaLimits, data_uri};
+use crate::{
+    ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaError, MediaLimits,
+    data_uri,
+};
 
-/// Files of up to this many bytes, or characters of base64, are decoded, hashed and looked at in place: that takes a hundred
-/// microseconds, and handing them to another thread some tens.
+/// Files of up to this many bytes, or characters of base64, are decoded, hashed and looked at in
+/// place: that takes a hundred microseconds, and handing them to another thread some tens.
 const IN_PLACE: usize = 512 << 10;
 /// What decoding base64 and hashing take of one core, most of it for memory that is fresh.
 const NANOS_PER_BYTE: u64 = 1;
@@ -36,7 +39,8 @@ pub struct MediaPart {
     pub modality: Modality,
 }
 
-/// Where the bytes of an item are. What holds them itself may be a slice of what it came in: it is decoded from there and let go.
+/// Where the bytes of an item are. What holds them itself may be a slice of what it came in: it is
+/// decoded from there and let go.
 #[derive(Clone, PartialEq, Eq)]
 pub enum MediaInput {
     /// The text of a `data:`, `http:`, `https:` or `file:` URL.
@@ -79,7 +83,11 @@ impl MediaPart {
 /// An image at a URL.
 impl<S: Into<String>> From<S> for MediaPart {
     fn from(url: S) -> Self {
-        Self { source: Some(MediaInput::Url(Bytes::from(url.into()))), name: None, modality: Modality::Image }
+        Self {
+            source: Some(MediaInput::Url(Bytes::from(url.into()))),
+            name: None,
+            modality: Modality::Image,
+        }
     }
 }
 
@@ -89,8 +97,8 @@ impl std::fmt::Debug for MediaPart {
     }
 }
 
-/// Turns parts of requests into media items, within the limits of its [`MediaConfig`]. Nothing else in Chiasm opens files or
-/// connections for media. Clones share connections, caches and limits.
+/// Turns parts of requests into media items, within the limits of its [`MediaConfig`]. Nothing else
+/// in Chiasm opens files or connections for media. Clones share connections, caches and limits.
 #[derive(Clone)]
 pub struct MediaDoor {
     inner: Arc<Inner>,
@@ -122,8 +130,8 @@ impl MediaDoor {
         self.inner.contents.get(content)
     }
 
-    /// Looks at a file that somebody else has opened, within the limits for its modality, and keeps it as one that was opened here.
-    /// Hashes all of it: not for async threads if it is large.
+    /// Looks at a file that somebody else has opened, within the limits for its modality, and keeps
+    /// it as one that was opened here. Hashes all of it: not for async threads if it is large.
     ///
     /// # Errors
     /// Those of [`EncodedMedia::of`].
@@ -131,8 +139,8 @@ impl MediaDoor {
         Ok(self.inner.contents.keep(EncodedMedia::of(bytes, modality, &self.inner.config.limits)?))
     }
 
-    /// Checks the configuration once. `budget` counts encoded media in memory, cached ones too: it should have room for
-    /// more than [`MediaConfig::cache_bytes`].
+    /// Checks the configuration once. `budget` counts encoded media in memory, cached ones too: it
+    /// should have room for more than [`MediaConfig::cache_bytes`].
     ///
     /// # Errors
     /// [`MediaError::LocalFileNotFound`] when the allowed local media path is no directory.
@@ -144,11 +152,19 @@ impl MediaDoor {
     ///
     /// # Errors
     /// Those of [`Self::new`].
-    pub fn with_clock(config: MediaConfig, budget: ByteBudget, clock: Clock) -> Result<Self, MediaError> {
+    pub fn with_clock(
+        config: MediaConfig,
+        budget: ByteBudget,
+        clock: Clock,
+    ) -> Result<Self, MediaError> {
         let inner = Inner {
             fetch_threads: FetchThreads::default(),
             fetcher: Fetcher::new(&config, budget.clone(), clock.clone())?,
-            local_files: config.allowed_local_media_path.as_deref().map(LocalFiles::new).transpose()?,
+            local_files: config
+                .allowed_local_media_path
+                .as_deref()
+                .map(LocalFiles::new)
+                .transpose()?,
             contents: Contents::new(config.cache_bytes, budget.clone()),
             urls: Urls::new(config.max_known_names, config.failures_last),
             names: Names::new(config.max_known_names),
@@ -161,14 +177,15 @@ impl MediaDoor {
         Ok(Self { inner: Arc::new(inner), workers: Arc::new(BlockingThreads) })
     }
 
-    /// The same door, whose work on files of more than half a megabyte is done by these threads instead of the async runtime's
-    /// for blocking work.
+    /// The same door, whose work on files of more than half a megabyte is done by these threads
+    /// instead of the async runtime's for blocking work.
     #[must_use]
     pub fn with_workers(self, workers: Arc<dyn Workers>) -> Self {
         Self { workers, ..self }
     }
 
-    /// What counts encoded media in memory, cached or not. Whoever else holds bytes of requests counts them here too.
+    /// What counts encoded media in memory, cached or not. Whoever else holds bytes of requests
+    /// counts them here too.
     pub fn budget(&self) -> &ByteBudget {
         &self.inner.budget
     }
@@ -180,12 +197,12 @@ impl MediaDoor {
 
     /// Gets the bytes of a media item and reads its header.
     ///
-    /// A URL is fetched as often as HTTP's rules for caches ask for, and once for all who want it at the same time. A name
-    /// that comes with a URL stands for what that leads to from then on.
+    /// A URL is fetched as often as HTTP's rules for caches ask for, and once for all who want it
+    /// at the same time. A name that comes with a URL stands for what that leads to from then on.
     ///
     /// # Errors
-    /// All of [`MediaError`]; see [`MediaError::fault`] for whose fault each is. Dropping the future ends the fetch unless
-    /// somebody else waits for it too.
+    /// All of [`MediaError`]; see [`MediaError::fault`] for whose fault each is. Dropping the
+    /// future ends the fetch unless somebody else waits for it too.
     pub async fn open(&self, part: impl Into<MediaPart>) -> Result<EncodedMedia, MediaError> {
         let MediaPart { source, name, modality } = part.into();
         let limits = &self.inner.config.limits;
@@ -220,14 +237,19 @@ impl MediaDoor {
                 inner.counters.files.inc();
                 let (inner, modality) = (inner.clone(), modality.clone());
                 // Disks and networks below them may be slow, so this is not for the workers.
-                let opened = tokio::task::spawn_blocking(move || inner.open_file(&url, &modality)).await;
+                let opened =
+                    tokio::task::spawn_blocking(move || inner.open_file(&url, &modality)).await;
                 opened.unwrap_or(Err(MediaError::Internal))
             }
             _ => Err(MediaError::UnsupportedScheme),
         }
     }
 
-    async fn open_base64(&self, data: Bytes, modality: &Modality) -> Result<EncodedMedia, MediaError> {
+    async fn open_base64(
+        &self,
+        data: Bytes,
+        modality: &Modality,
+    ) -> Result<EncodedMedia, MediaError> {
         self.inner.counters.data.inc();
         let (length, modality) = (data.len(), modality.clone());
         let open = move |inner: &Inner| {
@@ -281,7 +303,8 @@ impl MediaDoor {
         let known = known.filter(|(_, freshness)| freshness.can_revalidate());
         let max_bytes = inner.config.limits.max_bytes(modality);
         let fetch = {
-            let (inner, known) = (inner.clone(), known.as_ref().map(|(_, freshness)| freshness.clone()));
+            let (inner, known) =
+                (inner.clone(), known.as_ref().map(|(_, freshness)| freshness.clone()));
             async move { inner.fetcher.get(url, known.as_ref(), max_bytes).await }
         };
         let fetched = match inner.fetch_threads.run(fetch).await {
@@ -317,7 +340,9 @@ impl MediaDoor {
                 match error.fault() {
                     // Ours, and over in a moment.
                     Fault::Busy | Fault::Internal => {}
-                    _ => inner.urls.failed((key, modality.clone()), error.clone(), inner.clock.now()),
+                    _ => {
+                        inner.urls.failed((key, modality.clone()), error.clone(), inner.clock.now())
+                    }
                 }
                 Err(error)
             }
@@ -349,7 +374,10 @@ impl Inner {
             Modality::Video => data_uri::frames(content, max_bytes, &self.budget),
             _ => None,
         };
-        self.item(frames.unwrap_or_else(|| data_uri::decode(content, max_bytes, &self.budget))?, modality)
+        self.item(
+            frames.unwrap_or_else(|| data_uri::decode(content, max_bytes, &self.budget))?,
+            modality,
+        )
     }
 
     fn open_file(&self, url: &Url, modality: &Modality) -> Result<EncodedMedia, MediaError> {

@@ -4,7 +4,8 @@ use crate::ImageFormat;
 
 /// Why a media part could not be used.
 ///
-/// Messages are meant for the client. They carry no URL, credential, response body, file path or resolved address.
+/// Messages are meant for the client. They carry no URL, credential, response body, file path or
+/// resolved address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MediaError {
@@ -21,7 +22,9 @@ pub enum MediaError {
         limit: usize,
     },
     /// A client's name without a URL, for something that was not seen before, or not lately.
-    #[error("nothing is known under this uuid (any more); send the item itself, with or without the uuid")]
+    #[error(
+        "nothing is known under this uuid (any more); send the item itself, with or without the uuid"
+    )]
     UnknownUuid,
     /// A scheme other than `data`, `http`, `https` and `file`.
     #[error("the media URL must be a data:, http:, https: or file: URL")]
@@ -36,7 +39,9 @@ pub enum MediaError {
         reason: &'static str,
     },
     /// `file:` URLs are switched off.
-    #[error("local files cannot be loaded: the server was started without an allowed local media path")]
+    #[error(
+        "local files cannot be loaded: the server was started without an allowed local media path"
+    )]
     LocalFilesDisabled,
     /// A `file:` URL that leads outside the allowed directory, also by way of symbolic links.
     #[error("the file is not below the allowed local media path")]
@@ -57,7 +62,9 @@ pub enum MediaError {
     #[error("the media host is not among those that the server may fetch from")]
     HostForbidden,
     /// A rule for allowed hosts that is neither a host nor `*.` and a domain.
-    #[error("the rule for allowed media domains is not valid: write a host like example.com, or *.example.com")]
+    #[error(
+        "the rule for allowed media domains is not valid: write a host like example.com, or *.example.com"
+    )]
     InvalidDomainRule,
     /// The origin answered with something other than success.
     #[error("the media origin answered with status {status}")]
@@ -71,14 +78,17 @@ pub enum MediaError {
         /// Most redirects that are followed.
         limit: usize,
     },
-    /// The origin redirects to something that is no `http:` or `https:` URL, that holds credentials, or from `https:`
-    /// to `http:`.
+    /// The origin redirects to something that is no `http:` or `https:` URL, that holds
+    /// credentials, or from `https:` to `http:`.
     #[error("the media origin redirects to a URL that is not allowed")]
     InvalidRedirect,
     /// The origin compressed its answer although it was asked not to.
-    #[error("the media origin sends compressed content, which is not supported; it must send the plain file")]
+    #[error(
+        "the media origin sends compressed content, which is not supported; it must send the plain file"
+    )]
     OriginEncoding,
-    /// No name, no connection, no TLS session, a connection that broke, or an answer against the rules of HTTP.
+    /// No name, no connection, no TLS session, a connection that broke, or an answer against the
+    /// rules of HTTP.
     #[error("the media origin cannot be reached, or broke off the connection")]
     OriginFailed,
     /// The origin took longer than allowed.

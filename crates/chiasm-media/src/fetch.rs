@@ -8,14 +8,18 @@ use std::error::Error;
 use std::time::Duration;
 
 use bytes::Bytes;
-use reqwest::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, LOCATION,
+};
 use reqwest::{Response, StatusCode};
 use rustls::RootCertStore;
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
 use crate::freshness::{Freshness, FreshnessBounds, Received, RedirectFreshness};
-use crate::policy::{AddressRefused, AddressRule, GuardedResolver, Lookup, MAX_URL_BYTES, UrlPolicy, system_lookup};
+use crate::policy::{
+    AddressRefused, AddressRule, GuardedResolver, Lookup, MAX_URL_BYTES, UrlPolicy, system_lookup,
+};
 use crate::{ByteBudget, Clock, MediaConfig, MediaError};
 
 use client::{Clients, web_roots};
@@ -40,8 +44,9 @@ pub(crate) enum Answer {
     NotModified(Freshness),
 }
 
-/// Fetches over HTTP/1.1 and HTTP/2. Keeps connections for reuse; does not look at proxy variables, and asks for no
-/// compression. The same request goes out whoever asks: no cookies, no credentials, nothing of the client's own request.
+/// Fetches over HTTP/1.1 and HTTP/2. Keeps connections for reuse; does not look at proxy variables,
+/// and asks for no compression. The same request goes out whoever asks: no cookies, no credentials,
+/// nothing of the client's own request.
 pub(crate) struct Fetcher {
     clients: Clients,
     policy: UrlPolicy,
@@ -63,12 +68,23 @@ struct Limits {
 
 impl Fetcher {
     /// Reads bodies into `budget`; `clock` says when answers came.
-    pub(crate) fn new(config: &MediaConfig, budget: ByteBudget, clock: Clock) -> Result<Self, MediaError> {
-        let fetcher = Self::with(config, budget, UrlPolicy::address_rule(config), system_lookup(), web_roots())?;
+    pub(crate) fn new(
+        config: &MediaConfig,
+        budget: ByteBudget,
+        clock: Clock,
+    ) -> Result<Self, MediaError> {
+        let fetcher = Self::with(
+            config,
+            budget,
+            UrlPolicy::address_rule(config),
+            system_lookup(),
+            web_roots(),
+        )?;
         Ok(Self { clock, ..fetcher })
     }
 
-    /// [`Self::new`] by other rules, look-ups and certificate authorities, for tests, and by the machine's clock.
+    /// [`Self::new`] by other rules, look-ups and certificate authorities, for tests, and by the
+    /// machine's clock.
     fn with(
         config: &MediaConfig,
         budget: ByteBudget,
@@ -77,7 +93,8 @@ impl Fetcher {
         roots: RootCertStore,
     ) -> Result<Self, MediaError> {
         let [first_byte_timeout, stall_timeout, total_timeout] =
-            [config.first_byte_timeout, config.stall_timeout, config.total_timeout].map(|timeout| timeout.min(LONGEST));
+            [config.first_byte_timeout, config.stall_timeout, config.total_timeout]
+                .map(|timeout| timeout.min(LONGEST));
         let min_bytes = (stall_timeout.as_secs_f64() * config.min_body_rate as f64) as u64;
         Ok(Self {
             clients: Clients::new(config, GuardedResolver { lookup, rule: rule.clone() }, roots)?,
@@ -96,12 +113,14 @@ impl Fetcher {
         })
     }
 
-    /// What can be refused before anything is sent: scheme, credentials, port, domain, literal address.
+    /// What can be refused before anything is sent: scheme, credentials, port, domain, literal
+    /// address.
     pub(crate) fn check(&self, url: &Url) -> Result<(), MediaError> {
         self.policy.check(url)
     }
 
-    /// The body behind a URL, of at most `max_bytes`, or that it is still what an earlier answer, of which `known` is left, was.
+    /// The body behind a URL, of at most `max_bytes`, or that it is still what an earlier answer,
+    /// of which `known` is left, was.
     ///
     /// Dropping the future ends the fetch.
     pub(crate) async fn get(
@@ -140,7 +159,8 @@ impl Fetcher {
                     if known.is_some_and(|known| known.is_confirmed_by(headers)) {
                         return Ok(Answer::NotModified(freshness));
                     }
-                    // It speaks of another answer than the known one. Without that, it cannot say so again.
+                    // It speaks of another answer than the known one. Without that, it cannot say
+                    // so again.
                     known = None;
                     continue;
                 }
@@ -165,20 +185,29 @@ impl Fetcher {
         }
         let asked = self.clock.now();
         let until = deadline.min(Instant::now() + self.limits.first_byte_timeout);
-        let response =
-            timeout_at(until, request.send()).await.map_err(|_| MediaError::OriginTimeout)?.map_err(fault_of)?;
+        let response = timeout_at(until, request.send())
+            .await
+            .map_err(|_| MediaError::OriginTimeout)?
+            .map_err(fault_of)?;
         let received = Received { asked, at: self.clock.now(), date: self.clock.date() };
         Ok((response, received))
     }
 
-    /// Reads up to the limit and drops the connection at the first byte behind it. Memory is counted as bytes come: what
-    /// an origin announces takes none.
-    async fn body(&self, mut response: Response, deadline: Instant, limit: u64) -> Result<Bytes, MediaError> {
+    /// Reads up to the limit and drops the connection at the first byte behind it. Memory is
+    /// counted as bytes come: what an origin announces takes none.
+    async fn body(
+        &self,
+        mut response: Response,
+        deadline: Instant,
+        limit: u64,
+    ) -> Result<Bytes, MediaError> {
         if !is_plain(response.headers()) {
             return Err(MediaError::OriginEncoding);
         }
-        let announced =
-            response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        let announced = response
+            .headers()
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
         if announced.is_some_and(|announced| announced > limit) {
             return Err(MediaError::TooManyBytes { limit });
         }
@@ -186,7 +215,8 @@ impl Fetcher {
         let mut since = (Instant::now(), 0);
         loop {
             let until = deadline.min(since.0 + self.limits.stall_timeout);
-            let part = timeout_at(until, response.chunk()).await.map_err(|_| MediaError::OriginTimeout)?;
+            let part =
+                timeout_at(until, response.chunk()).await.map_err(|_| MediaError::OriginTimeout)?;
             let Some(part) = part.map_err(fault_of)? else {
                 return Ok(body.freeze());
             };
@@ -214,17 +244,24 @@ fn is_permanent(status: StatusCode) -> bool {
 fn location(headers: &HeaderMap) -> Result<&[u8], MediaError> {
     let mut locations = headers.get_all(LOCATION).iter().map(|location| location.as_bytes());
     let location = locations.next().ok_or(MediaError::InvalidRedirect)?;
-    if locations.all(|other| other == location) { Ok(location) } else { Err(MediaError::InvalidRedirect) }
+    if locations.all(|other| other == location) {
+        Ok(location)
+    } else {
+        Err(MediaError::InvalidRedirect)
+    }
 }
 
 /// The URL that a `Location` leads to. Bytes above ASCII are UTF-8, as browsers take them.
 pub(crate) fn redirect_target(from: &Url, location: &[u8]) -> Result<Url, MediaError> {
     let location = Some(location).filter(|location| location.len() <= MAX_URL_BYTES);
-    let text = location.and_then(|location| str::from_utf8(location).ok()).ok_or(MediaError::InvalidRedirect)?;
+    let text = location
+        .and_then(|location| str::from_utf8(location).ok())
+        .ok_or(MediaError::InvalidRedirect)?;
     from.join(text).map_err(|_| MediaError::InvalidRedirect)
 }
 
-/// Whether the body is the file itself, not a compressed form, which may be larger than any limit by far.
+/// Whether the body is the file itself, not a compressed form, which may be larger than any limit
+/// by far.
 fn is_plain(headers: &HeaderMap) -> bool {
     headers.get_all(CONTENT_ENCODING).iter().all(|encoding| {
         let encoding = encoding.as_bytes().trim_ascii();
@@ -232,7 +269,8 @@ fn is_plain(headers: &HeaderMap) -> bool {
     })
 }
 
-/// What an error of the HTTP client means. Its text may hold URLs and addresses and is not passed on.
+/// What an error of the HTTP client means. Its text may hold URLs and addresses and is not passed
+/// on.
 fn fault_of(error: reqwest::Error) -> MediaError {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
     while let Some(error) = cause {

@@ -10,8 +10,9 @@ use futures_util::future::{BoxFuture, Shared, WeakShared};
 
 /// Work under way, by what it is for. Clones are the same flights.
 ///
-/// Work belongs to all who wait for it: it goes on as long as one of them does, whoever came first, and is dropped with the
-/// last. Its outcome is told to all who came while it was under way, errors too; who comes later starts anew.
+/// Work belongs to all who wait for it: it goes on as long as one of them does, whoever came first,
+/// and is dropped with the last. Its outcome is told to all who came while it was under way, errors
+/// too; who comes later starts anew.
 pub(crate) struct Flights<K, V> {
     running: Arc<Mutex<Running<K, V>>>,
 }
@@ -48,7 +49,11 @@ where
         (boarded, work.await)
     }
 
-    fn board<F>(&self, key: K, start: impl FnOnce() -> F) -> (Boarded, Shared<BoxFuture<'static, V>>)
+    fn board<F>(
+        &self,
+        key: K,
+        start: impl FnOnce() -> F,
+    ) -> (Boarded, Shared<BoxFuture<'static, V>>)
     where
         F: Future<Output = V> + Send + 'static,
     {

@@ -2,13 +2,16 @@
 //!
 //! Pure logic: times are passed in. Differences from the RFC:
 //!
-//! - Nothing is guessed: an answer that does not say for how long it is fresh is asked for again, unless
-//!   [`FreshnessBounds::min`] says otherwise. A permanent redirect that says nothing is as fresh as what it leads to.
+//! - Nothing is guessed: an answer that does not say for how long it is fresh is asked for again,
+//!   unless [`FreshnessBounds::min`] says otherwise. A permanent redirect that says nothing is as
+//!   fresh as what it leads to.
 //! - Stale answers are never used, whatever extensions allow.
-//! - `Vary` other than `*` needs no second answers: all requests have the same headers, no cookies and no credentials.
+//! - `Vary` other than `*` needs no second answers: all requests have the same headers, no cookies
+//!   and no credentials.
 //! - `no-cache` and `private` that name fields count for the whole answer.
 //! - An `Age` that cannot be read makes an answer stale; section 5.1 has it ignored.
-//! - A 304 without an `ETag`, which many servers send, confirms an answer that has one, and tags are compared weakly.
+//! - A 304 without an `ETag`, which many servers send, confirms an answer that has one, and tags
+//!   are compared weakly.
 //!
 //! Why these rules are our own: `docs/decisions/0009-own-freshness.md`.
 
@@ -17,21 +20,22 @@ mod cache_control;
 use std::time::{Duration, Instant, SystemTime};
 
 use reqwest::header::{
-    AGE, DATE, ETAG, EXPIRES, HeaderMap, HeaderName, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH, LAST_MODIFIED,
-    PRAGMA, VARY,
+    AGE, DATE, ETAG, EXPIRES, HeaderMap, HeaderName, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+    LAST_MODIFIED, PRAGMA, VARY,
 };
 use url::Url;
 
 use cache_control::{CacheControl, seconds};
 
-/// How much older than the answer a modification must be so that no later one has the same date (RFC 9110, section
-/// 8.8.2.2).
+/// How much older than the answer a modification must be so that no later one has the same date
+/// (RFC 9110, section 8.8.2.2).
 const SETTLED: Duration = Duration::from_secs(60);
 
 /// Nothing is fresh for longer: clocks do not tell all times.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Longest validator that is kept, in bytes. Longer ones make an answer one that cannot be asked for again.
+/// Longest validator that is kept, in bytes. Longer ones make an answer one that cannot be asked
+/// for again.
 const MAX_VALIDATOR_BYTES: usize = 512;
 
 /// What the operator says of freshness, whatever origins say.
@@ -52,8 +56,8 @@ pub(crate) struct Received {
     pub(crate) date: SystemTime,
 }
 
-/// What an answer's headers say of reusing it, and those of the redirects to it. Holds at most a URL and two short
-/// headers.
+/// What an answer's headers say of reusing it, and those of the redirects to it. Holds at most a
+/// URL and two short headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Freshness {
     own: Statement,
@@ -62,7 +66,8 @@ pub(crate) struct Freshness {
     validator: Option<Validator>,
 }
 
-/// What the redirects on the way to an answer say of going that way again. As long as the shortest of them lasts.
+/// What the redirects on the way to an answer say of going that way again. As long as the shortest
+/// of them lasts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RedirectFreshness {
     may_be_stored: bool,
@@ -77,7 +82,13 @@ impl RedirectFreshness {
     }
 
     /// Adds a redirect.
-    pub(crate) fn follow(&mut self, permanent: bool, headers: &HeaderMap, received: Received, bounds: FreshnessBounds) {
+    pub(crate) fn follow(
+        &mut self,
+        permanent: bool,
+        headers: &HeaderMap,
+        received: Received,
+        bounds: FreshnessBounds,
+    ) {
         let redirect = Statement::of(headers, received);
         self.may_be_stored &= redirect.may_be_stored;
         if !permanent || redirect.lifetime.is_some() {
@@ -91,7 +102,8 @@ impl RedirectFreshness {
 #[derive(Clone, Copy, Debug)]
 struct Statement {
     may_be_stored: bool,
-    /// The time from when the origin made the answer; zero for one that must be asked for again; `None` if nothing is said.
+    /// The time from when the origin made the answer; zero for one that must be asked for again;
+    /// `None` if nothing is said.
     lifetime: Option<Duration>,
     /// Whether it has a `Cache-Control`, or `Pragma: no-cache` in place of one.
     has_control: bool,
@@ -102,7 +114,8 @@ struct Statement {
     age: Duration,
 }
 
-/// What to ask an origin with, and about which URL: another's answer may have the same validator by chance.
+/// What to ask an origin with, and about which URL: another's answer may have the same validator by
+/// chance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Validator {
     /// The URL without its fragment.
@@ -129,9 +142,12 @@ impl Freshness {
         self.own.may_be_stored = false;
     }
 
-    /// Whether it is allowed to store the answer, and worth it: it is fresh for a while, or can be asked about.
+    /// Whether it is allowed to store the answer, and worth it: it is fresh for a while, or can be
+    /// asked about.
     pub(crate) fn may_be_stored(&self) -> bool {
-        self.own.may_be_stored && self.redirects.may_be_stored && (self.is_fresh(self.own.at) || self.can_revalidate())
+        self.own.may_be_stored
+            && self.redirects.may_be_stored
+            && (self.is_fresh(self.own.at) || self.can_revalidate())
     }
 
     /// Whether the answer may be used without asking the origin.
@@ -143,7 +159,9 @@ impl Freshness {
     /// The bytes of URL and validators, beside the size of the struct itself.
     pub(crate) fn bytes(&self) -> usize {
         let header = |value: &Option<HeaderValue>| value.as_ref().map_or(0, HeaderValue::len);
-        let known = |known: &Validator| known.url.len() + header(&known.etag) + header(&known.last_modified);
+        let known = |known: &Validator| {
+            known.url.len() + header(&known.etag) + header(&known.last_modified)
+        };
         self.validator.as_ref().map_or(0, known)
     }
 
@@ -152,15 +170,19 @@ impl Freshness {
         self.validator.is_some()
     }
 
-    /// The header to ask this URL with whether its answer has changed; `None` if that cannot be asked there.
+    /// The header to ask this URL with whether its answer has changed; `None` if that cannot be
+    /// asked there.
     pub(crate) fn condition(&self, url: &Url) -> Option<(HeaderName, HeaderValue)> {
         let Validator { etag, last_modified, .. } =
             self.validator.as_ref().filter(|validator| *validator.url == *without_fragment(url))?;
         // An origin that gets both ignores the date.
-        etag.clone().map(|etag| (IF_NONE_MATCH, etag)).or_else(|| Some((IF_MODIFIED_SINCE, last_modified.clone()?)))
+        etag.clone()
+            .map(|etag| (IF_NONE_MATCH, etag))
+            .or_else(|| Some((IF_MODIFIED_SINCE, last_modified.clone()?)))
     }
 
-    /// Whether "not modified" with these headers can be about the answer that this belongs to: it names no other tag.
+    /// Whether "not modified" with these headers can be about the answer that this belongs to: it
+    /// names no other tag.
     pub(crate) fn is_confirmed_by(&self, headers: &HeaderMap) -> bool {
         let known = self.validator.as_ref().and_then(|validator| validator.etag.as_ref());
         match (known, headers.get(ETAG)) {
@@ -169,8 +191,8 @@ impl Freshness {
         }
     }
 
-    /// The freshness after the origin has said "not modified" by the headers of `by`. What these do not say holds as it was said
-    /// before.
+    /// The freshness after the origin has said "not modified" by the headers of `by`. What these do
+    /// not say holds as it was said before.
     pub(crate) fn refreshed(self, by: Self) -> Self {
         let own = by.own.over(&self.own);
         let validator = match (self.validator, by.validator) {
@@ -190,7 +212,12 @@ impl Statement {
     fn of(headers: &HeaderMap, received: Received) -> Self {
         let control = CacheControl::of(headers);
         // A request header by birth, which old servers send as an answer's.
-        let pragma = || headers.get_all(PRAGMA).iter().any(|value| value.as_bytes().eq_ignore_ascii_case(b"no-cache"));
+        let pragma = || {
+            headers
+                .get_all(PRAGMA)
+                .iter()
+                .any(|value| value.as_bytes().eq_ignore_ascii_case(b"no-cache"))
+        };
         let (controlled, has_control) = match control {
             Some(CacheControl { no_cache: true, .. }) => (Some(Duration::ZERO), true),
             Some(CacheControl { max_age, .. }) => (max_age, true),
@@ -208,8 +235,8 @@ impl Statement {
         }
     }
 
-    /// What holds after a "not modified" with this over what was said before: each of its headers takes the place of
-    /// the one before (RFC 9111, section 3.2).
+    /// What holds after a "not modified" with this over what was said before: each of its headers
+    /// takes the place of the one before (RFC 9111, section 3.2).
     fn over(self, before: &Self) -> Self {
         let mut now = self;
         if self.lifetime.is_none() || !self.has_control {
@@ -217,8 +244,11 @@ impl Statement {
         }
         now.has_control |= before.has_control;
         now.lifetime = match (self.lifetime, before.lifetime) {
-            // An `Expires` counts for nothing beside a kept `Cache-Control`. The shorter one is on the careful side.
-            (Some(new), Some(kept)) if !self.has_control && !before.by_expires => Some(new.min(kept)),
+            // An `Expires` counts for nothing beside a kept `Cache-Control`. The shorter one is on
+            // the careful side.
+            (Some(new), Some(kept)) if !self.has_control && !before.by_expires => {
+                Some(new.min(kept))
+            }
             (Some(new), _) => Some(new),
             (None, Some(_)) if self.has_control && !before.by_expires => None,
             (None, Some(kept)) if before.by_expires => {
@@ -233,7 +263,12 @@ impl Statement {
 
     /// The first moment at which the answer is not fresh any more.
     fn until(&self, bounds: FreshnessBounds) -> Instant {
-        let left = self.lifetime.unwrap_or_default().saturating_sub(self.age).min(bounds.max).max(bounds.min);
+        let left = self
+            .lifetime
+            .unwrap_or_default()
+            .saturating_sub(self.age)
+            .min(bounds.max)
+            .max(bounds.min);
         self.at + left.min(FOREVER)
     }
 }
@@ -259,12 +294,18 @@ fn expires(headers: &HeaderMap, received: SystemTime) -> Option<Duration> {
         return None;
     }
     let made = date(headers, DATE).unwrap_or(received);
-    Some(date(headers, EXPIRES).and_then(|expires| expires.duration_since(made).ok()).unwrap_or_default())
+    Some(
+        date(headers, EXPIRES)
+            .and_then(|expires| expires.duration_since(made).ok())
+            .unwrap_or_default(),
+    )
 }
 
-/// The `corrected_initial_age` of RFC 9111, section 4.2.3. An `Age` that cannot be read is as old as can be.
+/// The `corrected_initial_age` of RFC 9111, section 4.2.3. An `Age` that cannot be read is as old
+/// as can be.
 fn initial_age(headers: &HeaderMap, Received { asked, at, date: received }: Received) -> Duration {
-    let apparent = date(headers, DATE).and_then(|made| received.duration_since(made).ok()).unwrap_or_default();
+    let apparent =
+        date(headers, DATE).and_then(|made| received.duration_since(made).ok()).unwrap_or_default();
     let told = match headers.get(AGE) {
         None => Duration::ZERO,
         Some(age) => age.to_str().ok().and_then(seconds).unwrap_or(Duration::MAX),

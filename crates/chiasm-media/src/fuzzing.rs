@@ -1,4 +1,5 @@
-//! The parts of the door that the targets in `fuzz/` reach for. Built with the feature `fuzzing` only.
+//! The parts of the door that the targets in `fuzz/` reach for. Built with the feature `fuzzing`
+//! only.
 
 use bytes::Bytes;
 use url::Url;
@@ -7,18 +8,29 @@ use crate::policy::UrlPolicy;
 use crate::{ByteBudget, MediaConfig, MediaError, data_uri};
 
 /// Decodes a `data:` URL; `None` for other URLs.
-pub fn decode_data_url(url: &str, max_bytes: u64, budget: &ByteBudget) -> Option<Result<Bytes, MediaError>> {
+pub fn decode_data_url(
+    url: &str,
+    max_bytes: u64,
+    budget: &ByteBudget,
+) -> Option<Result<Bytes, MediaError>> {
     Some(data_uri::decode(data_uri::content(url.as_bytes())?, max_bytes, budget))
 }
 
 /// The URL that a request for this one would go to, if the policy lets it.
 pub fn allowed_url(config: &MediaConfig, url: &str) -> Result<Url, MediaError> {
-    let url = Url::parse(url).map_err(|_| MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
+    let url =
+        Url::parse(url).map_err(|_| MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
     UrlPolicy::new(config, UrlPolicy::address_rule(config)).check(&url).map(|()| url)
 }
 
 /// The URL that a redirect from an allowed one would lead to, if the policy lets it.
-pub fn allowed_redirect(config: &MediaConfig, from: &Url, location: &[u8]) -> Result<Url, MediaError> {
+pub fn allowed_redirect(
+    config: &MediaConfig,
+    from: &Url,
+    location: &[u8],
+) -> Result<Url, MediaError> {
     let target = crate::fetch::redirect_target(from, location)?;
-    UrlPolicy::new(config, UrlPolicy::address_rule(config)).check_redirect(from, &target).map(|()| target)
+    UrlPolicy::new(config, UrlPolicy::address_rule(config))
+        .check_redirect(from, &target)
+        .map(|()| target)
 }

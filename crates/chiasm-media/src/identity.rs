@@ -37,11 +37,13 @@ impl fmt::Debug for ContentHash {
     }
 }
 
-/// The identity of a media item: its content, its modality (by its name) and everything else that changes its tensors.
+/// The identity of a media item: its content, its modality (by its name) and everything else that
+/// changes its tensors.
 ///
-/// `fingerprint` is the model's canonical form of the latter (family, revision, effective processor settings). The hash
-/// is blake3 in key-derivation mode (a domain of its own) over the content hash, then each part after its length as a
-/// little-endian u64, so that no two different inputs read the same.
+/// `fingerprint` is the model's canonical form of the latter (family, revision, effective processor
+/// settings). The hash is blake3 in key-derivation mode (a domain of its own) over the content
+/// hash, then each part after its length as a little-endian u64, so that no two different inputs
+/// read the same.
 pub fn mm_hash(content: &ContentHash, modality: &Modality, fingerprint: &[u8]) -> MmHash {
     let mut hasher = blake3::Hasher::new_derive_key("chiasm 2026 mm_hash v1");
     hasher.update(&content.0);
@@ -75,8 +77,12 @@ mod tests {
 
     #[test]
     fn the_identity_is_stable_across_releases() {
-        // Engines keep items by this hash: a change invalidates every cache, so it must be a decision, not an accident.
-        assert_eq!(ContentHash::of(b"chiasm").to_string(), blake3::hash(b"chiasm").to_hex().as_str());
+        // Engines keep items by this hash: a change invalidates every cache, so it must be a
+        // decision, not an accident.
+        assert_eq!(
+            ContentHash::of(b"chiasm").to_string(),
+            blake3::hash(b"chiasm").to_hex().as_str()
+        );
         assert_eq!(
             mm_hash(&ContentHash::of(b"chiasm"), &Modality::Image, b"qwen2_vl").to_string(),
             "844eb38c1cd5267ac8bd5e7483f1b8815ec60b9f038a0deab3323675a6024e5c"

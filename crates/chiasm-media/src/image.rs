@@ -1,5 +1,5 @@
-//! Still images: what their headers say, and their pixels. All that is known of pixels and of their formats lies below
-//! this module.
+//! Still images: what their headers say, and their pixels. All that is known of pixels and of their
+//! formats lies below this module.
 
 mod container;
 mod cost;
@@ -32,7 +32,8 @@ pub struct ImageHeader {
     pub height: u32,
     /// The EXIF orientation that has to be applied to the stored rows, 1 to 8; 1 is none.
     pub orientation: u8,
-    /// About how long one core takes to decode the file, at most: by its size, and by what is known of the way it is coded.
+    /// About how long one core takes to decode the file, at most: by its size, and by what is known
+    /// of the way it is coded.
     pub decode_time: Duration,
 }
 
@@ -54,7 +55,8 @@ impl ImageHeader {
         let (format, orientation) = (header.format(), header.orientation());
         let (stored_width, stored_height) = header.stored_size();
         let turned = orientation >= 5;
-        let (width, height) = if turned { (stored_height, stored_width) } else { (stored_width, stored_height) };
+        let (width, height) =
+            if turned { (stored_height, stored_width) } else { (stored_width, stored_height) };
         Self { format, width, height, orientation, decode_time: cost::decode_time(header, bytes) }
     }
 }

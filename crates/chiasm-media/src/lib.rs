@@ -1,15 +1,17 @@
 //! Media parts to bytes, identity, size and pixels.
 //!
-//! A chat request names its media items by `data:`, `http(s):` or `file:` URL. [`MediaDoor::open`] turns such a URL into
+//! A chat request names its media items by `data:`, `http(s):` or `file:` URL. [`MediaDoor::open`]
+//! turns such a URL into
 //! [`EncodedMedia`]: the file's bytes, their [`ContentHash`], and what its header says. That is all that planning, hashing
-//! and routing need of still images. Videos, recordings and images of other formats are for a model's own processor to read: of these
-//! the header says nothing ([`MediaHeader::Opaque`]).
+//! and routing need of still images. Videos, recordings and images of other formats are for a
+//! model's own processor to read: of these the header says nothing ([`MediaHeader::Opaque`]).
 //!
-//! [`with_pixels`] and [`decode`] make pixels of an image, and only of images that an engine lacks. The pixels are those that
-//! vLLM 0.33 feeds to a model's processor, bit for bit: Pillow's decoders, EXIF orientation applied, transparency flattened
-//! onto white, other modes converted as `convert("RGB")` does. PNG, JPEG, WebP, GIF (first frame) and BMP are read; anything
-//! else is [`Fault::Unsupported`]. Where Pillow raises an error, so does this crate; where vLLM goes on with half an image
-//! after such an error, this crate still returns it (see [`decode`]).
+//! [`with_pixels`] and [`decode`] make pixels of an image, and only of images that an engine lacks.
+//! The pixels are those that vLLM 0.33 feeds to a model's processor, bit for bit: Pillow's
+//! decoders, EXIF orientation applied, transparency flattened onto white, other modes converted as
+//! `convert("RGB")` does. PNG, JPEG, WebP, GIF (first frame) and BMP are read; anything else is
+//! [`Fault::Unsupported`]. Where Pillow raises an error, so does this crate; where vLLM goes on
+//! with half an image after such an error, this crate still returns it (see [`decode`]).
 //!
 //! ```
 //! use chiasm_media::{EncodedMedia, ImageFormat, MediaHeader, MediaLimits, decode, mm_hash};
@@ -78,8 +80,8 @@ pub use door::{MediaDoor, MediaInput, MediaPart};
 pub use error::{Fault, MediaError};
 pub use identity::{ContentHash, mm_hash};
 pub use image::{
-    DecodeMemory, ImageFormat, ImageHeader, ImageLimits, RgbImage, RgbPixels, caught_panics, decode, decode_into,
-    with_pixels,
+    DecodeMemory, ImageFormat, ImageHeader, ImageLimits, RgbImage, RgbPixels, caught_panics,
+    decode, decode_into, with_pixels,
 };
 pub use limits::MediaLimits;
 pub use media::{EncodedMedia, MediaHeader};

@@ -9,18 +9,24 @@ use crate::ImageLimits;
 pub struct MediaLimits {
     /// The limits of a still image.
     pub image: ImageLimits,
-    /// Images of other formats than those that are decoded here are taken for what a model's own processor may read, as
-    /// [`MediaHeader::Opaque`](crate::MediaHeader::Opaque).
+    /// Images of other formats than those that are decoded here are taken for what a model's own
+    /// processor may read, as [`MediaHeader::Opaque`](crate::MediaHeader::Opaque).
     pub foreign_images: bool,
     /// Most encoded bytes of a video. Default 256 MiB, which is the most that vLLM downloads.
     pub video_bytes: u64,
-    /// Most encoded bytes of a sound recording. Default 64 MiB: three quarters of an hour of speech as uncompressed 16-bit samples.
+    /// Most encoded bytes of a sound recording. Default 64 MiB: three quarters of an hour of speech
+    /// as uncompressed 16-bit samples.
     pub audio_bytes: u64,
 }
 
 impl Default for MediaLimits {
     fn default() -> Self {
-        Self { image: ImageLimits::default(), foreign_images: false, video_bytes: 256 << 20, audio_bytes: 64 << 20 }
+        Self {
+            image: ImageLimits::default(),
+            foreign_images: false,
+            video_bytes: 256 << 20,
+            audio_bytes: 64 << 20,
+        }
     }
 }
 

@@ -36,14 +36,22 @@ impl LocalFiles {
     }
 
     /// Reads the file of a `file:` URL. Blocks.
-    pub(crate) fn read(&self, url: &Url, max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
-        let path = url.to_file_path().map_err(|()| MediaError::InvalidUrl { reason: "it has no local path" })?;
+    pub(crate) fn read(
+        &self,
+        url: &Url,
+        max_bytes: u64,
+        budget: &ByteBudget,
+    ) -> Result<Bytes, MediaError> {
+        let path = url
+            .to_file_path()
+            .map_err(|()| MediaError::InvalidUrl { reason: "it has no local path" })?;
         // Before the file system is asked, so that answers tell nothing about what lies outside.
         let climbs = path.components().any(|component| component == Component::ParentDir);
         if climbs || !(path.starts_with(&self.given) || path.starts_with(&self.canonical)) {
             return Err(MediaError::LocalPathForbidden);
         }
-        // `openat2` refuses every link with an absolute target, also one to a file below the directory.
+        // `openat2` refuses every link with an absolute target, also one to a file below the
+        // directory.
         let path = path.canonicalize().map_err(|error| fault_of(&error))?;
         let below = path.strip_prefix(&self.canonical);
         let below = below.map_err(|_| MediaError::LocalPathForbidden)?;
@@ -62,7 +70,9 @@ impl LocalFiles {
         }
         // A file that shrinks meanwhile is unreadable; of one that grows this is the beginning.
         let mut buffer = budget.buffer();
-        (&file).read_exact(buffer.extend_zeroed(about.len() as usize)?).map_err(|error| fault_of(&error))?;
+        (&file)
+            .read_exact(buffer.extend_zeroed(about.len() as usize)?)
+            .map_err(|error| fault_of(&error))?;
         Ok(buffer.freeze())
     }
 }
@@ -73,7 +83,8 @@ impl LocalFiles {
 fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     use rustix::fs::{ResolveFlags, openat2};
 
-    /// While anything is renamed, the kernel fails with `EAGAIN` for a path that has a link with `..`.
+    /// While anything is renamed, the kernel fails with `EAGAIN` for a path that has a link with
+    /// `..`.
     const MAX_TRIES: usize = 8;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mut opened = Err(Errno::AGAIN);
@@ -96,10 +107,11 @@ fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     open_by_steps(root, below)
 }
 
-const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+const READ: OFlags =
+    OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// Opens a file as [`open_below`] does, but without `openat2`: folder by folder, following no links. A
-/// path that was just resolved has none.
+/// Opens a file as [`open_below`] does, but without `openat2`: folder by folder, following no
+/// links. A path that was just resolved has none.
 fn open_by_steps(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     let mut folder: Option<OwnedFd> = None;
     let mut steps = below.components().peekable();
@@ -189,7 +201,8 @@ mod tests {
     fn links_that_lead_outside_are_forbidden_and_others_are_followed() {
         let fixture = fixture();
         let allowed = fixture.directory.path().join("allowed");
-        std::os::unix::fs::symlink(fixture.directory.path().join("secret"), allowed.join("file")).unwrap();
+        std::os::unix::fs::symlink(fixture.directory.path().join("secret"), allowed.join("file"))
+            .unwrap();
         std::os::unix::fs::symlink(fixture.directory.path(), allowed.join("directory")).unwrap();
         std::os::unix::fs::symlink("sub dir/image", allowed.join("inside")).unwrap();
         assert_eq!(fixture.read("allowed/file"), Err(MediaError::LocalPathForbidden));
@@ -230,7 +243,10 @@ mod tests {
             for path in ["file", "relative", "folder/secret", "magic/etc/passwd", "../secret"] {
                 let error = open(&root, Path::new(path)).unwrap_err();
                 // `open_by_steps` finds a link where a folder should be: `ENOTDIR`.
-                assert!(matches!(error, Errno::XDEV | Errno::LOOP | Errno::NOTDIR), "{path}: {error}");
+                assert!(
+                    matches!(error, Errno::XDEV | Errno::LOOP | Errno::NOTDIR),
+                    "{path}: {error}"
+                );
             }
         }
         assert_eq!(fault_of_call(Errno::XDEV), MediaError::LocalPathForbidden);

@@ -14,7 +14,8 @@ use crate::{ContentHash, ImageHeader, MediaError, MediaLimits};
 /// The media types that origins are asked for: those of the modalities in [`MediaHeader`] first.
 pub(crate) const ACCEPTED_TYPES: &str = "image/*,*/*;q=0.5";
 
-/// A media item as it came: its bytes, its identity, and what its header says. Nothing has been decoded.
+/// A media item as it came: its bytes, its identity, and what its header says. Nothing has been
+/// decoded.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EncodedMedia {
@@ -48,7 +49,9 @@ impl MediaHeader {
         }
         match modality {
             Modality::Image => match ImageHeader::read(bytes, &limits.image) {
-                Err(MediaError::UnsupportedFormat { .. }) if limits.foreign_images => Ok(Self::Opaque),
+                Err(MediaError::UnsupportedFormat { .. }) if limits.foreign_images => {
+                    Ok(Self::Opaque)
+                }
                 header => header.map(Self::Image),
             },
             _ => Ok(Self::Opaque),
@@ -65,17 +68,26 @@ impl EncodedMedia {
         Self::of(bytes, &Modality::Image, limits)
     }
 
-    /// Reads the header, if it is one that is read here, and hashes the bytes: linear in their number, nothing is decoded.
+    /// Reads the header, if it is one that is read here, and hashes the bytes: linear in their
+    /// number, nothing is decoded.
     ///
     /// # Errors
-    /// [`MediaError::UnsupportedFormat`], [`MediaError::Corrupt`], [`MediaError::UnsupportedVariant`], and
-    /// [`MediaError::TooManyBytes`] or another of the modality's limits.
+    /// [`MediaError::UnsupportedFormat`], [`MediaError::Corrupt`],
+    /// [`MediaError::UnsupportedVariant`], and [`MediaError::TooManyBytes`] or another of the
+    /// modality's limits.
     pub fn of(bytes: Bytes, modality: &Modality, limits: &MediaLimits) -> Result<Self, MediaError> {
         let header = MediaHeader::read(&bytes, modality, limits)?;
-        Ok(Self { content: ContentHash::of(&bytes), bytes, modality: modality.clone(), header, url: None })
+        Ok(Self {
+            content: ContentHash::of(&bytes),
+            bytes,
+            modality: modality.clone(),
+            header,
+            url: None,
+        })
     }
 
-    /// Returns the item as a `data:` URL, from which [`MediaDoor`](crate::MediaDoor) reads the same item again.
+    /// Returns the item as a `data:` URL, from which [`MediaDoor`](crate::MediaDoor) reads the same
+    /// item again.
     pub fn to_data_url(&self) -> String {
         if self.modality == Modality::Video && self.bytes.starts_with(FRAMES) {
             return String::from_utf8_lossy(&self.bytes).into_owned();
@@ -85,7 +97,8 @@ impl EncodedMedia {
         url
     }
 
-    /// Returns the media type. Without a header its subtype is `unknown`: readers look at its type alone.
+    /// Returns the media type. Without a header its subtype is `unknown`: readers look at its type
+    /// alone.
     fn media_type(&self) -> &'static str {
         match (&self.header, &self.modality) {
             (MediaHeader::Image(header), _) => header.format.media_type(),
@@ -99,11 +112,19 @@ impl EncodedMedia {
     ///
     /// # Errors
     /// Those of [`Self::of`].
-    pub(crate) fn taken_for(self, modality: &Modality, limits: &MediaLimits) -> Result<Self, MediaError> {
+    pub(crate) fn taken_for(
+        self,
+        modality: &Modality,
+        limits: &MediaLimits,
+    ) -> Result<Self, MediaError> {
         if self.modality == *modality {
             return Ok(self);
         }
-        Ok(Self { header: MediaHeader::read(&self.bytes, modality, limits)?, modality: modality.clone(), ..self })
+        Ok(Self {
+            header: MediaHeader::read(&self.bytes, modality, limits)?,
+            modality: modality.clone(),
+            ..self
+        })
     }
 }
 

@@ -14,7 +14,8 @@ use crate::{ContentHash, MediaError};
 pub(crate) struct UrlKey([u8; 32]);
 
 impl UrlKey {
-    /// The key of a whole URL. Case and parameters matter; what follows `#` does not, as it is never sent.
+    /// The key of a whole URL. Case and parameters matter; what follows `#` does not, as it is
+    /// never sent.
     pub(crate) fn of(url: &url::Url) -> Self {
         let sent = &url[..url::Position::AfterQuery];
         Self(blake3::hash(sent.as_bytes()).into())
@@ -27,8 +28,8 @@ type UrlContent = (ContentHash, Freshness);
 /// A failure of a URL, and its expiry.
 type UrlFailure = (MediaError, Instant);
 
-/// The contents and the failures of URLs. A failure does not remove the content: the network may have failed, or one modality,
-/// as when a picture is asked for as a video.
+/// The contents and the failures of URLs. A failure does not remove the content: the network may
+/// have failed, or one modality, as when a picture is asked for as a video.
 pub(crate) struct Urls {
     /// `None` remembers nothing.
     caches: Option<UrlCaches>,
@@ -56,8 +57,10 @@ impl Weighter<UrlKey, UrlContent> for Weight {
 impl Urls {
     /// Remembers at most `count` URLs, and as many failures. Failures expire after `failures_last`.
     pub(crate) fn new(count: usize, failures_last: Duration) -> Self {
-        let options =
-            OptionsBuilder::new().weight_capacity(count as u64).estimated_items_capacity(count.min(1 << 16)).build();
+        let options = OptionsBuilder::new()
+            .weight_capacity(count as u64)
+            .estimated_items_capacity(count.min(1 << 16))
+            .build();
         let caches = |options| UrlCaches {
             contents: Cache::with_options(options, Weight, Default::default(), Default::default()),
             failures: Cache::new(count),
@@ -94,7 +97,8 @@ impl Urls {
     }
 }
 
-/// The name that a client gave an item, together with who the client is: nobody else's name is the same.
+/// The name that a client gave an item, together with who the client is: nobody else's name is the
+/// same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MediaName([u8; 32]);
 
@@ -102,17 +106,22 @@ impl MediaName {
     /// Most bytes of a client's name for an item.
     pub const MAX_BYTES: usize = 256;
 
-    /// `owner`: what tells clients apart, such as credentials and a cache salt, none of which is kept.
+    /// `owner`: what tells clients apart, such as credentials and a cache salt, none of which is
+    /// kept.
     ///
     /// # Errors
     /// [`MediaError::InvalidUuid`] for an empty name, and for one of more than [`Self::MAX_BYTES`].
-    pub fn new<'a>(owner: impl IntoIterator<Item = Option<&'a [u8]>>, uuid: &'a str) -> Result<Self, MediaError> {
+    pub fn new<'a>(
+        owner: impl IntoIterator<Item = Option<&'a [u8]>>,
+        uuid: &'a str,
+    ) -> Result<Self, MediaError> {
         if uuid.is_empty() || uuid.len() > Self::MAX_BYTES {
             return Err(MediaError::InvalidUuid { limit: Self::MAX_BYTES });
         }
         let mut hasher = blake3::Hasher::new_derive_key("chiasm 2026-11 name of a media item");
         for part in owner.into_iter().chain([Some(uuid.as_bytes())]) {
-            // With lengths, so that parts can't flow into each other; none is not the same as empty.
+            // With lengths, so that parts can't flow into each other; none is not the same as
+            // empty.
             hasher.update(&part.map_or(0, |part| part.len() as u64 + 1).to_le_bytes());
             hasher.update(part.unwrap_or_default());
         }
@@ -147,8 +156,9 @@ mod tests {
 
     #[test]
     fn a_name_is_of_one_owner() {
-        let name =
-            |owner: [Option<&str>; 2], uuid| MediaName::new(owner.map(|part| part.map(str::as_bytes)), uuid).unwrap();
+        let name = |owner: [Option<&str>; 2], uuid| {
+            MediaName::new(owner.map(|part| part.map(str::as_bytes)), uuid).unwrap()
+        };
         let names = [
             name([None, None], "u"),
             name([Some(""), None], "u"),
@@ -177,8 +187,14 @@ mod tests {
         let key = |url: &str| UrlKey::of(&url::Url::parse(url).unwrap());
         assert_eq!(key("http://a/b?c#d"), key("http://a/b?c#e"));
         assert_eq!(key("http://a/b?c#d"), key("HTTP://A/b?c"));
-        for other in ["http://a/B?c", "http://a/b?C", "http://a/b", "https://a/b?c", "http://a:81/b?c", "http://a/b?c="]
-        {
+        for other in [
+            "http://a/B?c",
+            "http://a/b?C",
+            "http://a/b",
+            "https://a/b?c",
+            "http://a:81/b?c",
+            "http://a/b?c=",
+        ] {
             assert_ne!(key("http://a/b?c"), key(other), "{other}");
         }
     }

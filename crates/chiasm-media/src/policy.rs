@@ -1,7 +1,8 @@
 //! What may be fetched: schemes, ports, hosts and network addresses.
 //!
-//! A URL is checked before anything is sent, the URL of each redirect as well. Addresses that names resolve to are checked
-//! where connections are made: [`GuardedResolver`] hands out allowed ones only, and the client connects to those.
+//! A URL is checked before anything is sent, the URL of each redirect as well. Addresses that names
+//! resolve to are checked where connections are made: [`GuardedResolver`] hands out allowed ones
+//! only, and the client connects to those.
 
 mod address;
 mod domain;
@@ -45,7 +46,8 @@ impl UrlPolicy {
         if config.allow_private_addresses { Arc::new(|_| true) } else { Arc::new(is_public) }
     }
 
-    /// What can be refused before anything is sent. Names are checked by the resolver, when they have addresses.
+    /// What can be refused before anything is sent. Names are checked by the resolver, when they
+    /// have addresses.
     pub(crate) fn check(&self, url: &Url) -> Result<(), MediaError> {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(MediaError::UnsupportedScheme);
@@ -76,13 +78,16 @@ impl UrlPolicy {
         Ok(())
     }
 
-    /// [`check`](Self::check), and never from an encrypted origin to one that anybody on the way could replace.
+    /// [`check`](Self::check), and never from an encrypted origin to one that anybody on the way
+    /// could replace.
     pub(crate) fn check_redirect(&self, from: &Url, to: &Url) -> Result<(), MediaError> {
         if from.scheme() == "https" && to.scheme() == "http" {
             return Err(MediaError::InvalidRedirect);
         }
         self.check(to).map_err(|error| match error {
-            MediaError::AddressForbidden | MediaError::PortForbidden | MediaError::HostForbidden => error,
+            MediaError::AddressForbidden
+            | MediaError::PortForbidden
+            | MediaError::HostForbidden => error,
             _ => MediaError::InvalidRedirect,
         })
     }
@@ -164,7 +169,11 @@ mod tests {
             "[ff02::1]",
         ] {
             for scheme in ["http", "https"] {
-                assert_eq!(check(&format!("{scheme}://{host}/")), Err(MediaError::AddressForbidden), "{host}");
+                assert_eq!(
+                    check(&format!("{scheme}://{host}/")),
+                    Err(MediaError::AddressForbidden),
+                    "{host}"
+                );
             }
         }
     }
@@ -233,7 +242,8 @@ mod tests {
     #[test]
     fn allowed_domains_do_not_open_private_addresses() {
         let rules = ["127.0.0.1", "*.example.com"].map(|rule| rule.parse().unwrap());
-        let listed = policy(&MediaConfig { allowed_domains: rules.into(), ..MediaConfig::default() });
+        let listed =
+            policy(&MediaConfig { allowed_domains: rules.into(), ..MediaConfig::default() });
         let check = |url| listed.check(&Url::parse(url).unwrap());
         assert_eq!(check("http://a.example.com/"), Ok(()));
         assert_eq!(check("http://127.0.0.1/"), Err(MediaError::AddressForbidden));
@@ -244,7 +254,8 @@ mod tests {
     #[test]
     fn a_redirect_is_refused_as_what_it_is() {
         let open = policy(&MediaConfig::default());
-        let [plain, encrypted] = ["http://example.com/", "https://example.com/"].map(|url| Url::parse(url).unwrap());
+        let [plain, encrypted] =
+            ["http://example.com/", "https://example.com/"].map(|url| Url::parse(url).unwrap());
         assert_eq!(open.check_redirect(&plain, &encrypted), Ok(()));
         assert_eq!(open.check_redirect(&plain, &plain), Ok(()));
         assert_eq!(open.check_redirect(&encrypted, &encrypted), Ok(()));

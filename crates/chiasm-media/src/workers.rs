@@ -6,8 +6,8 @@ use futures_util::future::{BoxFuture, FutureExt};
 
 /// Threads for work that takes too long for async threads.
 pub trait Workers: Send + Sync {
-    /// Does work that takes about `time` of one core. The future ends when it is done; work that panics, or that is given up because
-    /// the future was dropped, is dropped too.
+    /// Does work that takes about `time` of one core. The future ends when it is done; work that
+    /// panics, or that is given up because the future was dropped, is dropped too.
     fn run(&self, time: Duration, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'_, ()>;
 }
 

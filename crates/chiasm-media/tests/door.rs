@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use chiasm_media::{
-    ByteBudget, ContentHash, EncodedMedia, Fault, ImageFormat, ImageHeader, ImageLimits, MediaConfig, MediaDoor,
-    MediaError, MediaHeader, MediaInput, MediaLimits, MediaPart,
+    ByteBudget, ContentHash, EncodedMedia, Fault, ImageFormat, ImageHeader, ImageLimits,
+    MediaConfig, MediaDoor, MediaError, MediaHeader, MediaInput, MediaLimits, MediaPart,
 };
 use chiasm_types::Modality;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -70,7 +70,10 @@ async fn the_same_file_has_one_identity_whichever_way_it_comes() {
         while !head.ends_with(b"\r\n\r\n") {
             head.push(stream.read_u8().await.unwrap());
         }
-        let answer = format!("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: {}\r\n\r\n", body.len());
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
         stream.write_all(&[answer.as_bytes(), &body].concat()).await.unwrap();
     });
     let local = format!("file://{}/png-rgba16-37x23.png", goldens().display());
@@ -81,7 +84,10 @@ async fn the_same_file_has_one_identity_whichever_way_it_comes() {
         assert_eq!(image.content, ContentHash::of(&bytes));
         assert_eq!(image.modality, Modality::Image);
         let header = header(&image);
-        assert_eq!((header.format, header.width, header.height, header.orientation), (ImageFormat::Png, 37, 23, 1));
+        assert_eq!(
+            (header.format, header.width, header.height, header.orientation),
+            (ImageFormat::Png, 37, 23, 1)
+        );
     }
     origin.await.unwrap();
 }
@@ -96,8 +102,11 @@ async fn large_data_uris_work_as_small_ones_do() {
 
 #[tokio::test]
 async fn local_files_are_off_by_default() {
-    let error =
-        MediaDoor::new(MediaConfig::default(), budget()).unwrap().open("file:///etc/hostname").await.unwrap_err();
+    let error = MediaDoor::new(MediaConfig::default(), budget())
+        .unwrap()
+        .open("file:///etc/hostname")
+        .await
+        .unwrap_err();
     assert_eq!(error, MediaError::LocalFilesDisabled);
     assert_eq!(error.fault(), Fault::Forbidden);
 }
@@ -128,15 +137,22 @@ async fn what_is_no_media_url_is_refused_without_repeating_it() {
 async fn limits_hold_for_every_kind_of_url() {
     let limits = |image| MediaLimits { image, ..MediaLimits::default() };
     let limits_of_bytes = limits(ImageLimits { max_bytes: 100, ..ImageLimits::default() });
-    let config =
-        MediaConfig { limits: limits_of_bytes, allowed_local_media_path: Some(goldens()), ..MediaConfig::default() };
+    let config = MediaConfig {
+        limits: limits_of_bytes,
+        allowed_local_media_path: Some(goldens()),
+        ..MediaConfig::default()
+    };
     let door = MediaDoor::new(config, budget()).unwrap();
     let bytes = file("jpeg-420-37x23.jpg");
     for url in [data_uri(&bytes), format!("file://{}/jpeg-420-37x23.jpg", goldens().display())] {
         assert_eq!(door.open(&url).await.unwrap_err(), MediaError::TooManyBytes { limit: 100 });
     }
     let limits_of_pixels = limits(ImageLimits { max_pixels: 10, ..ImageLimits::default() });
-    let door = MediaDoor::new(MediaConfig { limits: limits_of_pixels, ..MediaConfig::default() }, budget()).unwrap();
+    let door = MediaDoor::new(
+        MediaConfig { limits: limits_of_pixels, ..MediaConfig::default() },
+        budget(),
+    )
+    .unwrap();
     assert_eq!(door.open(&data_uri(&bytes)).await.unwrap_err().fault(), Fault::TooLarge);
 }
 
@@ -167,7 +183,9 @@ async fn origins_are_heard_by_threads_that_serve_nobody_else() {
     });
     let door = door(None);
     let mut opening = Box::pin(door.open(url));
-    let begun = std::future::poll_fn(|context| std::task::Poll::Ready(opening.as_mut().poll(context))).await;
+    let begun =
+        std::future::poll_fn(|context| std::task::Poll::Ready(opening.as_mut().poll(context)))
+            .await;
     assert!(begun.is_pending());
     // This thread, which is the only one of the test's, does nothing else.
     was_asked.recv_timeout(Duration::from_secs(30)).unwrap();

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chiasm_media::{
-    ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaInput,
-    MediaLimits, MediaName, MediaPart,
+    ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor,
+    MediaError, MediaInput, MediaLimits, MediaName, MediaPart,
 };
 use chiasm_types::Modality;
 use futures_util::FutureExt;
@@ -17,7 +17,11 @@ use tokio::sync::watch;
 
 /// A GIF of one pixel, and a byte after it that makes it another file.
 fn gif(number: u8) -> Vec<u8> {
-    [b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;", &[number][..]].concat()
+    [
+        b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;",
+        &[number][..],
+    ]
+    .concat()
 }
 
 /// What an origin answers at the moment.
@@ -28,7 +32,8 @@ struct Now {
     body: Vec<u8>,
 }
 
-/// An origin whose one picture can be changed. `If-None-Match: "1"` is answered with 304 while its headers have that tag.
+/// An origin whose one picture can be changed. `If-None-Match: "1"` is answered with 304 while its
+/// headers have that tag.
 struct Origin {
     url: String,
     state: Arc<State>,
@@ -81,7 +86,11 @@ impl Origin {
     }
 
     /// Opens its URL for so many callers, none of whom gets an answer before all have asked.
-    async fn opened_at_once(&self, door: &MediaDoor, callers: usize) -> Vec<Result<EncodedMedia, MediaError>> {
+    async fn opened_at_once(
+        &self,
+        door: &MediaDoor,
+        callers: usize,
+    ) -> Vec<Result<EncodedMedia, MediaError>> {
         let before = self.asked();
         self.hold(true);
         let mut all = join_all((0..callers).map(|_| Box::pin(door.open(&self.url))));
@@ -105,12 +114,14 @@ async fn answer_all(mut stream: TcpStream, state: Arc<State>) {
         state.asked.send_modify(|asked| *asked += 1);
         let Now { status, headers, body } = state.now.lock().unwrap().clone();
         state.held.subscribe().wait_for(|held| !held).await.unwrap();
-        let known = String::from_utf8(head).unwrap().to_lowercase().contains("if-none-match: \"1\"");
+        let known =
+            String::from_utf8(head).unwrap().to_lowercase().contains("if-none-match: \"1\"");
         let answer = if known && headers.contains("ETag: \"1\"") {
             format!("HTTP/1.1 304 Not Modified\r\n{headers}\r\n").into_bytes()
         } else {
             state.sent.fetch_add(1, Ordering::SeqCst);
-            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+            let head =
+                format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
             [head.as_bytes(), &body].concat()
         };
         if stream.write_all(&answer).await.is_err() {
@@ -152,19 +163,23 @@ async fn a_fresh_image_is_fetched_once() {
 
 #[tokio::test]
 async fn a_changed_image_behind_the_same_url_is_noticed() {
-    let (origin, door) = (Origin::start("ETag: \"1\"\r\nCache-Control: no-cache\r\n").await, door());
+    let (origin, door) =
+        (Origin::start("ETag: \"1\"\r\nCache-Control: no-cache\r\n").await, door());
     for _ in 0..3 {
         content(&door, &origin.url).await;
     }
     assert_eq!((origin.asked(), origin.sent()), (3, 1), "asked each time, sent once");
     assert_eq!(door.counts().revalidated, 2);
-    origin.change(|now| (now.headers, now.body) = ("ETag: \"2\"\r\nCache-Control: no-cache\r\n", gif(1)));
+    origin.change(|now| {
+        (now.headers, now.body) = ("ETag: \"2\"\r\nCache-Control: no-cache\r\n", gif(1))
+    });
     assert_eq!(content(&door, &origin.url).await, ContentHash::of(&gif(1)));
 }
 
 #[tokio::test]
 async fn what_must_not_be_stored_is_fetched_each_time() {
-    let (origin, door) = (Origin::start("ETag: \"1\"\r\nCache-Control: no-store\r\n").await, door());
+    let (origin, door) =
+        (Origin::start("ETag: \"1\"\r\nCache-Control: no-store\r\n").await, door());
     for _ in 0..3 {
         content(&door, &origin.url).await;
     }
@@ -187,9 +202,13 @@ async fn a_minimum_freshness_spares_origins_that_say_nothing() {
 #[tokio::test]
 async fn many_who_want_the_same_wait_for_one_fetch() {
     let (origin, door) = (Origin::start("Cache-Control: no-store\r\n").await, door());
-    let images: Vec<EncodedMedia> = origin.opened_at_once(&door, 200).await.into_iter().map(Result::unwrap).collect();
+    let images: Vec<EncodedMedia> =
+        origin.opened_at_once(&door, 200).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(origin.asked(), 1);
-    assert!(images.iter().all(|image| image.bytes.as_ptr() == images[0].bytes.as_ptr()), "in memory once");
+    assert!(
+        images.iter().all(|image| image.bytes.as_ptr() == images[0].bytes.as_ptr()),
+        "in memory once"
+    );
     assert_eq!(door.counts().shared, 199);
 }
 
@@ -244,7 +263,8 @@ async fn url_failure_keeps_the_content_for_a_revalidation() {
 async fn url_failure_as_a_video_leaves_a_fresh_image() {
     let origin = Origin::start("Cache-Control: max-age=3600\r\n").await;
     let limits = MediaLimits { video_bytes: 10, ..config().limits };
-    let door = MediaDoor::new(MediaConfig { limits, ..config() }, ByteBudget::new(10_000_000)).unwrap();
+    let door =
+        MediaDoor::new(MediaConfig { limits, ..config() }, ByteBudget::new(10_000_000)).unwrap();
     let as_video = door.open(taken_for(&origin.url, Modality::Video)).await;
     assert_eq!(as_video.unwrap_err().fault(), Fault::TooLarge);
     content(&door, &origin.url).await;
@@ -291,10 +311,14 @@ async fn without_room_requests_are_refused_and_nothing_stays_behind() {
 #[tokio::test]
 async fn the_cache_gives_its_memory_back() {
     let budget = ByteBudget::new(1_000_000);
-    let door = MediaDoor::new(MediaConfig { cache_bytes: 100_000, ..config() }, budget.clone()).unwrap();
+    let door =
+        MediaDoor::new(MediaConfig { cache_bytes: 100_000, ..config() }, budget.clone()).unwrap();
     for number in 0..200_u8 {
         let file = [gif(number), vec![0; 10_000]].concat();
-        let url = format!("data:;base64,{}", base64::Engine::encode(&base64::prelude::BASE64_STANDARD, file));
+        let url = format!(
+            "data:;base64,{}",
+            base64::Engine::encode(&base64::prelude::BASE64_STANDARD, file)
+        );
         door.open(url).await.unwrap();
         assert!(budget.held() <= 100_000, "{}", budget.held());
     }
@@ -312,8 +336,12 @@ fn named(url: Option<&str>, name: MediaName) -> MediaPart {
 #[tokio::test]
 async fn a_uuid_stands_for_what_it_last_came_with_and_for_its_owner_only() {
     let door = door();
-    let data =
-        |number| format!("data:;base64,{}", base64::Engine::encode(&base64::prelude::BASE64_STANDARD, gif(number)));
+    let data = |number| {
+        format!(
+            "data:;base64,{}",
+            base64::Engine::encode(&base64::prelude::BASE64_STANDARD, gif(number))
+        )
+    };
     let name = |owner: &str| MediaName::new([Some(owner.as_bytes())], "uuid").unwrap();
     assert_eq!(door.open(named(None, name("a"))).await, Err(MediaError::UnknownUuid));
     let first = door.open(named(Some(&data(1)), name("a"))).await.unwrap();

@@ -1,4 +1,5 @@
-//! EXIF blocks that are broken, in every container that may hold one: the image is read, and is turned as Pillow turns it.
+//! EXIF blocks that are broken, in every container that may hold one: the image is read, and is
+//! turned as Pillow turns it.
 
 use chiasm_media::{EncodedMedia, MediaHeader, MediaLimits, RgbImage, decode};
 use libjpeg_turbo_rs as jpeg;
@@ -33,10 +34,22 @@ fn orientation(kind: u16, count: u32, value: u32) -> Entry {
 const SIX: Entry = (ORIENTATION, SHORT, 1, [6, 0, 0, 0]);
 
 /// A little-endian TIFF structure that says it has `count` entries.
-fn block_of(magic: &[u8; 4], directory: u32, count: u16, entries: &[Entry], after: &[u8]) -> Vec<u8> {
+fn block_of(
+    magic: &[u8; 4],
+    directory: u32,
+    count: u16,
+    entries: &[Entry],
+    after: &[u8],
+) -> Vec<u8> {
     let mut block = [&magic[..], &directory.to_le_bytes(), &count.to_le_bytes()].concat();
     for (tag, kind, count, value) in entries {
-        block.extend(tag.to_le_bytes().into_iter().chain(kind.to_le_bytes()).chain(count.to_le_bytes()).chain(*value));
+        block.extend(
+            tag.to_le_bytes()
+                .into_iter()
+                .chain(kind.to_le_bytes())
+                .chain(count.to_le_bytes())
+                .chain(*value),
+        );
     }
     block.extend([0; 4]);
     block.extend(after);
@@ -54,8 +67,9 @@ fn block_with_value(entry: (u16, u16, u32), value: &[u8]) -> Vec<u8> {
     block_of(b"II*\0", DIRECTORY, 1, &[(tag, kind, count, BEHIND.to_le_bytes())], value)
 }
 
-/// What Pillow 13's `ImageOps.exif_transpose` was measured to do with each block in a JPEG, a PNG and a WebP file: the
-/// orientation it applies, 1 also where it raises, as vLLM 0.33 goes on with the image as it is.
+/// What Pillow 13's `ImageOps.exif_transpose` was measured to do with each block in a JPEG, a PNG
+/// and a WebP file: the orientation it applies, 1 also where it raises, as vLLM 0.33 goes on with
+/// the image as it is.
 fn cases() -> Vec<(&'static str, Vec<u8>, u8)> {
     let cut = |bytes: usize| block(&[SIX])[..bytes].to_vec();
     let big_endian = |directory: &[u8]| [b"MM\0*\0\0\0\x08", directory].concat();
@@ -98,7 +112,11 @@ fn cases() -> Vec<(&'static str, Vec<u8>, u8)> {
         ("a type that is none", block(&[orientation(UNKNOWN, 1, 6)]), 1),
         ("no value", block(&[orientation(SHORT, 0, 6)]), 1),
         ("two values", block(&[orientation(SHORT, 2, 0x0003_0006)]), 6),
-        ("three values behind", block_with_value((ORIENTATION, SHORT, 3), b"\x06\0\x03\0\x03\0"), 6),
+        (
+            "three values behind",
+            block_with_value((ORIENTATION, SHORT, 3), b"\x06\0\x03\0\x03\0"),
+            6,
+        ),
         ("three values cut off", block_with_value((ORIENTATION, SHORT, 3), b"\x06\0\x03\0"), 1),
         ("values behind the end", block(&[orientation(SHORT, 3, 4000)]), 1),
         ("more values than fit", block(&[orientation(SHORT, u32::MAX, 8)]), 1),
@@ -107,11 +125,19 @@ fn cases() -> Vec<(&'static str, Vec<u8>, u8)> {
         ("twice, first without a value", block(&[orientation(SHORT, 0, 3), SIX]), 6),
         ("twice, first of no type", block(&[orientation(UNKNOWN, 1, 3), SIX]), 6),
         ("twice, first a text", block(&[orientation(ASCII, 1, 3), SIX]), 1),
-        ("behind what is cut off", block(&[(IMAGE_WIDTH, SHORT, 9, 4000u32.to_le_bytes()), SIX]), 1),
+        (
+            "behind what is cut off",
+            block(&[(IMAGE_WIDTH, SHORT, 9, 4000u32.to_le_bytes()), SIX]),
+            1,
+        ),
         ("behind what is too long", block(&[(IMAGE_WIDTH, SHORT, 9999, [8, 0, 0, 0]), SIX]), 6),
         (
             "behind a second that is cut off",
-            block(&[(IMAGE_WIDTH, SHORT, 1, [9, 0, 0, 0]), (IMAGE_WIDTH, SHORT, 9, 4000u32.to_le_bytes()), SIX]),
+            block(&[
+                (IMAGE_WIDTH, SHORT, 1, [9, 0, 0, 0]),
+                (IMAGE_WIDTH, SHORT, 9, 4000u32.to_le_bytes()),
+                SIX,
+            ]),
             6,
         ),
         (
@@ -130,12 +156,16 @@ fn cases() -> Vec<(&'static str, Vec<u8>, u8)> {
 
 /// A picture that looks different in each orientation.
 fn picture() -> Vec<u8> {
-    (0..HEIGHT).flat_map(|y| (0..WIDTH).flat_map(move |x| [12 * x as u8, 19 * y as u8, (x * y) as u8])).collect()
+    (0..HEIGHT)
+        .flat_map(|y| (0..WIDTH).flat_map(move |x| [12 * x as u8, 19 * y as u8, (x * y) as u8]))
+        .collect()
 }
 
 fn jpeg(exif: &[u8]) -> Vec<u8> {
     let file =
-        jpeg::Encoder::new(&picture(), WIDTH as usize, HEIGHT as usize, jpeg::PixelFormat::Rgb).encode().unwrap();
+        jpeg::Encoder::new(&picture(), WIDTH as usize, HEIGHT as usize, jpeg::PixelFormat::Rgb)
+            .encode()
+            .unwrap();
     let segment = [b"Exif\0\0", exif].concat();
     let length = (segment.len() as u16 + 2).to_be_bytes();
     [&file[..2], b"\xff\xe1", &length, &segment, &file[2..]].concat()
@@ -155,7 +185,9 @@ fn png(exif: &[u8]) -> Vec<u8> {
 fn webp(exif: &[u8]) -> Vec<u8> {
     const EXIF: u8 = 8;
     let mut file = Vec::new();
-    image_webp::WebPEncoder::new(&mut file).encode(&picture(), WIDTH, HEIGHT, image_webp::ColorType::Rgb8).unwrap();
+    image_webp::WebPEncoder::new(&mut file)
+        .encode(&picture(), WIDTH, HEIGHT, image_webp::ColorType::Rgb8)
+        .unwrap();
     let chunk = |kind: &[u8; 4], content: &[u8]| {
         let length = (content.len() as u32).to_le_bytes();
         [kind, &length[..], content, &[0][..content.len() % 2]].concat()
@@ -174,7 +206,8 @@ fn opened(file: Vec<u8>) -> (u8, RgbImage) {
 #[test]
 fn a_broken_block_does_not_break_the_image_and_turns_it_as_pillow_does() {
     for (name, exif, expected) in cases() {
-        for (container, file) in [("JPEG", jpeg(&exif)), ("PNG", png(&exif)), ("WebP", webp(&exif))] {
+        for (container, file) in [("JPEG", jpeg(&exif)), ("PNG", png(&exif)), ("WebP", webp(&exif))]
+        {
             let (orientation, pixels) = opened(file);
             assert_eq!(orientation, expected, "{name} in a {container}");
             let upright = if expected < 5 { (WIDTH, HEIGHT) } else { (HEIGHT, WIDTH) };

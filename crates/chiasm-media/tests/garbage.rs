@@ -1,5 +1,5 @@
-//! Files that are broken in every way: an error, never a panic, and no pixels but of the promised size and of this
-//! image.
+//! Files that are broken in every way: an error, never a panic, and no pixels but of the promised
+//! size and of this image.
 //!
 //! For longer runs there are fuzz targets in `fuzz/`.
 
@@ -7,7 +7,8 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use chiasm_media::{
-    DecodeMemory, EncodedMedia, ImageLimits, MediaHeader, MediaLimits, caught_panics, decode, decode_into,
+    DecodeMemory, EncodedMedia, ImageLimits, MediaHeader, MediaLimits, caught_panics, decode,
+    decode_into,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -22,15 +23,23 @@ const LIMITS: ImageLimits = ImageLimits {
     max_scans: 500,
 };
 
-/// All fixtures, and for each format where its own are: damage is shared out evenly among the formats.
+/// All fixtures, and for each format where its own are: damage is shared out evenly among the
+/// formats.
 fn fixtures() -> [Vec<Vec<u8>>; 5] {
     let directory: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests", "goldens"].iter().collect();
-    let mut names: Vec<_> =
-        std::fs::read_dir(directory).expect("the fixtures are missing").map(|entry| entry.unwrap().path()).collect();
+    let mut names: Vec<_> = std::fs::read_dir(directory)
+        .expect("the fixtures are missing")
+        .map(|entry| entry.unwrap().path())
+        .collect();
     names.sort();
     let formats = ["png", "jpg", "webp", "gif", "bmp"].map(|format| {
-        let of_format = names.iter().filter(|path| path.extension().is_some_and(|extension| extension == format));
-        of_format.map(|path| std::fs::read(path).unwrap()).filter(|bytes| !bytes.is_empty()).collect::<Vec<_>>()
+        let of_format = names
+            .iter()
+            .filter(|path| path.extension().is_some_and(|extension| extension == format));
+        of_format
+            .map(|path| std::fs::read(path).unwrap())
+            .filter(|bytes| !bytes.is_empty())
+            .collect::<Vec<_>>()
     });
     assert!(formats.iter().all(|files| files.len() > 30), "the fixtures are incomplete");
     formats
@@ -38,8 +47,10 @@ fn fixtures() -> [Vec<Vec<u8>>; 5] {
 
 fn check(bytes: Vec<u8>) {
     thread_local!(static USED: RefCell<DecodeMemory> = RefCell::default());
-    if let Ok(image) = EncodedMedia::from_bytes(bytes.into(), &MediaLimits { image: LIMITS, ..MediaLimits::default() })
-    {
+    if let Ok(image) = EncodedMedia::from_bytes(
+        bytes.into(),
+        &MediaLimits { image: LIMITS, ..MediaLimits::default() },
+    ) {
         let MediaHeader::Image(header) = image.header else { panic!("{image:?} is no image") };
         assert!(header.width >= 1 && header.height >= 1 && (1..=8).contains(&header.orientation));
         assert_eq!(LIMITS.check(header.width, header.height), Ok(()));
@@ -82,8 +93,8 @@ enum Damage {
     Cut(Index),
     /// Bytes that are left out: from where, how many.
     Hole(Index, usize),
-    /// Bytes of another file of any format are put in, or written over what is there: where, which file, from where,
-    /// how many.
+    /// Bytes of another file of any format are put in, or written over what is there: where, which
+    /// file, from where, how many.
     Splice {
         at: Index,
         format: usize,
@@ -116,10 +127,13 @@ impl Damage {
             Self::Byte(at, value) => *at.get_mut(bytes) = *value,
             Self::Bit(at, bit) => *at.get_mut(bytes) ^= 1 << bit,
             Self::Cut(at) => bytes.truncate(at.index(bytes.len())),
-            Self::Hole(at, length) => drop(bytes.drain(range(at.index(bytes.len()), *length, bytes.len()))),
+            Self::Hole(at, length) => {
+                drop(bytes.drain(range(at.index(bytes.len()), *length, bytes.len())))
+            }
             Self::Splice { at, format, file, from, length, over } => {
                 let source = file.get(&fixtures[*format]);
-                let spliced = source[range(from.index(source.len()), *length, source.len())].to_vec();
+                let spliced =
+                    source[range(from.index(source.len()), *length, source.len())].to_vec();
                 let at = at.index(bytes.len());
                 let replaced = range(at, if *over { spliced.len() } else { 0 }, bytes.len());
                 bytes.splice(replaced, spliced);

@@ -52,7 +52,8 @@ fn memory_follows_the_data_and_not_the_header() {
     let limits = MediaLimits { image, ..MediaLimits::default() };
     let before = peak();
     for (name, bytes) in bombs {
-        let outcome = EncodedMedia::from_bytes(bytes.into(), &limits).and_then(|image| decode(&image));
+        let outcome =
+            EncodedMedia::from_bytes(bytes.into(), &limits).and_then(|image| decode(&image));
         assert_eq!(outcome.expect_err(name).fault(), Fault::Corrupt, "{name}");
         assert!(peak() < before + 64, "{name}: {} MiB, {before} before", peak());
     }

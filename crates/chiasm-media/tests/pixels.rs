@@ -1,10 +1,11 @@
-//! Every fixture against what vLLM's own loader makes of it, bit for bit. `python/media_goldens` makes them.
+//! Every fixture against what vLLM's own loader makes of it, bit for bit. `python/media_goldens`
+//! makes them.
 
 use std::path::PathBuf;
 
 use chiasm_media::{
-    DecodeMemory, EncodedMedia, Fault, ImageFormat, ImageHeader, ImageLimits, MediaError, MediaHeader, MediaLimits,
-    caught_panics, decode, decode_into, with_pixels,
+    DecodeMemory, EncodedMedia, Fault, ImageFormat, ImageHeader, ImageLimits, MediaError,
+    MediaHeader, MediaLimits, caught_panics, decode, decode_into, with_pixels,
 };
 use serde_json::Value;
 
@@ -32,7 +33,8 @@ fn directory() -> PathBuf {
 }
 
 fn index() -> Vec<Value> {
-    let text = std::fs::read_to_string(directory().join("index.json")).expect("the fixtures' index is missing");
+    let text = std::fs::read_to_string(directory().join("index.json"))
+        .expect("the fixtures' index is missing");
     let index: Value = serde_json::from_str(&text).unwrap();
     index["images"].as_array().unwrap().clone()
 }
@@ -61,12 +63,15 @@ fn pixels_and_errors_are_those_of_vllm() {
     for entry in &entries {
         let name = entry["file"].as_str().unwrap();
         let got = outcome(bytes(entry));
-        formats.entry(entry["format"].as_str().unwrap_or("none")).or_default()[usize::from(got.is_err())] += 1;
+        formats.entry(entry["format"].as_str().unwrap_or("none")).or_default()
+            [usize::from(got.is_err())] += 1;
         let agrees = match (&got, entry["rgb_blake3"].as_str()) {
             (Ok((_, width, height, hash)), Some(expected)) => {
                 hash == expected && *width == entry["width"] && *height == entry["height"]
             }
-            (Err(error), None) => matches!(error.fault(), Fault::Corrupt | Fault::Unsupported | Fault::TooLarge),
+            (Err(error), None) => {
+                matches!(error.fault(), Fault::Corrupt | Fault::Unsupported | Fault::TooLarge)
+            }
             _ => false,
         };
         if !agrees {
@@ -90,7 +95,9 @@ fn the_fixtures_cover_every_format_and_mode() {
         for mode in modes {
             let count = entries
                 .iter()
-                .filter(|entry| entry["format"] == format && entry["mode"] == *mode && entry["error"].is_null())
+                .filter(|entry| {
+                    entry["format"] == format && entry["mode"] == *mode && entry["error"].is_null()
+                })
                 .count();
             assert!(count >= 5, "{format} {mode}: {count}");
         }
@@ -101,7 +108,10 @@ fn the_fixtures_cover_every_format_and_mode() {
 fn a_header_that_promises_too_many_pixels_is_refused_before_anything_is_decoded() {
     for entry in index().iter().filter(|entry| {
         let name = entry["file"].as_str().unwrap();
-        matches!(name, "png-bomb.png" | "jpeg-bomb.jpg" | "webp-bomb.webp" | "gif-bomb.gif" | "bmp-bomb.bmp")
+        matches!(
+            name,
+            "png-bomb.png" | "jpeg-bomb.jpg" | "webp-bomb.webp" | "gif-bomb.gif" | "bmp-bomb.bmp"
+        )
     }) {
         let error = open_within(bytes(entry), limit_of_pixels(1_000_000)).unwrap_err();
         let is_corrupt_anyway = entry["file"] == "webp-bomb.webp";
@@ -129,7 +139,10 @@ fn the_limit_of_bytes_is_exact() {
     let limits = |max_bytes| ImageLimits { max_bytes, ..ImageLimits::default() };
     let bytes = file.len() as u64;
     assert!(open_within(file.clone(), limits(bytes)).is_ok());
-    assert_eq!(open_within(file, limits(bytes - 1)).unwrap_err(), MediaError::TooManyBytes { limit: bytes - 1 });
+    assert_eq!(
+        open_within(file, limits(bytes - 1)).unwrap_err(),
+        MediaError::TooManyBytes { limit: bytes - 1 }
+    );
 }
 
 #[test]
@@ -173,7 +186,11 @@ fn the_probed_size_is_the_upright_one() {
         let file = std::fs::read(directory().join(name)).unwrap();
         let image = open(file).unwrap();
         let header = header(&image);
-        assert_eq!((header.orientation, (header.width, header.height)), (orientation, size), "{name}");
+        assert_eq!(
+            (header.orientation, (header.width, header.height)),
+            (orientation, size),
+            "{name}"
+        );
     }
 }
 
@@ -194,13 +211,17 @@ fn a_jpeg_of_very_many_scans_is_refused() {
     let (head, scan) = file[..file.len() - 2].split_at(last_scan);
     let bomb = [head, &scan.repeat(10_000), &[0xff, 0xd9]].concat();
     let scans = file.windows(2).filter(|pair| *pair == [0xff, 0xda]).count() as u32;
-    assert_eq!(open(bomb).unwrap_err(), MediaError::TooManyScans { scans: scans + 9_999, limit: 100 });
+    assert_eq!(
+        open(bomb).unwrap_err(),
+        MediaError::TooManyScans { scans: scans + 9_999, limit: 100 }
+    );
 }
 
 #[test]
 fn four_components_of_which_the_first_is_coarse_are_refused_without_a_panic() {
     let mut file = std::fs::read(directory().join("jpeg-cmyk-16x16.jpg")).unwrap();
-    let frame = file.windows(2).position(|pair| matches!(pair, [0xff, 0xc0..=0xc2])).expect("a frame");
+    let frame =
+        file.windows(2).position(|pair| matches!(pair, [0xff, 0xc0..=0xc2])).expect("a frame");
     // Marker, length, depth, height, width, count; then number and sampling of each component.
     file[frame + 14] = 0x31;
     let image = open(file).unwrap();

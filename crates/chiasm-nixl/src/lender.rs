@@ -29,7 +29,8 @@ impl Lender {
     pub fn start(settings: &Settings) -> Result<Self, NixlError> {
         let pool = Pool::new(settings.pool_bytes).map_err(NixlError::Pool)?;
         let name = format!("chiasm-lender-{:032x}", rand::random::<u128>());
-        let mut session = Session::open(&settings.library, &name, settings.devices.as_deref(), &pool)?;
+        let mut session =
+            Session::open(&settings.library, &name, settings.devices.as_deref(), &pool)?;
         let metadata = session.metadata()?.into();
         Ok(Self { pool, metadata, within: settings.within, _session: Mutex::new(session) })
     }
@@ -44,7 +45,8 @@ impl Lender {
         self.within
     }
 
-    /// Copies bytes, one after the other, to where they can be read; `None` if there is no room for them now. Not for async threads.
+    /// Copies bytes, one after the other, to where they can be read; `None` if there is no room for
+    /// them now. Not for async threads.
     pub fn lend(&self, parts: &[Bytes]) -> Option<Loan> {
         let bytes = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(part.len()))?;
         let mut piece = self.pool.take(bytes.checked_add(HEAD + TAIL)?)?;
@@ -67,8 +69,8 @@ fn sign(memory: &mut [u8], number: u64) {
     memory[tail..].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Bytes that may be read, until this is dropped: readings that have begun by then read what they were to, and their memory rests for as
-/// long as that may take.
+/// Bytes that may be read, until this is dropped: readings that have begun by then read what they
+/// were to, and their memory rests for as long as that may take.
 pub struct Loan {
     piece: Option<Piece>,
     number: u64,
@@ -86,8 +88,8 @@ impl Loan {
         self.number
     }
 
-    /// The reader has said that it is done with it, whatever came of it: what it may still read it does not take. So the memory is
-    /// free at once.
+    /// The reader has said that it is done with it, whatever came of it: what it may still read it
+    /// does not take. So the memory is free at once.
     pub fn returned(mut self) {
         self.piece = None;
     }

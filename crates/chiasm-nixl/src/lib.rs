@@ -1,20 +1,24 @@
 //! Reads of another machine's memory by NIXL.
 //!
-//! A [`Lender`] copies tensors into memory that NIXL knows and lends them; a [`Reader`] on another machine reads them from there, with
-//! whatever NIXL finds between the two: RDMA, TCP, or on one machine the memory itself. NIXL's library is opened at run time, and
-//! nothing of it is needed to build this.
+//! A [`Lender`] copies tensors into memory that NIXL knows and lends them; a [`Reader`] on another
+//! machine reads them from there, with whatever NIXL finds between the two: RDMA, TCP, or on one
+//! machine the memory itself. NIXL's library is opened at run time, and nothing of it is needed to
+//! build this.
 //!
-//! NIXL knows neither deadlines nor ends that can be relied on: an owner of memory that is stopped gives a reading over TCP no end and no
-//! error, a reading can't be taken back, and one that comes after memory was unmapped ends its owner. So
+//! NIXL knows neither deadlines nor ends that can be relied on: an owner of memory that is stopped
+//! gives a reading over TCP no end and no error, a reading can't be taken back, and one that comes
+//! after memory was unmapped ends its owner. So
 //!
 //! - memory that NIXL knows stays mapped for as long as the process: pools of a fixed size;
-//! - readings have deadlines of their own. What one that has missed its deadline was to read into is never used again; there may be
-//!   [`MOST_ABANDONED`] of them, then nothing is read any more;
-//! - what was read is only taken if its loan was not over. A loan that nobody says the end of is over at once for readings that begin
-//!   later, by its number, and its memory rests until those that began before have missed their deadline.
+//! - readings have deadlines of their own. What one that has missed its deadline was to read into
+//!   is never used again; there may be [`MOST_ABANDONED`] of them, then nothing is read any more;
+//! - what was read is only taken if its loan was not over. A loan that nobody says the end of is
+//!   over at once for readings that begin later, by its number, and its memory rests until those
+//!   that began before have missed their deadline.
 //!
-//! NIXL has neither authentication nor encryption. Who reaches the port of UCX, which moves the bytes, can read and write the memory of
-//! this process over TCP: [`Settings::devices`] says where it is reached.
+//! NIXL has neither authentication nor encryption. Who reaches the port of UCX, which moves the
+//! bytes, can read and write the memory of this process over TCP: [`Settings::devices`] says where
+//! it is reached.
 //!
 //! | module | is |
 //! |---|---|
@@ -40,8 +44,9 @@ pub use lender::{Lender, Loan};
 pub use not_read::NotRead;
 pub use reader::{Lent, Reader};
 
-/// How many readings may have missed their deadline, or come to an end after which the library keeps their memory, until nothing is read
-/// any more: each costs its piece of the pool for as long as the process.
+/// How many readings may have missed their deadline, or come to an end after which the library
+/// keeps their memory, until nothing is read any more: each costs its piece of the pool for as long
+/// as the process.
 pub const MOST_ABANDONED: usize = 64;
 
 /// What either side needs.
@@ -53,7 +58,8 @@ pub struct Settings {
     pub pool_bytes: usize,
     /// How long a reading may take.
     pub within: Duration,
-    /// The network devices that UCX may use, as in its `UCX_NET_DEVICES`; as that variable says if none are given.
+    /// The network devices that UCX may use, as in its `UCX_NET_DEVICES`; as that variable says if
+    /// none are given.
     pub devices: Option<String>,
 }
 
@@ -99,6 +105,7 @@ pub enum NixlError {
     Thread(std::io::Error),
 }
 
-/// A loan's number stands before its bytes, in as many bytes as keep them aligned, and once more behind them.
+/// A loan's number stands before its bytes, in as many bytes as keep them aligned, and once more
+/// behind them.
 const HEAD: usize = 64;
 const TAIL: usize = 8;

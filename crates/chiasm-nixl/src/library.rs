@@ -1,7 +1,9 @@
-//! The functions of NIXL's C interface that are used here, and a session of its library: all unsafe code of this crate.
+//! The functions of NIXL's C interface that are used here, and a session of its library: all unsafe
+//! code of this crate.
 //!
-//! The signatures are those of `wrapper.h` of `nixl-sys` 1.5.2, which the libraries in NIXL's wheels of 1.5.1 export. What the functions
-//! want and give are opaque pointers, numbers and strings that end with a zero; they catch C++'s exceptions themselves.
+//! The signatures are those of `wrapper.h` of `nixl-sys` 1.5.2, which the libraries in NIXL's
+//! wheels of 1.5.1 export. What the functions want and give are opaque pointers, numbers and
+//! strings that end with a zero; they catch C++'s exceptions themselves.
 
 use std::error::Error;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -22,8 +24,8 @@ const IN_PROGRESS: c_int = 1;
 const DRAM: c_int = 0;
 const READ: c_int = 0;
 
-/// What NIXL has by default, but that its thread sleeps where it would look without a pause: it is woken by what comes from other
-/// machines.
+/// What NIXL has by default, but that its thread sleeps where it would look without a pause: it is
+/// woken by what comes from other machines.
 const CONFIG: Config = Config {
     enable_prog_thread: true,
     enable_listen_thread: false,
@@ -62,8 +64,8 @@ macro_rules! functions {
 
         impl Functions {
             fn find(library: &'static Library) -> Result<Self, libloading::Error> {
-                // SAFETY: these are the signatures of the C interface by these names. The library is never unloaded, so the functions
-                // are there for as long as the process.
+                // SAFETY: these are the signatures of the C interface by these names. The library
+                // is never unloaded, so the functions are there for as long as the process.
                 unsafe {
                     Ok(Self {
                         $($name: *library.get(concat!("nixl_capi_", stringify!($name)))?,)*
@@ -103,8 +105,9 @@ unsafe extern "C" {
     fn free(memory: *mut c_void);
 }
 
-/// What NIXL calls an agent, with the memory that it may read into or that others may read: one end of readings. It is never destroyed, and
-/// its memory is never unmapped: others may read it at any time, and over TCP the process that is read dies of memory that is gone.
+/// What NIXL calls an agent, with the memory that it may read into or that others may read: one end
+/// of readings. It is never destroyed, and its memory is never unmapped: others may read it at any
+/// time, and over TCP the process that is read dies of memory that is gone.
 ///
 /// Its calls come from one thread at a time, as each wants it alone.
 pub(crate) struct Session {
@@ -112,13 +115,15 @@ pub(crate) struct Session {
     agent: NonNull<c_void>,
 }
 
-// SAFETY: the library's objects belong to no thread. NIXL does not synchronise calls of several threads, which `&mut self` rules out.
+// SAFETY: the library's objects belong to no thread. NIXL does not synchronise calls of several
+// threads, which `&mut self` rules out.
 unsafe impl Send for Session {}
 
 /// A reading that was begun.
 ///
-/// While one is under way its bytes are the library's. One that is dropped gives neither them nor the library's object back, as the library
-/// has no way to end a reading for sure: what comes late is written into memory that nobody else ever has.
+/// While one is under way its bytes are the library's. One that is dropped gives neither them nor
+/// the library's object back, as the library has no way to end a reading for sure: what comes late
+/// is written into memory that nobody else ever has.
 pub(crate) struct Reading {
     request: NonNull<c_void>,
     into: ManuallyDrop<Piece>,
@@ -133,14 +138,20 @@ impl Reading {
 }
 
 impl Session {
-    /// Opens the library, which stays for as long as the process, and makes a pool of its memory. `devices` are those that UCX may use, as
-    /// in its `UCX_NET_DEVICES`.
-    pub(crate) fn open(library: &Path, name: &str, devices: Option<&str>, pool: &Pool) -> Result<Self, NixlError> {
+    /// Opens the library, which stays for as long as the process, and makes a pool of its memory.
+    /// `devices` are those that UCX may use, as in its `UCX_NET_DEVICES`.
+    pub(crate) fn open(
+        library: &Path,
+        name: &str,
+        devices: Option<&str>,
+        pool: &Pool,
+    ) -> Result<Self, NixlError> {
         let unusable = |error: libloading::Error| {
             let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             NixlError::Library { path: library.to_owned(), why }
         };
-        // SAFETY: loading runs code of a library that the operator names, and trusts as he does this program.
+        // SAFETY: loading runs code of a library that the operator names, and trusts as he does
+        // this program.
         let opened = unsafe { Library::new(library) }.map_err(unusable)?;
         // Its threads run on, and so does its code.
         let opened: &'static Library = Box::leak(Box::new(opened));
@@ -151,10 +162,13 @@ impl Session {
         }
         let mut agent = null_mut();
         let name = c_string(name)?;
-        // SAFETY: a string that ends with a zero and a structure, both copied, and a place for a pointer.
-        let created = unsafe { (functions.create_configured_agent)(name.as_ptr(), &CONFIG, &mut agent) };
+        // SAFETY: a string that ends with a zero and a structure, both copied, and a place for a
+        // pointer.
+        let created =
+            unsafe { (functions.create_configured_agent)(name.as_ptr(), &CONFIG, &mut agent) };
         check("create_configured_agent", created)?;
-        let agent = NonNull::new(agent).ok_or(NixlError::Failed { call: "create_configured_agent", code: SUCCESS })?;
+        let agent = NonNull::new(agent)
+            .ok_or(NixlError::Failed { call: "create_configured_agent", code: SUCCESS })?;
         let session = Self { functions, agent };
         session.create_backend(devices)?;
         session.register(pool)?;
@@ -162,18 +176,24 @@ impl Session {
     }
 
     fn create_backend(&self, devices: Option<&str>) -> Result<(), NixlError> {
-        let Functions { create_params, params_add, destroy_params, create_backend, .. } = &self.functions;
+        let Functions { create_params, params_add, destroy_params, create_backend, .. } =
+            &self.functions;
         let (mut params, mut backend) = (null_mut(), null_mut());
         // Unless the variable says something else, which is before it.
-        let devices = devices.map(|devices| c_string(&format!("NET_DEVICES={devices}"))).transpose()?;
-        // SAFETY: `params` is what was just created, and nobody has it afterwards; strings end with a zero and are copied; the rest
-        // are places for pointers. The backend lives as long as the agent, so nobody keeps its pointer.
+        let devices =
+            devices.map(|devices| c_string(&format!("NET_DEVICES={devices}"))).transpose()?;
+        // SAFETY: `params` is what was just created, and nobody has it afterwards; strings end with
+        // a zero and are copied; the rest are places for pointers. The backend lives as long as the
+        // agent, so nobody keeps its pointer.
         unsafe {
             check("create_params", create_params(&mut params))?;
-            let added =
-                devices.map_or(SUCCESS, |devices| params_add(params, c"engine_config".as_ptr(), devices.as_ptr()));
+            let added = devices.map_or(SUCCESS, |devices| {
+                params_add(params, c"engine_config".as_ptr(), devices.as_ptr())
+            });
             let created = match added {
-                SUCCESS => create_backend(self.agent.as_ptr(), BACKEND.as_ptr(), params, &mut backend),
+                SUCCESS => {
+                    create_backend(self.agent.as_ptr(), BACKEND.as_ptr(), params, &mut backend)
+                }
                 failed => failed,
             };
             destroy_params(params);
@@ -182,14 +202,17 @@ impl Session {
     }
 
     fn register(&self, pool: &Pool) -> Result<(), NixlError> {
-        let Functions { create_reg_dlist, reg_dlist_add_desc, destroy_reg_dlist, register_mem, .. } = &self.functions;
+        let Functions {
+            create_reg_dlist, reg_dlist_add_desc, destroy_reg_dlist, register_mem, ..
+        } = &self.functions;
         let (address, length) = pool.extent();
         let mut list = null_mut();
-        // SAFETY: the list is what was just created, and nobody has it afterwards. The memory stays where it is for as long as the process,
-        // as pools do.
+        // SAFETY: the list is what was just created, and nobody has it afterwards. The memory stays
+        // where it is for as long as the process, as pools do.
         unsafe {
             check("create_reg_dlist", create_reg_dlist(DRAM, &mut list))?;
-            let registered = match reg_dlist_add_desc(list, address, length, 0, std::ptr::null(), 0) {
+            let registered = match reg_dlist_add_desc(list, address, length, 0, std::ptr::null(), 0)
+            {
                 SUCCESS => register_mem(self.agent.as_ptr(), list, null_mut()),
                 failed => failed,
             };
@@ -201,9 +224,13 @@ impl Session {
     /// What another session needs to read this one's memory.
     pub(crate) fn metadata(&mut self) -> Result<Vec<u8>, NixlError> {
         let (mut data, mut length) = (null_mut(), 0);
-        // SAFETY: places for a pointer and a length. What is given are that many bytes from malloc, which nobody else has.
+        // SAFETY: places for a pointer and a length. What is given are that many bytes from malloc,
+        // which nobody else has.
         unsafe {
-            check("get_local_md", (self.functions.get_local_md)(self.agent.as_ptr(), &mut data, &mut length))?;
+            check(
+                "get_local_md",
+                (self.functions.get_local_md)(self.agent.as_ptr(), &mut data, &mut length),
+            )?;
             let copy = match data.is_null() {
                 true => Vec::new(),
                 false => std::slice::from_raw_parts(data.cast::<u8>(), length).to_vec(),
@@ -219,7 +246,10 @@ impl Session {
         // SAFETY: the bytes are copied. The name is a string from malloc, which nobody else has.
         unsafe {
             let (bytes, length) = (metadata.as_ptr().cast(), metadata.len());
-            check("load_remote_md", (self.functions.load_remote_md)(self.agent.as_ptr(), bytes, length, &mut name))?;
+            check(
+                "load_remote_md",
+                (self.functions.load_remote_md)(self.agent.as_ptr(), bytes, length, &mut name),
+            )?;
             let copy = match name.is_null() {
                 true => CString::default(),
                 false => CStr::from_ptr(name).to_owned(),
@@ -232,12 +262,19 @@ impl Session {
     /// Forgets what another session has said of itself, and the connections to it.
     pub(crate) fn forget(&mut self, name: &CStr) -> Result<(), NixlError> {
         // SAFETY: a string that ends with a zero and is copied.
-        let forgotten = unsafe { (self.functions.invalidate_remote_md)(self.agent.as_ptr(), name.as_ptr()) };
+        let forgotten =
+            unsafe { (self.functions.invalidate_remote_md)(self.agent.as_ptr(), name.as_ptr()) };
         check("invalidate_remote_md", forgotten)
     }
 
-    /// Begins to read as many bytes as a piece of this session's pool has, from an address in the memory of another session.
-    pub(crate) fn read(&mut self, mut into: Piece, name: &CStr, address: u64) -> Result<Reading, NixlError> {
+    /// Begins to read as many bytes as a piece of this session's pool has, from an address in the
+    /// memory of another session.
+    pub(crate) fn read(
+        &mut self,
+        mut into: Piece,
+        name: &CStr,
+        address: u64,
+    ) -> Result<Reading, NixlError> {
         let Functions { create_xfer_req, post_xfer_req, .. } = &self.functions;
         let (to, length) = (into.as_mut().as_mut_ptr() as usize, into.as_ref().len());
         let from = usize::try_from(address).map_err(|_| NixlError::Address(address))?;
@@ -250,10 +287,12 @@ impl Session {
         };
         drop((local, remote));
         check("create_xfer_req", created)?;
-        let request = NonNull::new(request).ok_or(NixlError::Failed { call: "create_xfer_req", code: SUCCESS })?;
+        let request = NonNull::new(request)
+            .ok_or(NixlError::Failed { call: "create_xfer_req", code: SUCCESS })?;
         let reading = Reading { request, into: ManuallyDrop::new(into) };
-        // SAFETY: the request was just created. Its piece is registered, as it is of the pool that was, and nobody but the library
-        // touches it until the reading has ended, or ever: see `Reading`.
+        // SAFETY: the request was just created. Its piece is registered, as it is of the pool that
+        // was, and nobody but the library touches it until the reading has ended, or ever: see
+        // `Reading`.
         match unsafe { post_xfer_req(self.agent.as_ptr(), request.as_ptr(), null_mut()) } {
             SUCCESS | IN_PROGRESS => Ok(reading),
             code => match self.end(reading) {
@@ -270,25 +309,32 @@ impl Session {
         check("create_xfer_dlist", unsafe { (self.functions.create_xfer_dlist)(DRAM, &mut list) })?;
         let place = Place { list, functions: &self.functions };
         // SAFETY: the list was just created.
-        check("xfer_dlist_add_desc", unsafe { (self.functions.xfer_dlist_add_desc)(list, address, length, 0) })?;
+        check("xfer_dlist_add_desc", unsafe {
+            (self.functions.xfer_dlist_add_desc)(list, address, length, 0)
+        })?;
         Ok(place)
     }
 
     /// Whether a reading has come to its end. An error is its end too.
     pub(crate) fn has_ended(&mut self, reading: &Reading) -> Result<bool, NixlError> {
         // SAFETY: the request was created by this session and is there for as long as its reading.
-        match unsafe { (self.functions.get_xfer_status)(self.agent.as_ptr(), reading.request.as_ptr()) } {
+        match unsafe {
+            (self.functions.get_xfer_status)(self.agent.as_ptr(), reading.request.as_ptr())
+        } {
             SUCCESS => Ok(true),
             IN_PROGRESS => Ok(false),
             code => Err(NixlError::Failed { call: "get_xfer_status", code }),
         }
     }
 
-    /// Gives back the memory of a reading that has come to its end; `None` if the library does not let go of it, so that nobody may have
-    /// it ever again.
+    /// Gives back the memory of a reading that has come to its end; `None` if the library does not
+    /// let go of it, so that nobody may have it ever again.
     pub(crate) fn end(&mut self, reading: Reading) -> Option<Piece> {
-        // SAFETY: as above. A request that was released is not used afterwards but to destroy what held it, as the interface wants.
-        let released = unsafe { (self.functions.release_xfer_req)(self.agent.as_ptr(), reading.request.as_ptr()) };
+        // SAFETY: as above. A request that was released is not used afterwards but to destroy what
+        // held it, as the interface wants.
+        let released = unsafe {
+            (self.functions.release_xfer_req)(self.agent.as_ptr(), reading.request.as_ptr())
+        };
         if released != SUCCESS {
             return None;
         }

@@ -29,7 +29,8 @@ pub enum NotRead {
 
 impl NotRead {
     /// All causes.
-    pub const CAUSES: [&str; 5] = ["nixl_no_room", "nixl_slow", "nixl_failed", "nixl_over", "nixl_off"];
+    pub const CAUSES: [&str; 5] =
+        ["nixl_no_room", "nixl_slow", "nixl_failed", "nixl_over", "nixl_off"];
 
     /// In a word.
     pub fn cause(&self) -> &'static str {

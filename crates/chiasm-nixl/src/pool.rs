@@ -8,7 +8,8 @@ use std::time::Instant;
 use bytes::BytesMut;
 use memmap2::MmapMut;
 
-/// Pieces begin at multiples of this many bytes from each other, so that no two share a line of a cache.
+/// Pieces begin at multiples of this many bytes from each other, so that no two share a line of a
+/// cache.
 const LINE: usize = 64;
 
 /// Memory of a fixed size, taken in pieces. Clones are of the same pool.
@@ -33,7 +34,8 @@ impl Pool {
     /// # Errors
     /// There are not so many.
     pub(crate) fn new(length: usize) -> io::Result<Self> {
-        let length = length.max(1).checked_next_multiple_of(LINE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let length =
+            length.max(1).checked_next_multiple_of(LINE).ok_or(io::ErrorKind::OutOfMemory)?;
         // Memory that can't be had is told here, where asking the allocator would end the process.
         drop(MmapMut::map_anon(length)?);
         let mut all = BytesMut::zeroed(length);
@@ -111,7 +113,8 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Gives it back to its pool, which gives it to nobody until then. Times of one pool have to come in their order.
+    /// Gives it back to its pool, which gives it to nobody until then. Times of one pool have to
+    /// come in their order.
     pub(crate) fn rest(mut self, until: Instant) {
         let memory = std::mem::take(&mut self.memory);
         self.pool.free().resting.push_back((until, memory));
@@ -150,11 +153,16 @@ mod tests {
         let pool = Pool::new(1000).unwrap();
         let (start, length) = pool.extent();
         assert_eq!(length, 1024);
-        let mut pieces: Vec<Piece> = [1, 64, 65, 0, 300].map(|length| pool.take(length).unwrap()).into();
+        let mut pieces: Vec<Piece> =
+            [1, 64, 65, 0, 300].map(|length| pool.take(length).unwrap()).into();
         for (number, piece) in pieces.iter_mut().enumerate() {
             piece.as_mut().fill(number as u8 + 1);
             let at = piece.as_ref().as_ptr() as usize;
-            assert!(at >= start && at + piece.as_ref().len() <= start + length && (at - start).is_multiple_of(LINE));
+            assert!(
+                at >= start
+                    && at + piece.as_ref().len() <= start + length
+                    && (at - start).is_multiple_of(LINE)
+            );
         }
         for (number, piece) in pieces.iter().enumerate() {
             assert!(piece.as_ref().iter().all(|&byte| byte == number as u8 + 1), "{number}");

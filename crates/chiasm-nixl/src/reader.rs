@@ -68,7 +68,13 @@ impl Reader {
             run(session, &taken, &counted);
         };
         thread::Builder::new().name("nixl".to_owned()).spawn(reads).map_err(NixlError::Thread)?;
-        Ok(Self { pool, within: settings.within, orders: Some(orders), abandoned, ended: Mutex::new(ended) })
+        Ok(Self {
+            pool,
+            within: settings.within,
+            orders: Some(orders),
+            abandoned,
+            ended: Mutex::new(ended),
+        })
     }
 
     /// Whether so many readings have missed their deadline that nothing is read any more.
@@ -118,7 +124,8 @@ fn is_of(piece: &Piece, number: u64) -> bool {
 }
 
 impl Drop for Reader {
-    /// Waits a moment until lenders have been told, whose network cards may otherwise keep what belongs to this reader.
+    /// Waits a moment until lenders have been told, whose network cards may otherwise keep what
+    /// belongs to this reader.
     fn drop(&mut self) {
         self.orders = None;
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -16,9 +16,11 @@ use crate::{MOST_ABANDONED, NixlError};
 
 /// Lenders whose memory is known at a time: frontends, and those before them that are gone.
 const MOST_LENDERS: usize = 256;
-/// How long nothing is read from a lender after a reading of its memory has missed its deadline: each would cost as much.
+/// How long nothing is read from a lender after a reading of its memory has missed its deadline:
+/// each would cost as much.
 const PAUSE: Duration = Duration::from_secs(30);
-/// How soon a reading is looked at again: after an eighth of the time that it has taken, within these bounds.
+/// How soon a reading is looked at again: after an eighth of the time that it has taken, within
+/// these bounds.
 const SOONEST: Duration = Duration::from_micros(20);
 const LATEST: Duration = Duration::from_millis(1);
 
@@ -88,12 +90,20 @@ impl Desk<'_> {
         let Order { metadata, address, into, until, answer } = order;
         let since = Instant::now();
         match self.try_begin(&metadata, address, into, until) {
-            Ok(reading) => self.under_way.push(UnderWay { reading, metadata, since, until, answer }),
+            Ok(reading) => {
+                self.under_way.push(UnderWay { reading, metadata, since, until, answer })
+            }
             Err(why) => drop(answer.send(Err(why))),
         }
     }
 
-    fn try_begin(&mut self, metadata: &Bytes, address: u64, into: Piece, until: Instant) -> Result<Reading, NotRead> {
+    fn try_begin(
+        &mut self,
+        metadata: &Bytes,
+        address: u64,
+        into: Piece,
+        until: Instant,
+    ) -> Result<Reading, NotRead> {
         let now = Instant::now();
         if now >= until {
             return Err(NotRead::Slow("others took too long"));
@@ -101,7 +111,8 @@ impl Desk<'_> {
         if !self.lenders.contains_key(metadata) {
             self.make_room()?;
             let name = self.session.load(metadata)?;
-            let lender = Lender { name, used: now, under_way: 0, paused_until: None, has_failed: false };
+            let lender =
+                Lender { name, used: now, under_way: 0, paused_until: None, has_failed: false };
             self.lenders.insert(metadata.clone(), lender);
         }
         let Some(lender) = self.lenders.get_mut(metadata) else { return Err(NotRead::Off) };
@@ -172,7 +183,9 @@ impl Desk<'_> {
                     self.count_abandoned();
                 }
                 self.settle(&metadata);
-                ended.map_err(NotRead::from).and_then(|()| piece.ok_or(NotRead::Failed(NixlError::Kept)))
+                ended
+                    .map_err(NotRead::from)
+                    .and_then(|()| piece.ok_or(NotRead::Failed(NixlError::Kept)))
             }
         };
         // Nobody may wait any more.
@@ -185,8 +198,8 @@ impl Desk<'_> {
         tracing::warn!(abandoned, most = MOST_ABANDONED, "{why}");
     }
 
-    /// Forgets a lender that has failed, once nothing is under way from it: its next reading makes new connections. What was abandoned is
-    /// no obstacle, as its memory is nobody's.
+    /// Forgets a lender that has failed, once nothing is under way from it: its next reading makes
+    /// new connections. What was abandoned is no obstacle, as its memory is nobody's.
     fn settle(&mut self, metadata: &Bytes) {
         let done = |lender: &Lender| lender.has_failed && lender.under_way == 0;
         if self.lenders.get(metadata).is_some_and(done) {
@@ -200,7 +213,8 @@ impl Desk<'_> {
             return Ok(());
         }
         let idle = self.lenders.iter().filter(|(_, lender)| lender.under_way == 0);
-        let oldest = idle.min_by_key(|(_, lender)| lender.used).map(|(metadata, _)| metadata.clone());
+        let oldest =
+            idle.min_by_key(|(_, lender)| lender.used).map(|(metadata, _)| metadata.clone());
         self.forget(&oldest.ok_or(NotRead::Slow("too many lenders have readings under way"))?);
         Ok(())
     }
@@ -213,7 +227,8 @@ impl Desk<'_> {
         }
     }
 
-    /// Tells lenders that this side is gone, whose network cards may otherwise keep what belongs to it.
+    /// Tells lenders that this side is gone, whose network cards may otherwise keep what belongs to
+    /// it.
     fn forget_all(&mut self) {
         let idle = self.lenders.iter().filter(|(_, lender)| lender.under_way == 0);
         for metadata in idle.map(|(metadata, _)| metadata.clone()).collect::<Vec<_>>() {

@@ -1,5 +1,11 @@
-//! A reader and lenders in processes of their own, over whatever NIXL finds between them and over TCP alone.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+//! A reader and lenders in processes of their own, over whatever NIXL finds between them and over
+//! TCP alone.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -20,7 +26,8 @@ const WITHIN: Duration = Duration::from_secs(20);
 
 fn settings(pool_bytes: usize, within: Duration) -> Settings {
     let library = std::env::var_os("CHIASM_TEST_NIXL");
-    let library = library.expect("CHIASM_TEST_NIXL names NIXL's libnixl_capi.so: `cargo xtask test` sets it");
+    let library =
+        library.expect("CHIASM_TEST_NIXL names NIXL's libnixl_capi.so: `cargo xtask test` sets it");
     Settings { library: PathBuf::from(library), pool_bytes, within, devices: Some("lo".to_owned()) }
 }
 
@@ -43,9 +50,12 @@ struct Process {
 impl Process {
     fn lending(bytes: usize) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "what_lends_by_nixl", "--ignored", "--nocapture"]).env(LENDS, bytes.to_string());
+        command
+            .args(["--exact", "what_lends_by_nixl", "--ignored", "--nocapture"])
+            .env(LENDS, bytes.to_string());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (mut says, told) = (BufReader::new(child.stdout.take().unwrap()), child.stdin.take().unwrap());
+        let (mut says, told) =
+            (BufReader::new(child.stdout.take().unwrap()), child.stdin.take().unwrap());
         let line = loop {
             let mut line = String::new();
             assert!(says.read_line(&mut line).unwrap() > 0, "it lends nothing");
@@ -58,9 +68,17 @@ impl Process {
         let mut number = || words.next().unwrap().parse::<u64>().unwrap();
         let (address, loan) = (number(), number());
         let hex = words.next().unwrap();
-        let metadata: Vec<u8> =
-            (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
-        let lent = Lent { metadata: metadata.into(), address, number: loan, bytes: bytes as u64, within: WITHIN };
+        let metadata: Vec<u8> = (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+            .collect();
+        let lent = Lent {
+            metadata: metadata.into(),
+            address,
+            number: loan,
+            bytes: bytes as u64,
+            within: WITHIN,
+        };
         Self { child, says, told, lent }
     }
 
@@ -106,7 +124,10 @@ fn what_lends_by_nixl() {
     for line in std::io::stdin().lines() {
         if line.unwrap() == "end" {
             loan = None;
-            assert!(lender.lend(&[pattern(bytes).into()]).is_none(), "what may be read is not written");
+            assert!(
+                lender.lend(&[pattern(bytes).into()]).is_none(),
+                "what may be read is not written"
+            );
             println!("ended");
         }
     }
@@ -143,12 +164,18 @@ async fn what_is_lent_by_nixl_is_read_as_it_is_and_memory_comes_back() {
         }
         let first = times[0];
         times.sort();
-        println!("{bytes} bytes: first {first:?}, then {:?} to {:?}, median {:?}", times[0], times[19], times[10]);
+        println!(
+            "{bytes} bytes: first {first:?}, then {:?} to {:?}, median {:?}",
+            times[0], times[19], times[10]
+        );
     }
     // At the same time, of two lenders.
     let lenders = [13 * MIB, 9 * MIB].map(Process::lending);
-    let (one, other, again) =
-        tokio::join!(read(&reader, &lenders[0].lent), read(&reader, &lenders[1].lent), read(&reader, &lenders[0].lent));
+    let (one, other, again) = tokio::join!(
+        read(&reader, &lenders[0].lent),
+        read(&reader, &lenders[1].lent),
+        read(&reader, &lenders[0].lent)
+    );
     let all = [one, other, again].map(|(read, _)| read.unwrap());
     all.iter().for_each(|read| is_the_pattern(read));
     // They are held, and there is no room for what would need their memory.
@@ -222,7 +249,11 @@ async fn what_a_lender_that_is_stopped_was_read_into_by_nixl_is_never_used_again
     let was_read = reading.0.is_ok();
     match reading.0 {
         Ok(read) => is_the_pattern(&read),
-        Err(why) => assert!(matches!(why, NotRead::Slow(_)) && reading.1 < SOON * 2, "{why} after {:?}", reading.1),
+        Err(why) => assert!(
+            matches!(why, NotRead::Slow(_)) && reading.1 < SOON * 2,
+            "{why} after {:?}",
+            reading.1
+        ),
     }
     assert!(!(needs_help && was_read), "it was read before it was stopped");
     assert_eq!(reader.abandoned(), usize::from(!was_read));
@@ -231,7 +262,8 @@ async fn what_a_lender_that_is_stopped_was_read_into_by_nixl_is_never_used_again
         let (next, time) = read(&reader, &hurried).await;
         assert!(matches!(next, Err(NotRead::Slow(_))) && time < SOON / 2, "{time:?}");
         lender.signal(Signal::CONT);
-        // What comes late comes to where nobody is: half of the pool is gone, and what is read into the other half stays as it is.
+        // What comes late comes to where nobody is: half of the pool is gone, and what is read into
+        // the other half stays as it is.
         let another = Process::lending(LARGE - MIB);
         let kept = read(&reader, &another.lent).await.0.unwrap();
         assert!(matches!(read(&reader, &another.lent).await.0, Err(NotRead::NoRoom(_))));
@@ -249,7 +281,9 @@ async fn what_a_lender_that_is_stopped_was_read_into_by_nixl_is_never_used_again
 #[ignore = "needs NIXL: `cargo xtask test` runs it"]
 fn all_of_it_by_nixl_over_tcp_alone() {
     let mut tests = Command::new(std::env::current_exe().unwrap());
-    tests.args(["--ignored", "--nocapture", "--test-threads=1", "--skip", "over_tcp"]).env(TRANSPORTS, "tcp");
+    tests
+        .args(["--ignored", "--nocapture", "--test-threads=1", "--skip", "over_tcp"])
+        .env(TRANSPORTS, "tcp");
     assert!(tests.status().unwrap().success());
 }
 
@@ -260,7 +294,10 @@ fn a_library_that_is_none_is_told() {
     for failed in [Reader::start(&settings).map(drop), Lender::start(&settings).map(drop)] {
         let error = failed.unwrap_err();
         assert!(matches!(error, NixlError::Library { .. }), "{error}");
-        assert!(error.to_string().starts_with("/no/such/libnixl_capi.so is not NIXL's C library"), "{error}");
+        assert!(
+            error.to_string().starts_with("/no/such/libnixl_capi.so is not NIXL's C library"),
+            "{error}"
+        );
         assert!(error.to_string().contains("No such file"), "{error}");
     }
     // A library without these functions.

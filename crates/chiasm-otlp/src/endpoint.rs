@@ -47,7 +47,13 @@ impl fmt::Display for Endpoint {
     /// Without a password that may be in it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = self.0.port().map_or_else(String::new, |port| format!(":{port}"));
-        write!(f, "{}://{}{port}{}", self.0.scheme(), self.0.host_str().unwrap_or_default(), self.0.path())
+        write!(
+            f,
+            "{}://{}{port}{}",
+            self.0.scheme(),
+            self.0.host_str().unwrap_or_default(),
+            self.0.path()
+        )
     }
 }
 
@@ -69,7 +75,9 @@ impl FromStr for Headers {
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').ok_or(BadHeaders)?;
             let name: HeaderName = name.trim().parse().map_err(|_| BadHeaders)?;
-            let value = percent_encoding::percent_decode_str(value.trim()).decode_utf8().map_err(|_| BadHeaders)?;
+            let value = percent_encoding::percent_decode_str(value.trim())
+                .decode_utf8()
+                .map_err(|_| BadHeaders)?;
             let mut value = HeaderValue::from_str(&value).map_err(|_| BadHeaders)?;
             value.set_sensitive(true);
             headers.append(name, value);

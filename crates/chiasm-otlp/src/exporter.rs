@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::resource::v1::Resource;
@@ -29,7 +31,8 @@ const GATHERING: Duration = Duration::from_millis(500);
 /// What the collector may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most bytes of an answer that are read. It holds a number and, if spans are rejected, a reason.
+/// The most bytes of an answer that are read. It holds a number and, if spans are rejected, a
+/// reason.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// Why a message was not taken.
@@ -57,8 +60,9 @@ pub struct ExportCounts {
     pub sent: u64,
     /// Too many were waiting.
     pub full: u64,
-    /// The collector was not there, did not answer in time or did not take them, or not all of a message. Spans that still wait
-    /// when [`Exporter::finish`] runs out of time are counted here too.
+    /// The collector was not there, did not answer in time or did not take them, or not all of a
+    /// message. Spans that still wait when [`Exporter::finish`] runs out of time are counted here
+    /// too.
     pub refused: u64,
 }
 
@@ -96,14 +100,29 @@ impl Exporter {
     ///
     /// # Errors
     /// The system's certificates can't be had, or the like.
-    pub fn start(endpoint: Endpoint, headers: Headers, service: &str, version: &str) -> Result<Self, ExportError> {
-        let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none());
+    pub fn start(
+        endpoint: Endpoint,
+        headers: Headers,
+        service: &str,
+        version: &str,
+    ) -> Result<Self, ExportError> {
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none());
         let (sender, receiver) = mpsc::channel(QUEUE);
         let counts = Arc::new(Counts::default());
         let attributes = [("service.name", service), ("service.version", version)];
-        let attributes = attributes.map(|(name, value)| attribute(name, Value::StringValue(value.to_owned())));
+        let attributes =
+            attributes.map(|(name, value)| attribute(name, Value::StringValue(value.to_owned())));
         let resource = Resource { attributes: attributes.into(), ..Resource::default() };
-        let sending = Sending { client: client.build()?, endpoint, headers, resource, counts: counts.clone() };
+        let sending = Sending {
+            client: client.build()?,
+            endpoint,
+            headers,
+            resource,
+            counts: counts.clone(),
+        };
         let task = tokio::spawn(sending.run(receiver));
         Ok(Self { queue: Mutex::new(Some(sender)), counts, task: Mutex::new(Some(task)) })
     }
@@ -113,7 +132,8 @@ impl Exporter {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(queue) = &*queue else { return };
         let count = spans.len() as u64;
-        let counter = if queue.try_send(spans).is_ok() { &self.counts.queued } else { &self.counts.full };
+        let counter =
+            if queue.try_send(spans).is_ok() { &self.counts.queued } else { &self.counts.full };
         counter.fetch_add(count, Ordering::Relaxed);
     }
 
@@ -172,11 +192,15 @@ impl Sending {
 
     async fn send(&self, spans: Vec<Span>) {
         let count = spans.len() as u64;
-        let scope = InstrumentationScope { name: "chiasm".to_owned(), ..InstrumentationScope::default() };
+        let scope =
+            InstrumentationScope { name: "chiasm".to_owned(), ..InstrumentationScope::default() };
         let spans = spans.into_iter().map(|span| span.0).collect();
         let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..ScopeSpans::default() }];
-        let resource_spans =
-            vec![ResourceSpans { resource: Some(self.resource.clone()), scope_spans, ..ResourceSpans::default() }];
+        let resource_spans = vec![ResourceSpans {
+            resource: Some(self.resource.clone()),
+            scope_spans,
+            ..ResourceSpans::default()
+        }];
         let body = ExportTraceServiceRequest { resource_spans }.encode_to_vec();
         let (rejected, error) = match self.post(body).await {
             Ok(0) => (0, None),
@@ -187,7 +211,9 @@ impl Sending {
         self.counts.refused.fetch_add(rejected, Ordering::Relaxed);
         let was_failing = self.counts.is_failing.swap(error.is_some(), Ordering::Relaxed);
         if let Some(error) = error.filter(|_| !was_failing) {
-            let cause = std::error::Error::source(&error).and_then(std::error::Error::source).map(ToString::to_string);
+            let cause = std::error::Error::source(&error)
+                .and_then(std::error::Error::source)
+                .map(ToString::to_string);
             tracing::warn!(endpoint = %self.endpoint, %error, cause, "traces are lost; told once until one is sent again");
         }
     }
@@ -197,7 +223,9 @@ impl Sending {
         // The error's own words would tell the address with what is secret in it.
         let http = |error: reqwest::Error| PostError::Http(error.without_url());
         let request = self.client.post(self.endpoint.0.clone()).headers(self.headers.0.clone());
-        let request = request.header(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf")).body(message);
+        let request = request
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"))
+            .body(message);
         let mut answer = request.send().await.map_err(http)?;
         // Redirects are not followed, and what they lead to has not taken the spans.
         if !answer.status().is_success() {

@@ -1,7 +1,8 @@
 //! Spans on their way to an OpenTelemetry collector, by OTLP over HTTP with protobuf bodies.
 //!
-//! Whoever has made a trace's spans gives them to an [`Exporter`] and goes on: a queue of bounded length lies between, and a task of its own
-//! sends what is in it, many spans at once. A collector that is slow, dead or gone costs spans, which are counted, and nothing else.
+//! Whoever has made a trace's spans gives them to an [`Exporter`] and goes on: a queue of bounded
+//! length lies between, and a task of its own sends what is in it, many spans at once. A collector
+//! that is slow, dead or gone costs spans, which are counted, and nothing else.
 //!
 //! | module | is |
 //! |---|---|

@@ -9,7 +9,8 @@ pub struct Detected {
     pub reasoning_parser: Option<&'static str>,
 }
 
-/// Texts in a template, all of which have to be there, and the parser of calls that they speak of. The first counts.
+/// Texts in a template, all of which have to be there, and the parser of calls that they speak of.
+/// The first counts.
 const TOOL_PARSERS: [(&[&str], &str); 15] = [
     (&["<|tool_calls_section_begin|>"], "kimi_k2"),
     (&["<minimax:tool_call>"], "minimax_m2"),
@@ -28,8 +29,9 @@ const TOOL_PARSERS: [(&[&str], &str); 15] = [
     (&["<|eot_id|>", "\"parameters\":"], "llama3_json"),
 ];
 
-/// What a model's chat template says of its answers. Reasoning that begins an answer is known by its marker, in the prompt or in the
-/// answer, so that it does no harm to take a model for one that thinks.
+/// What a model's chat template says of its answers. Reasoning that begins an answer is known by
+/// its marker, in the prompt or in the answer, so that it does no harm to take a model for one that
+/// thinks.
 pub fn detect(template: &str) -> Detected {
     let has_all = |texts: &[&str]| texts.iter().all(|text| template.contains(text));
     let found = TOOL_PARSERS.iter().find(|(texts, _)| has_all(texts));
@@ -54,7 +56,8 @@ mod tests {
     fn all_that_is_detected_is_known() {
         for (texts, parser) in TOOL_PARSERS {
             assert!(Format::new(Some(parser), None).is_ok(), "{parser}");
-            let Detected { tool_parser, reasoning_parser } = detect(&format!("{} <think>", texts.concat()));
+            let Detected { tool_parser, reasoning_parser } =
+                detect(&format!("{} <think>", texts.concat()));
             assert_eq!(tool_parser, Some(parser));
             assert!(Format::new(None, reasoning_parser).is_ok() && reasoning_parser.is_some());
         }

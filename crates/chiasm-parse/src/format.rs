@@ -19,15 +19,20 @@ pub struct UnknownParser(
 
 impl fmt::Display for UnknownParser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (tools, reasoning): (Vec<_>, Vec<_>) = (tool_parsers().collect(), reasoning_parsers().collect());
+        let (tools, reasoning): (Vec<_>, Vec<_>) =
+            (tool_parsers().collect(), reasoning_parsers().collect());
         let (name, tools, reasoning) = (&self.0, tools.join(", "), reasoning.join(", "));
-        write!(f, "'{name}' is none of the known parsers: {tools} for calls, {reasoning} for reasoning")
+        write!(
+            f,
+            "'{name}' is none of the known parsers: {tools} for calls, {reasoning} for reasoning"
+        )
     }
 }
 
 impl std::error::Error for UnknownParser {}
 
-/// How a model writes reasoning and calls. One is made for a served model; parsers of its answers share it.
+/// How a model writes reasoning and calls. One is made for a served model; parsers of its answers
+/// share it.
 #[derive(Clone, Debug)]
 pub struct Format {
     pub(crate) reasoning: Option<&'static Reasoning>,
@@ -36,9 +41,11 @@ pub struct Format {
     pub(crate) calls: Option<&'static Calls>,
     /// Reasoning is only what the prompt or the answer has begun by its marker.
     is_careful: bool,
-    /// What may begin within text: calls, then reasoning again and an end of reasoning that means nothing, where there is that.
+    /// What may begin within text: calls, then reasoning again and an end of reasoning that means
+    /// nothing, where there is that.
     pub(crate) in_text: Markers,
-    /// What may begin within reasoning: its end, its beginning once more, and calls where they end it.
+    /// What may begin within reasoning: its end, its beginning once more, and calls where they end
+    /// it.
     pub(crate) in_reasoning: Markers,
 }
 
@@ -58,13 +65,17 @@ impl Format {
     ///
     /// # Errors
     /// [`UnknownParser`] for a name that is not in [`tool_parsers`] or [`reasoning_parsers`].
-    pub fn new(tool_parser: Option<&str>, reasoning_parser: Option<&str>) -> Result<Self, UnknownParser> {
+    pub fn new(
+        tool_parser: Option<&str>,
+        reasoning_parser: Option<&str>,
+    ) -> Result<Self, UnknownParser> {
         let calls = tool_parser.map(|name| find(table::CALLS, name)).transpose()?;
         let reasoning = reasoning_parser.map(|name| find(table::REASONING, name)).transpose()?;
         Ok(Self::of(reasoning, calls, false))
     }
 
-    /// The same format, but nothing is taken for reasoning that neither the prompt nor the answer has begun by its marker.
+    /// The same format, but nothing is taken for reasoning that neither the prompt nor the answer
+    /// has begun by its marker.
     #[must_use]
     pub fn careful(&self) -> Self {
         Self::of(self.any_reasoning(), self.calls, true)
@@ -97,17 +108,26 @@ impl Format {
         self.reasoning.or(self.in_text_alone)
     }
 
-    /// Whether the model thinks where neither of the template's variables `thinking` and `enable_thinking` is set. `None` if
-    /// these do not decide of how its answers are read.
+    /// Whether the model thinks where neither of the template's variables `thinking` and
+    /// `enable_thinking` is set. `None` if these do not decide of how its answers are read.
     pub fn thinks_untold(&self) -> Option<bool> {
         self.reasoning?.thinks_untold
     }
 
-    fn of(reasoning: Option<&'static Reasoning>, calls: Option<&'static Calls>, is_careful: bool) -> Self {
-        let (in_text_alone, reasoning) =
-            (reasoning.filter(|reasoning| reasoning.stays_text), reasoning.filter(|reasoning| !reasoning.stays_text));
-        let openings = || calls.into_iter().flat_map(|calls| calls.openings).map(|(marker, _)| *marker);
-        let again = reasoning.filter(|reasoning| reasoning.may_follow_text || !reasoning.begins_inside || is_careful);
+    fn of(
+        reasoning: Option<&'static Reasoning>,
+        calls: Option<&'static Calls>,
+        is_careful: bool,
+    ) -> Self {
+        let (in_text_alone, reasoning) = (
+            reasoning.filter(|reasoning| reasoning.stays_text),
+            reasoning.filter(|reasoning| !reasoning.stays_text),
+        );
+        let openings =
+            || calls.into_iter().flat_map(|calls| calls.openings).map(|(marker, _)| *marker);
+        let again = reasoning.filter(|reasoning| {
+            reasoning.may_follow_text || !reasoning.begins_inside || is_careful
+        });
         let stray = reasoning.filter(|reasoning| reasoning.drops_stray_ends);
         let in_text = openings()
             .chain(again.map(|reasoning| reasoning.open))
@@ -125,10 +145,12 @@ impl Format {
         Self { reasoning, in_text_alone, calls, is_careful, in_text, in_reasoning }
     }
 
-    /// Where an answer begins. `is_open`: what the prompt's end says, if it says anything: whether it opened reasoning or closed it.
+    /// Where an answer begins. `is_open`: what the prompt's end says, if it says anything: whether
+    /// it opened reasoning or closed it.
     pub fn start(&self, is_open: Option<bool>) -> Start {
-        let inside =
-            self.reasoning.is_some_and(|reasoning| is_open.unwrap_or(reasoning.begins_inside && !self.is_careful));
+        let inside = self.reasoning.is_some_and(|reasoning| {
+            is_open.unwrap_or(reasoning.begins_inside && !self.is_careful)
+        });
         if inside { Start::Reasoning } else { Start::Text }
     }
 
@@ -137,7 +159,8 @@ impl Format {
         self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
     }
 
-    /// What an engine looks for that holds an answer to something behind its reasoning, also where this stays in the text.
+    /// What an engine looks for that holds an answer to something behind its reasoning, also where
+    /// this stays in the text.
     pub fn engine_markers(&self) -> Option<(&'static str, &'static str)> {
         self.any_reasoning().map(|reasoning| (reasoning.open, reasoning.close))
     }
@@ -149,36 +172,50 @@ impl Format {
         Some(form.token).filter(|token| !token.is_empty())
     }
 
-    /// The structural tag that an engine holds an answer to, in which these functions are called. `has_to_call`: the answer is calls
-    /// and nothing else; otherwise it may be text, within which calls are held to their schemas. `is_one`: there is one call at most.
-    /// `None` for a format that xgrammar can't describe.
-    pub fn structural_tag(&self, functions: &[Function<'_>], has_to_call: bool, is_one: bool) -> Option<Value> {
+    /// The structural tag that an engine holds an answer to, in which these functions are called.
+    /// `has_to_call`: the answer is calls and nothing else; otherwise it may be text, within which
+    /// calls are held to their schemas. `is_one`: there is one call at most. `None` for a format
+    /// that xgrammar can't describe.
+    pub fn structural_tag(
+        &self,
+        functions: &[Function<'_>],
+        has_to_call: bool,
+        is_one: bool,
+    ) -> Option<Value> {
         let form = self.calls?.tag?;
         Some(form.structural_tag(functions, has_to_call, is_one))
     }
 
-    /// All texts that structure an answer. Those that are special tokens of a model have to be in the text that is parsed.
+    /// All texts that structure an answer. Those that are special tokens of a model have to be in
+    /// the text that is parsed.
     pub fn markers(&self) -> Vec<&'static str> {
-        let of_calls = self.calls.into_iter().flat_map(|calls| calls.openings).flat_map(|(open, kind)| {
-            let mut markers = vec![*open];
-            match kind {
-                Kind::Json(form) => markers.push(form.close),
-                Kind::Section(form) => {
-                    markers.extend([form.open, form.call]);
-                    markers.extend(form.arguments.iter().chain(form.end).chain(form.close));
-                    if let section::NamePlace::Behind(marker) | section::NamePlace::Before(marker) = form.name {
-                        markers.push(marker);
+        let of_calls =
+            self.calls.into_iter().flat_map(|calls| calls.openings).flat_map(|(open, kind)| {
+                let mut markers = vec![*open];
+                match kind {
+                    Kind::Json(form) => markers.push(form.close),
+                    Kind::Section(form) => {
+                        markers.extend([form.open, form.call]);
+                        markers.extend(form.arguments.iter().chain(form.end).chain(form.close));
+                        if let section::NamePlace::Behind(marker)
+                        | section::NamePlace::Before(marker) = form.name
+                        {
+                            markers.push(marker);
+                        }
                     }
+                    Kind::Tagged(form) => markers.extend(form.markers()),
+                    Kind::Python(open, close) => markers.extend([*open, *close]),
+                    Kind::Braces(form) => markers.extend([form.open, form.quote, form.close]),
+                    Kind::Dropped => {}
                 }
-                Kind::Tagged(form) => markers.extend(form.markers()),
-                Kind::Python(open, close) => markers.extend([*open, *close]),
-                Kind::Braces(form) => markers.extend([form.open, form.quote, form.close]),
-                Kind::Dropped => {}
-            }
-            markers
-        });
-        let of_reasoning = self.any_reasoning().into_iter().flat_map(|reasoning| [reasoning.open, reasoning.close]);
-        let mut markers: Vec<_> = of_calls.chain(of_reasoning).filter(|marker| !marker.is_empty()).collect();
+                markers
+            });
+        let of_reasoning = self
+            .any_reasoning()
+            .into_iter()
+            .flat_map(|reasoning| [reasoning.open, reasoning.close]);
+        let mut markers: Vec<_> =
+            of_calls.chain(of_reasoning).filter(|marker| !marker.is_empty()).collect();
         markers.sort_unstable();
         markers.dedup();
         markers

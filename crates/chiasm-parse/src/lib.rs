@@ -1,12 +1,14 @@
 //! Parses a model's answer while it streams: reasoning, text for the user and tool calls.
 //!
-//! A [`Format`] says how a model writes these things; there is one for each of vLLM's tool parsers and reasoning parsers that are
-//! known here, under vLLM's names. A [`Parser`] reads one answer. It is given text in pieces, however they are cut, and tells a
-//! [`Sink`] of what it has understood: what it tells does not depend on the pieces. No text is looked at more than a few times, so a
+//! A [`Format`] says how a model writes these things; there is one for each of vLLM's tool parsers
+//! and reasoning parsers that are known here, under vLLM's names. A [`Parser`] reads one answer. It
+//! is given text in pieces, however they are cut, and tells a [`Sink`] of what it has understood:
+//! what it tells does not depend on the pieces. No text is looked at more than a few times, so a
 //! long answer takes time in proportion to its length.
 //!
-//! What a whole answer comes to is what vLLM's own parsers make of it as a whole; `tests/goldens.rs` holds the two against each
-//! other and lists where they differ, with the reasons.
+//! What a whole answer comes to is what vLLM's own parsers make of it as a whole;
+//! `tests/goldens.rs` holds the two against each other and lists where they differ, with the
+//! reasons.
 //!
 //! ```
 //! use chiasm_parse::{Collected, Format, Parser, Tools};
@@ -39,7 +41,8 @@ pub use parser::Parser;
 pub use tag::Function;
 pub use tools::Tools;
 
-/// Is told what an answer says, in its order. Calls follow each other: one has ended before the next is told of.
+/// Is told what an answer says, in its order. Calls follow each other: one has ended before the
+/// next is told of.
 pub trait Sink {
     /// More of what the model thinks.
     fn reasoning(&mut self, text: &str);
@@ -47,8 +50,8 @@ pub trait Sink {
     fn text(&mut self, text: &str);
     /// A call begins. `id`: the call's identity, where the model itself gives one.
     fn call(&mut self, name: &str, id: Option<&str>);
-    /// More of the JSON of the arguments of the call that began last. All of it together is an object, if the model writes one and
-    /// does not break off.
+    /// More of the JSON of the arguments of the call that began last. All of it together is an
+    /// object, if the model writes one and does not break off.
     fn arguments(&mut self, json: &str);
     /// Ends the call that began last. Every call ends once, before the next call or text begins.
     fn end_call(&mut self, end: CallEnd);
@@ -64,8 +67,8 @@ pub enum CallEnd {
 }
 
 impl CallEnd {
-    /// Returns the end of several calls, of which `next` is the last: unfinished if one is, because clients
-    /// run all calls of an answer or none.
+    /// Returns the end of several calls, of which `next` is the last: unfinished if one is, because
+    /// clients run all calls of an answer or none.
     #[must_use]
     pub fn joined(before: Option<Self>, next: Self) -> Self {
         if before == Some(Self::Unfinished) { Self::Unfinished } else { next }
@@ -106,7 +109,11 @@ impl Sink for Collected {
     }
 
     fn call(&mut self, name: &str, id: Option<&str>) {
-        self.calls.push(Call { name: name.to_owned(), id: id.map(str::to_owned), ..Call::default() });
+        self.calls.push(Call {
+            name: name.to_owned(),
+            id: id.map(str::to_owned),
+            ..Call::default()
+        });
     }
 
     fn arguments(&mut self, json: &str) {

@@ -165,7 +165,10 @@ impl Parser {
 
     fn end_reasoning(&mut self, sink: &mut dyn Sink) {
         let label = self.format.reasoning.map_or("", |reasoning| reasoning.label);
-        if self.label.len() < label.len() && self.label != label.trim_end() && !self.label.is_empty() {
+        if self.label.len() < label.len()
+            && self.label != label.trim_end()
+            && !self.label.is_empty()
+        {
             sink.reasoning(&self.label);
         }
         self.label.clear();
@@ -178,7 +181,9 @@ impl Parser {
 
     fn leave_text(&mut self, marker: &'static str, sink: &mut dyn Sink) {
         let reasoning = self.format.reasoning;
-        if let Some(reasoning) = reasoning.filter(|reasoning| marker == reasoning.open || marker == reasoning.close) {
+        if let Some(reasoning) =
+            reasoning.filter(|reasoning| marker == reasoning.open || marker == reasoning.close)
+        {
             let is_late = self.has_text && !reasoning.may_follow_text && marker == reasoning.open;
             if self.ignores_reasoning || is_late {
                 self.tell(marker, sink);
@@ -215,7 +220,9 @@ impl Parser {
                 let rest = self.pending.rest();
                 // Nothing more comes, so whatever begins in the rest is no call either.
                 let opening = match self.format.in_text.find(rest, true) {
-                    Found::Marker { number, .. } if !is_last => self.format.in_text.text(number).len(),
+                    Found::Marker { number, .. } if !is_last => {
+                        self.format.in_text.text(number).len()
+                    }
                     _ => rest.len(),
                 };
                 let text = rest[..opening].to_owned();
@@ -231,7 +238,11 @@ impl Parser {
         if text.is_empty() {
             return;
         }
-        if self.is_reasoning() { self.tell_reasoning(text, sink) } else { self.tell_text(text, sink) }
+        if self.is_reasoning() {
+            self.tell_reasoning(text, sink)
+        } else {
+            self.tell_text(text, sink)
+        }
     }
 
     fn tell_reasoning(&mut self, text: &str, sink: &mut dyn Sink) {

@@ -72,19 +72,22 @@ impl Markers {
         !text.bytes().any(|byte| self.first.contains(&byte))
     }
 
-    /// Looks for the first marker, of several at one place for the longest. A marker that may become a longer one with the text
-    /// that follows is not found yet, unless nothing follows (`is_last`).
+    /// Looks for the first marker, of several at one place for the longest. A marker that may
+    /// become a longer one with the text that follows is not found yet, unless nothing follows
+    /// (`is_last`).
     pub(crate) fn find(&self, text: &str, is_last: bool) -> Found {
         let bytes = text.as_bytes();
         let begins = |at: usize| self.first.contains(&bytes[at]);
         for at in (0..bytes.len()).filter(|&at| begins(at)) {
             let rest = &bytes[at..];
-            let may_follow = |marker: &&str| marker.len() > rest.len() && marker.as_bytes().starts_with(rest);
+            let may_follow =
+                |marker: &&str| marker.len() > rest.len() && marker.as_bytes().starts_with(rest);
             if !is_last && self.texts.iter().any(may_follow) {
                 return Found::Nothing { clear: at };
             }
             let here = |(_, marker): &(usize, &&str)| rest.starts_with(marker.as_bytes());
-            let longest = self.texts.iter().enumerate().filter(here).max_by_key(|(_, marker)| marker.len());
+            let longest =
+                self.texts.iter().enumerate().filter(here).max_by_key(|(_, marker)| marker.len());
             if let Some((number, _)) = longest {
                 return Found::Marker { at, number };
             }

@@ -20,7 +20,8 @@ pub(crate) struct Reasoning {
     pub(crate) trims_end: bool,
     /// What it says of itself first, which is left out.
     pub(crate) label: &'static str,
-    /// It is there if a variable of the template says so, and otherwise if this does. `None` if no variable decides of it.
+    /// It is there if a variable of the template says so, and otherwise if this does. `None` if no
+    /// variable decides of it.
     pub(crate) thinks_untold: Option<bool>,
     /// It stays in the text, which begins with `open`.
     pub(crate) stays_text: bool,

@@ -1,5 +1,5 @@
-//! The formats that are known, by the names of vLLM's parsers. Sources: `vllm/tool_parsers`, `vllm/reasoning` and `vllm/parser` of vLLM
-//! 0.33, and the models' chat templates.
+//! The formats that are known, by the names of vLLM's parsers. Sources: `vllm/tool_parsers`,
+//! `vllm/reasoning` and `vllm/parser` of vLLM 0.33, and the models' chat templates.
 
 use crate::calls::braces;
 use crate::calls::json;
@@ -12,8 +12,9 @@ mod tags;
 
 pub(crate) use reasoning::REASONING;
 use tags::{
-    DEEPSEEK_V3_TAG, DEEPSEEK_V4_TAG, DEEPSEEK_V31_TAG, DEEPSEEK_V32_TAG, GLM45_TAG, HERMES_TAG, KIMI_K2_TAG,
-    LLAMA_TAG, LONGCAT_TAG, MINIMAX_M2_TAG, MISTRAL_TAG, QWEN3_CODER_TAG, SEED_OSS_TAG,
+    DEEPSEEK_V3_TAG, DEEPSEEK_V4_TAG, DEEPSEEK_V31_TAG, DEEPSEEK_V32_TAG, GLM45_TAG, HERMES_TAG,
+    KIMI_K2_TAG, LLAMA_TAG, LONGCAT_TAG, MINIMAX_M2_TAG, MISTRAL_TAG, QWEN3_CODER_TAG,
+    SEED_OSS_TAG,
 };
 
 /// The syntax of calls, by the names of tool parsers.
@@ -127,7 +128,10 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
     (
         &["qwen3_coder", "qwen3_xml", "step3p5", "step5"],
         Calls {
-            openings: &[("<tool_call>", Kind::Tagged(&QWEN3_CODER)), ("<function=", Kind::Tagged(&QWEN3_CODER))],
+            openings: &[
+                ("<tool_call>", Kind::Tagged(&QWEN3_CODER)),
+                ("<function=", Kind::Tagged(&QWEN3_CODER)),
+            ],
             are_last: true,
             stand_alone: false,
             tag: Some(&QWEN3_CODER_TAG),
@@ -136,7 +140,10 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
     (
         &["seed_oss"],
         Calls {
-            openings: &[("<seed:tool_call>", Kind::Tagged(&SEED_OSS)), ("<function=", Kind::Tagged(&SEED_OSS))],
+            openings: &[
+                ("<seed:tool_call>", Kind::Tagged(&SEED_OSS)),
+                ("<function=", Kind::Tagged(&SEED_OSS)),
+            ],
             are_last: true,
             stand_alone: false,
             tag: Some(&SEED_OSS_TAG),
@@ -189,21 +196,43 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
 pub(crate) static LISTED: Calls = Calls {
     openings: &[(
         "[",
-        Kind::Json(&json::Form { open: "", is_list: true, close: "", between: None, may_lack_arguments: false }),
+        Kind::Json(&json::Form {
+            open: "",
+            is_list: true,
+            close: "",
+            between: None,
+            may_lack_arguments: false,
+        }),
     )],
     are_last: true,
     stand_alone: true,
     tag: None,
 };
 
-static HERMES: json::Form =
-    json::Form { open: "<tool_call>", is_list: false, close: "</tool_call>", between: None, may_lack_arguments: false };
-static LONGCAT: json::Form = json::Form { open: "<longcat_tool_call>", close: "</longcat_tool_call>", ..HERMES };
-static LLAMA: json::Form =
-    json::Form { open: "", is_list: false, close: "", between: Some(';'), may_lack_arguments: false };
+static HERMES: json::Form = json::Form {
+    open: "<tool_call>",
+    is_list: false,
+    close: "</tool_call>",
+    between: None,
+    may_lack_arguments: false,
+};
+static LONGCAT: json::Form =
+    json::Form { open: "<longcat_tool_call>", close: "</longcat_tool_call>", ..HERMES };
+static LLAMA: json::Form = json::Form {
+    open: "",
+    is_list: false,
+    close: "",
+    between: Some(';'),
+    may_lack_arguments: false,
+};
 static LLAMA_TAGGED: json::Form = json::Form { open: "<|python_tag|>", ..LLAMA };
-static MISTRAL_LIST: json::Form =
-    json::Form { open: "[TOOL_CALLS]", is_list: true, close: "", between: None, may_lack_arguments: true };
+static MISTRAL_LIST: json::Form = json::Form {
+    open: "[TOOL_CALLS]",
+    is_list: true,
+    close: "",
+    between: None,
+    may_lack_arguments: true,
+};
 
 static MISTRAL: section::Form = section::Form {
     open: "[TOOL_CALLS]",
@@ -251,7 +280,8 @@ static QWEN3_CODER: tagged::Form = tagged::Form {
     trims_lines: true,
     tells_types: false,
 };
-static SEED_OSS: tagged::Form = tagged::Form { open: "<seed:tool_call>", close: "</seed:tool_call>", ..QWEN3_CODER };
+static SEED_OSS: tagged::Form =
+    tagged::Form { open: "<seed:tool_call>", close: "</seed:tool_call>", ..QWEN3_CODER };
 static GLM45: tagged::Form = tagged::Form {
     open: "<tool_call>",
     call: "",
@@ -292,8 +322,11 @@ static DEEPSEEK_V32: tagged::Form = tagged::Form {
     tells_types: true,
 };
 static DEEPSEEK_V4: tagged::Form =
-    tagged::Form { open: "<｜DSML｜tool_calls>", close: "</｜DSML｜tool_calls>", ..DEEPSEEK_V32 };
+    tagged::Form {
+        open: "<｜DSML｜tool_calls>", close: "</｜DSML｜tool_calls>", ..DEEPSEEK_V32
+    };
 
-static GEMMA4: braces::Form = braces::Form { open: "<|tool_call>", quote: "<|\"|>", close: "<tool_call|>" };
+static GEMMA4: braces::Form =
+    braces::Form { open: "<|tool_call>", quote: "<|\"|>", close: "<tool_call|>" };
 static FUNCTION_GEMMA: braces::Form =
     braces::Form { open: "<start_function_call>", quote: "<escape>", close: "<end_function_call>" };

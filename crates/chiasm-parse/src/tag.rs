@@ -1,5 +1,6 @@
-//! How an engine holds an answer to calls in the model's own format: xgrammar's structural tags, as vLLM 0.33 makes them
-//! (`vllm/tool_parsers/structural_tag_registry.py`, and xgrammar's `builtin_structural_tag`).
+//! How an engine holds an answer to calls in the model's own format: xgrammar's structural tags, as
+//! vLLM 0.33 makes them (`vllm/tool_parsers/structural_tag_registry.py`, and xgrammar's
+//! `builtin_structural_tag`).
 
 use serde_json::{Value, json};
 
@@ -39,8 +40,14 @@ pub(crate) struct TagForm {
 impl TagForm {
     /// Builds the structural tag in which these functions are called; see
     /// [`Format::structural_tag`](crate::Format::structural_tag).
-    pub(crate) fn structural_tag(&self, functions: &[Function<'_>], has_to_call: bool, is_one: bool) -> Value {
-        let calls: Vec<Value> = functions.iter().flat_map(|function| self.calls(*function)).collect();
+    pub(crate) fn structural_tag(
+        &self,
+        functions: &[Function<'_>],
+        has_to_call: bool,
+        is_one: bool,
+    ) -> Value {
+        let calls: Vec<Value> =
+            functions.iter().flat_map(|function| self.calls(*function)).collect();
         let (begin, end) = self.block;
         let listed = || {
             json!({
@@ -50,9 +57,15 @@ impl TagForm {
         };
         let format = match (has_to_call, begin) {
             (true, "") => listed(),
-            (true, _) => json!({"type": "sequence", "elements": [constant(begin), listed(), constant(end)]}),
+            (true, _) => {
+                json!({"type": "sequence", "elements": [constant(begin), listed(), constant(end)]})
+            }
             (false, _) => {
-                let tags = if begin.is_empty() { calls } else { vec![tag(begin.trim_start(), listed(), end)] };
+                let tags = if begin.is_empty() {
+                    calls
+                } else {
+                    vec![tag(begin.trim_start(), listed(), end)]
+                };
                 json!({
                     "type": "triggered_tags", "triggers": [self.trigger], "tags": tags, "at_least_one": false,
                     "stop_after_first": is_one,
@@ -64,14 +77,17 @@ impl TagForm {
 
     /// The ways to write a call.
     fn calls(&self, Function { name, arguments }: Function<'_>) -> Vec<Value> {
-        let mut content = json!({"type": "json_schema", "json_schema": arguments, "style": self.style});
+        let mut content =
+            json!({"type": "json_schema", "json_schema": arguments, "style": self.style});
         if !self.number.is_empty() {
             let number = json!({"type": "regex", "pattern": "\\d+"});
-            content = json!({"type": "sequence", "elements": [number, constant(self.number), content]});
+            content =
+                json!({"type": "sequence", "elements": [number, constant(self.number), content]});
         }
         let (before, behind) = self.begin;
         let ways = [Some((before, self.end)), self.other].into_iter().flatten();
-        ways.map(|(before, end)| tag(&format!("{before}{name}{behind}"), content.clone(), end)).collect()
+        ways.map(|(before, end)| tag(&format!("{before}{name}{behind}"), content.clone(), end))
+            .collect()
     }
 }
 

@@ -28,8 +28,8 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Reads the functions' parameters, which are JSON schemas of objects. Formats that write every value as text need them to tell a
-    /// number from a text of digits.
+    /// Reads the functions' parameters, which are JSON schemas of objects. Formats that write every
+    /// value as text need them to tell a number from a text of digits.
     pub fn new<'a>(functions: impl IntoIterator<Item = (&'a str, &'a Value)>) -> Self {
         let mut budget = MAX_SCHEMA_VISITS;
         let functions = functions.into_iter().map(|(name, parameters)| {
@@ -66,7 +66,12 @@ struct Schemas<'a> {
 
 impl<'a> Schemas<'a> {
     /// Adds the properties of an object's schema.
-    fn properties(&mut self, schema: &'a Value, depth: usize, properties: &mut Vec<(&'a str, &'a Value)>) {
+    fn properties(
+        &mut self,
+        schema: &'a Value,
+        depth: usize,
+        properties: &mut Vec<(&'a str, &'a Value)>,
+    ) {
         if !self.may_look(depth) {
             return;
         }
@@ -102,7 +107,9 @@ impl<'a> Schemas<'a> {
         let reference = reference(schema);
         // The target's types are among the others already.
         let is_seen = reference.is_some_and(|reference| !self.seen.insert(reference));
-        if let Some(target) = reference.filter(|_| !is_seen).and_then(|reference| self.target(reference)) {
+        if let Some(target) =
+            reference.filter(|_| !is_seen).and_then(|reference| self.target(reference))
+        {
             types |= self.types(target, depth - 1);
         }
         for alternative in alternatives(schema) {
@@ -129,7 +136,9 @@ fn reference(schema: &Value) -> Option<&str> {
 }
 
 fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
-    ALTERNATIVES.into_iter().flat_map(|key| schema.get(key).and_then(Value::as_array).into_iter().flatten())
+    ALTERNATIVES
+        .into_iter()
+        .flat_map(|key| schema.get(key).and_then(Value::as_array).into_iter().flatten())
 }
 
 /// Returns the type of a schema that names none: an object or a list if it describes the parts of
@@ -175,7 +184,9 @@ impl Types {
     pub(crate) fn are_text_after(self, text: &str) -> bool {
         let has = |kind: u8| self.0 & kind != 0;
         let begins = |word: &str, text: &str| {
-            word.as_bytes().get(..text.len()).is_some_and(|word| word.eq_ignore_ascii_case(text.as_bytes()))
+            word.as_bytes()
+                .get(..text.len())
+                .is_some_and(|word| word.eq_ignore_ascii_case(text.as_bytes()))
         };
         let trimmed = text.trim();
         let is_null = has(NULL) && begins("null", text);
@@ -186,10 +197,12 @@ impl Types {
         !is_null && !is_number && !is_boolean && !is_json
     }
 
-    /// The JSON of a value that was written as text: the first type that it can be, as vLLM tries them (`coerce_to_schema_type`).
+    /// The JSON of a value that was written as text: the first type that it can be, as vLLM tries
+    /// them (`coerce_to_schema_type`).
     pub(crate) fn read(self, text: &str) -> String {
         let has = |kind: u8| self.0 & kind != 0;
-        let json = |text: &str| serde_json::from_str::<Value>(text).ok().map(|_| text.trim().to_owned());
+        let json =
+            |text: &str| serde_json::from_str::<Value>(text).ok().map(|_| text.trim().to_owned());
         let trimmed = text.trim();
         if has(NULL) && text.eq_ignore_ascii_case("null") {
             return "null".to_owned();
@@ -242,7 +255,9 @@ fn integer(text: &str) -> Option<String> {
         _ => ("", text),
     };
     // Single underlines stand between digits.
-    let is_number = digits.split('_').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_number = digits
+        .split('_')
+        .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
     let digits = digits.replace('_', "");
     let significant = digits.trim_start_matches('0');
     match (is_number, significant) {
@@ -272,7 +287,8 @@ fn by_name(name: &str) -> u8 {
     }
     match name.trim().to_ascii_lowercase().as_str() {
         "null" => NULL,
-        "integer" | "int" | "int32" | "int64" | "uint" | "uint32" | "uint64" | "long" | "short" | "unsigned" => INTEGER,
+        "integer" | "int" | "int32" | "int64" | "uint" | "uint32" | "uint64" | "long" | "short"
+        | "unsigned" => INTEGER,
         "number" | "float" | "float32" | "float64" | "double" => NUMBER,
         "boolean" | "bool" => BOOLEAN,
         "object" | "dict" => OBJECT,

@@ -1,4 +1,5 @@
-//! Answers of chance: nothing of them ends a parser, or takes it long, and how they are cut makes no difference.
+//! Answers of chance: nothing of them ends a parser, or takes it long, and how they are cut makes
+//! no difference.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +13,23 @@ use serde_json::json;
 
 /// All pairs of parsers would be many; each of both kinds is there with some of the other.
 fn formats() -> Vec<(String, Format)> {
-    let (tools, reasoning): (Vec<_>, Vec<_>) = (tool_parsers().collect(), reasoning_parsers().collect());
-    let pairs =
-        tools.iter().enumerate().map(|(i, tool)| (Some(*tool), (i % 2 == 0).then(|| reasoning[i % reasoning.len()])));
+    let (tools, reasoning): (Vec<_>, Vec<_>) =
+        (tool_parsers().collect(), reasoning_parsers().collect());
+    let pairs = tools
+        .iter()
+        .enumerate()
+        .map(|(i, tool)| (Some(*tool), (i % 2 == 0).then(|| reasoning[i % reasoning.len()])));
     let alone = reasoning.iter().map(|reasoning| (None, Some(*reasoning)));
-    let format = |(tool, reasoning)| (format!("{tool:?} {reasoning:?}"), Format::new(tool, reasoning).unwrap());
+    let format = |(tool, reasoning)| {
+        (format!("{tool:?} {reasoning:?}"), Format::new(tool, reasoning).unwrap())
+    };
     let made: Vec<_> = pairs.chain(alone).map(format).collect();
     let listed = Format::new(None, Some("qwen3")).unwrap().with_listed_calls();
     made.into_iter().chain([("listed".to_owned(), listed)]).collect()
 }
 
 fn tools() -> Arc<Tools> {
-    let parameters =
-        json!({"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}});
+    let parameters = json!({"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}});
     Tools::new([("f", &parameters)]).into()
 }
 
@@ -74,7 +79,12 @@ const PIECES: [&str; 40] = [
 
 fn pieces(format: &Format) -> impl Strategy<Value = Vec<&'static str>> + use<> {
     let markers = format.markers();
-    let all: Vec<&str> = PIECES.iter().copied().chain(markers.iter().copied()).chain(markers.iter().copied()).collect();
+    let all: Vec<&str> = PIECES
+        .iter()
+        .copied()
+        .chain(markers.iter().copied())
+        .chain(markers.iter().copied())
+        .collect();
     vec(select(all), 0..40)
 }
 
@@ -91,7 +101,8 @@ fn how_an_answer_is_cut_makes_no_difference() {
     for (name, format) in formats() {
         // `PROPTEST_CASES` asks for more.
         let config = ProptestConfig::default();
-        let config = ProptestConfig { cases: config.cases.max(300), failure_persistence: None, ..config };
+        let config =
+            ProptestConfig { cases: config.cases.max(300), failure_persistence: None, ..config };
         let mut runner = proptest::test_runner::TestRunner::new(config);
         let strategy = (pieces(&format), vec(any::<prop::sample::Index>(), 0..6));
         let outcome = runner.run(&strategy, |(pieces, cuts)| {
@@ -104,7 +115,8 @@ fn how_an_answer_is_cut_makes_no_difference() {
                 cuts.iter().filter(|_| !places.is_empty()).map(|cut| *cut.get(&places)).collect();
             cuts.sort_unstable();
             let ends = cuts.iter().copied().chain([text.len()]);
-            let cut: Vec<&str> = ends.scan(0, |from, to| Some(&text[std::mem::replace(from, to)..to])).collect();
+            let cut: Vec<&str> =
+                ends.scan(0, |from, to| Some(&text[std::mem::replace(from, to)..to])).collect();
             prop_assert_eq!(&read(&format, cut), &whole);
             Ok(())
         });
@@ -190,16 +202,23 @@ fn long_answer_takes_cpu_time_in_proportion() {
         ("<think>", "x <"),
         ("[TOOL_CALLS]", "f"),
         ("[TOOL_CALLS][", " "),
-        ("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>", " { "),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>",
+            " { ",
+        ),
     ];
     for (name, format) in formats() {
         for (begin, piece) in long {
             // 100,000 tokens of four characters, and a quarter of them.
             let times = 400_000 / piece.chars().count();
-            let (quarter, whole) = (time(&format, begin, piece, times / 4), time(&format, begin, piece, times));
+            let (quarter, whole) =
+                (time(&format, begin, piece, times / 4), time(&format, begin, piece, times));
             // Quadratic would be 16 times.
             let limit = quarter * 9 + Duration::from_millis(20);
-            assert!(whole <= limit, "{name}: {piece:?} behind {begin:?} takes {whole:?}, a quarter of it {quarter:?}");
+            assert!(
+                whole <= limit,
+                "{name}: {piece:?} behind {begin:?} takes {whole:?}, a quarter of it {quarter:?}"
+            );
         }
     }
 }

@@ -1,7 +1,9 @@
-//! Answers against what vLLM's own parsers make of them as a whole (`python/parse_goldens`), however they are cut.
+//! Answers against what vLLM's own parsers make of them as a whole (`python/parse_goldens`),
+//! however they are cut.
 //!
-//! Where the two differ is in `goldens/differences.txt`, with the reasons: all of it, and nothing else. Left out are answers that vLLM
-//! fails of, and those that it reads otherwise because of the request or the prompt, which are the server's business here.
+//! Where the two differ is in `goldens/differences.txt`, with the reasons: all of it, and nothing
+//! else. Left out are answers that vLLM fails of, and those that it reads otherwise because of the
+//! request or the prompt, which are the server's business here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -50,11 +52,19 @@ impl Golden {
             && self.prompt.is_none()
             && self.tool_choice.is_none()
             && self.skip_special_tokens.is_none();
-        let format = Format::new(self.tool_parser.as_deref(), self.reasoning_parser.as_deref()).unwrap();
+        let format =
+            Format::new(self.tool_parser.as_deref(), self.reasoning_parser.as_deref()).unwrap();
         let variables = &self.chat_template_kwargs;
         let format = match format.thinks_untold() {
-            Some(untold) if variables.keys().all(|name| ["thinking", "enable_thinking"].contains(&name.as_str())) => {
-                let told = variables.values().map(|value| *value == true).reduce(|one, other| one || other);
+            Some(untold)
+                if variables
+                    .keys()
+                    .all(|name| ["thinking", "enable_thinking"].contains(&name.as_str())) =>
+            {
+                let told = variables
+                    .values()
+                    .map(|value| *value == true)
+                    .reduce(|one, other| one || other);
                 if told.unwrap_or(untold) { format } else { format.without_reasoning() }
             }
             _ if !variables.is_empty() => return None,
@@ -68,23 +78,34 @@ impl Golden {
 
     fn name(&self) -> String {
         let or_none = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
-        format!("{}/{}/{}", or_none(&self.tool_parser), or_none(&self.reasoning_parser), self.tokenizer)
+        format!(
+            "{}/{}/{}",
+            or_none(&self.tool_parser),
+            or_none(&self.reasoning_parser),
+            self.tokenizer
+        )
     }
 
     fn text(&self) -> String {
         self.text.clone().unwrap_or_else(|| self.tokens.concat())
     }
 
-    /// Whether an answer says the same. Arguments are compared as JSON. White space around text is the template's where calls follow.
+    /// Whether an answer says the same. Arguments are compared as JSON. White space around text is
+    /// the template's where calls follow.
     fn is_said_by(&self, answer: &Collected) -> bool {
-        let json = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.trim()));
+        let json =
+            |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.trim()));
         let theirs = self.tool_calls.as_deref().unwrap_or_default();
         let calls = theirs.iter().zip(&answer.calls).all(|(theirs, ours)| {
             let same_id = theirs.id.is_none() || theirs.id == ours.id;
             theirs.name == ours.name && json(&theirs.arguments) == json(&ours.arguments) && same_id
         });
         let content = self.content.as_deref().unwrap_or_default();
-        let text = if theirs.is_empty() { content == answer.text } else { content.trim() == answer.text.trim() };
+        let text = if theirs.is_empty() {
+            content == answer.text
+        } else {
+            content.trim() == answer.text.trim()
+        };
         calls
             && theirs.len() == answer.calls.len()
             && text
@@ -93,16 +114,26 @@ impl Golden {
 }
 
 fn goldens(name: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name)).unwrap()
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name))
+        .unwrap()
 }
 
 fn functions(list: &[Value]) -> Arc<Tools> {
     let function = |tool: &'_ Value| tool["function"].clone();
     let functions: Vec<Value> = list.iter().map(function).collect();
-    Tools::new(functions.iter().map(|function| (function["name"].as_str().unwrap(), &function["parameters"]))).into()
+    Tools::new(
+        functions
+            .iter()
+            .map(|function| (function["name"].as_str().unwrap(), &function["parameters"])),
+    )
+    .into()
 }
 
-fn read<'a>(format: &Format, tools: &Arc<Tools>, pieces: impl IntoIterator<Item = &'a str>) -> Collected {
+fn read<'a>(
+    format: &Format,
+    tools: &Arc<Tools>,
+    pieces: impl IntoIterator<Item = &'a str>,
+) -> Collected {
     let mut parser = Parser::new(format, tools.clone(), format.start(None));
     let mut answer = Collected::default();
     pieces.into_iter().for_each(|piece| parser.push(piece, &mut answer));
@@ -132,18 +163,29 @@ fn known_differences() -> BTreeSet<(String, String)> {
 #[test]
 fn cut_answer_closes_only_whole_calls() {
     let Goldens { tools, goldens } = serde_json::from_str(&goldens("parse.json")).unwrap();
-    let tools: BTreeMap<String, Arc<Tools>> = tools.into_iter().map(|(name, list)| (name, functions(&list))).collect();
+    let tools: BTreeMap<String, Arc<Tools>> =
+        tools.into_iter().map(|(name, list)| (name, functions(&list))).collect();
     let mut unfinished = 0;
     for golden in &goldens {
         let (Some(format), Some(list)) = (golden.format(), &golden.tools) else { continue };
         let text = golden.text();
         let whole = read(&format, &tools[list], [text.as_str()]);
-        assert!(whole.calls.iter().all(|call| call.end.is_some()), "{} {}", golden.name(), golden.case);
+        assert!(
+            whole.calls.iter().all(|call| call.end.is_some()),
+            "{} {}",
+            golden.name(),
+            golden.case
+        );
         for (at, _) in text.char_indices() {
             let cut = read(&format, &tools[list], [&text[..at]]);
             let has_same = closed(&cut).zip(closed(&whole)).all(|(cut, whole)| cut == whole);
             let is_less = closed(&cut).count() <= closed(&whole).count();
-            assert!(has_same && is_less, "cut at {at}: {} {}: {text:?}: {cut:?}", golden.name(), golden.case);
+            assert!(
+                has_same && is_less,
+                "cut at {at}: {} {}: {text:?}: {cut:?}",
+                golden.name(),
+                golden.case
+            );
             unfinished += cut.calls.len() - closed(&cut).count();
         }
     }
@@ -153,7 +195,8 @@ fn cut_answer_closes_only_whole_calls() {
 #[test]
 fn answers_say_what_vllm_reads_however_they_are_cut() {
     let Goldens { tools, goldens } = serde_json::from_str(&goldens("parse.json")).unwrap();
-    let tools: BTreeMap<String, Arc<Tools>> = tools.into_iter().map(|(name, list)| (name, functions(&list))).collect();
+    let tools: BTreeMap<String, Arc<Tools>> =
+        tools.into_iter().map(|(name, list)| (name, functions(&list))).collect();
     let none = Arc::new(Tools::default());
     let mut differences = BTreeSet::new();
     let mut compared = 0;
@@ -163,9 +206,19 @@ fn answers_say_what_vllm_reads_however_they_are_cut() {
         let text = golden.text();
         let whole = read(&format, tools, [text.as_str()]);
         let what = || format!("{} {}: {text:?}", golden.name(), golden.case);
-        assert_eq!(read(&format, tools, text.split_inclusive(|_| true)), whole, "by characters: {}", what());
+        assert_eq!(
+            read(&format, tools, text.split_inclusive(|_| true)),
+            whole,
+            "by characters: {}",
+            what()
+        );
         if golden.text.is_none() {
-            assert_eq!(read(&format, tools, golden.tokens.iter().map(String::as_str)), whole, "by tokens: {}", what());
+            assert_eq!(
+                read(&format, tools, golden.tokens.iter().map(String::as_str)),
+                whole,
+                "by tokens: {}",
+                what()
+            );
         }
         for (at, _) in text.char_indices() {
             let (first, second) = text.split_at(at);
@@ -181,6 +234,14 @@ fn answers_say_what_vllm_reads_however_they_are_cut() {
         of.difference(without).map(|(format, case)| format!("{format}: {case}")).collect::<Vec<_>>()
     };
     assert_eq!(lines(&differences, &known), Vec::<String>::new(), "not in differences.txt");
-    assert_eq!(lines(&known, &differences), Vec::<String>::new(), "in differences.txt, but no difference");
-    assert!(compared > 4000 && differences.len() * 4 < compared, "{} of {compared}", differences.len());
+    assert_eq!(
+        lines(&known, &differences),
+        Vec::<String>::new(),
+        "in differences.txt, but no difference"
+    );
+    assert!(
+        compared > 4000 && differences.len() * 4 < compared,
+        "{} of {compared}",
+        differences.len()
+    );
 }

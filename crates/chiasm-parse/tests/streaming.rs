@@ -14,14 +14,17 @@ const PIECE_CHARS: usize = 12;
 /// Returns the parts of a call `f(path="/a", text=…)` before and behind its text.
 fn call(parser: &str) -> (&'static str, &'static str) {
     match parser {
-        "hermes" | "qwen3_json" => {
-            ("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"path\": \"/a\", \"text\": \"", "\"}}\n</tool_call>")
-        }
+        "hermes" | "qwen3_json" => (
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"path\": \"/a\", \"text\": \"",
+            "\"}}\n</tool_call>",
+        ),
         "longcat" => (
             "<longcat_tool_call>{\"name\": \"f\", \"arguments\": {\"path\": \"/a\", \"text\": \"",
             "\"}}</longcat_tool_call>",
         ),
-        "llama3_json" | "llama4_json" => ("{\"name\": \"f\", \"parameters\": {\"path\": \"/a\", \"text\": \"", "\"}}"),
+        "llama3_json" | "llama4_json" => {
+            ("{\"name\": \"f\", \"parameters\": {\"path\": \"/a\", \"text\": \"", "\"}}")
+        }
         "llama4_pythonic" | "pythonic" => ("[f(path='/a', text='", "')]"),
         "mistral" => ("[TOOL_CALLS]f[ARGS]{\"path\": \"/a\", \"text\": \"", "\"}"),
         "deepseek_v3" => (
@@ -63,9 +66,10 @@ fn call(parser: &str) -> (&'static str, &'static str) {
             "</parameter>\n</invoke>\n</minimax:tool_call>",
         ),
         "gemma4" => ("<|tool_call>call:f{path:<|\"|>/a<|\"|>,text:<|\"|>", "<|\"|>}<tool_call|>"),
-        "functiongemma" => {
-            ("<start_function_call>call:f{path:<escape>/a<escape>,text:<escape>", "<escape>}<end_function_call>")
-        }
+        "functiongemma" => (
+            "<start_function_call>call:f{path:<escape>/a<escape>,text:<escape>",
+            "<escape>}<end_function_call>",
+        ),
         other => panic!("no call in the format '{other}' is written down here"),
     }
 }
@@ -94,7 +98,8 @@ fn tools(text: &Value) -> Arc<Tools> {
 
 fn pieces(text: &str) -> impl Iterator<Item = String> {
     let characters: Vec<char> = text.chars().collect();
-    let pieces: Vec<String> = characters.chunks(PIECE_CHARS).map(|piece| piece.iter().collect()).collect();
+    let pieces: Vec<String> =
+        characters.chunks(PIECE_CHARS).map(|piece| piece.iter().collect()).collect();
     pieces.into_iter()
 }
 
@@ -113,10 +118,16 @@ fn long_text_comes_as_it_grows() {
                 parser.push(&piece, &mut answer);
                 pushed += piece.len();
                 if pushed > MAX_LAG {
-                    let call = answer.calls.first().unwrap_or_else(|| panic!("{name}: no name at byte {pushed}"));
+                    let call = answer
+                        .calls
+                        .first()
+                        .unwrap_or_else(|| panic!("{name}: no name at byte {pushed}"));
                     let (_, read) = call.arguments.split_once("Some").unwrap_or_default();
                     let lag = pushed - read.len();
-                    assert!(lag < MAX_LAG, "{name}, {schema}: {lag} bytes are held back at {pushed}");
+                    assert!(
+                        lag < MAX_LAG,
+                        "{name}, {schema}: {lag} bytes are held back at {pushed}"
+                    );
                 }
             }
             pieces(behind).for_each(|piece| parser.push(&piece, &mut answer));
@@ -164,7 +175,11 @@ fn answer_that_ends_in_arguments_leaves_call_unfinished() {
         parser.finish(&mut answer);
         let call = &answer.calls[0];
         assert_eq!((answer.calls.len(), call.end), (1, Some(CallEnd::Unfinished)), "{name}");
-        assert!(serde_json::from_str::<Value>(&call.arguments).is_err(), "{name}: {}", call.arguments);
+        assert!(
+            serde_json::from_str::<Value>(&call.arguments).is_err(),
+            "{name}: {}",
+            call.arguments
+        );
         assert_eq!(answer.text, "", "{name}");
     }
 }
@@ -226,8 +241,10 @@ fn referenced_objects_arrive_as_objects() {
             (&moved, &["item", "tree"][..]),
         ] {
             let (before, behind) = call(name);
-            for (key, is_object) in
-                keys.iter().map(|key| (*key, true)).chain([("elsewhere", false), ("missing", false)])
+            for (key, is_object) in keys
+                .iter()
+                .map(|key| (*key, true))
+                .chain([("elsewhere", false), ("missing", false)])
             {
                 let before = before.replace("text", key).replace("\"true\"", "\"false\"");
                 let format = Format::new(Some(name), None).unwrap();
@@ -251,16 +268,22 @@ fn referenced_objects_arrive_as_objects() {
 fn schemas_that_multiply_are_bounded() {
     let mut definitions = serde_json::Map::new();
     for i in 0..2000 {
-        let next: Vec<Value> = (1..=20).map(|step| json!({"$ref": format!("#/$defs/D{}", i + step)})).collect();
-        definitions.insert(format!("D{i}"), json!({"anyOf": next, "allOf": [{"$ref": "#/$defs/D0"}]}));
+        let next: Vec<Value> =
+            (1..=20).map(|step| json!({"$ref": format!("#/$defs/D{}", i + step)})).collect();
+        definitions
+            .insert(format!("D{i}"), json!({"anyOf": next, "allOf": [{"$ref": "#/$defs/D0"}]}));
     }
     let properties: serde_json::Map<String, Value> =
         (0..2000).map(|i| (format!("p{i}"), json!({"$ref": format!("#/$defs/D{i}")}))).collect();
     let parameters = json!({"type": "object", "properties": properties, "$defs": definitions});
     let format = Format::new(Some("qwen3_coder"), None).unwrap();
     let mut read = Collected::default();
-    let mut parser = Parser::new(&format, Tools::new([("f", &parameters)]).into(), format.start(None));
-    parser.push("<tool_call>\n<function=f>\n<parameter=p1999>\n1\n</parameter>\n</function>\n</tool_call>", &mut read);
+    let mut parser =
+        Parser::new(&format, Tools::new([("f", &parameters)]).into(), format.start(None));
+    parser.push(
+        "<tool_call>\n<function=f>\n<parameter=p1999>\n1\n</parameter>\n</function>\n</tool_call>",
+        &mut read,
+    );
     parser.finish(&mut read);
     assert_eq!(read.calls[0].arguments, "{\"p1999\": \"1\"}");
 }
@@ -279,8 +302,11 @@ fn long_parts_of_schemas_are_not_read() {
     let format = Format::new(Some("qwen3_coder"), None).unwrap();
     for (key, value) in [("long", json!("1")), ("short", json!(1)), ("far", json!("1"))] {
         let mut read = Collected::default();
-        let mut parser = Parser::new(&format, Tools::new([("f", &parameters)]).into(), format.start(None));
-        let call = format!("<tool_call>\n<function=f>\n<parameter={key}>\n1\n</parameter>\n</function>\n</tool_call>");
+        let mut parser =
+            Parser::new(&format, Tools::new([("f", &parameters)]).into(), format.start(None));
+        let call = format!(
+            "<tool_call>\n<function=f>\n<parameter={key}>\n1\n</parameter>\n</function>\n</tool_call>"
+        );
         parser.push(&call, &mut read);
         parser.finish(&mut read);
         let arguments: Value = serde_json::from_str(&read.calls[0].arguments).unwrap();
@@ -309,7 +335,9 @@ fn single_call_leaves_later_calls_out() {
                 parser = parser.with_single_call();
             }
             let characters: Vec<char> = text.chars().collect();
-            characters.chunks(piece_chars).for_each(|piece| parser.push(&String::from_iter(piece), &mut answer));
+            characters
+                .chunks(piece_chars)
+                .for_each(|piece| parser.push(&String::from_iter(piece), &mut answer));
             parser.finish(&mut answer);
             answer
         };

@@ -1,4 +1,5 @@
-//! What an engine is told to hold an answer to, against what vLLM tells it (`python/parse_goldens`).
+//! What an engine is told to hold an answer to, against what vLLM tells it
+//! (`python/parse_goldens`).
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,9 @@ fn texts(tag: &Value, texts_of: &mut BTreeSet<String>) {
     match tag {
         Value::Object(map) => {
             for (key, value) in map.iter().filter(|(key, _)| *key != "json_schema") {
-                match value.as_str().filter(|_| ["begin", "end", "value", "style", "pattern"].contains(&key.as_str())) {
+                match value.as_str().filter(|_| {
+                    ["begin", "end", "value", "style", "pattern"].contains(&key.as_str())
+                }) {
                     Some(text) => drop(texts_of.insert(text.to_owned())),
                     None => texts(value, texts_of),
                 }
@@ -29,8 +32,9 @@ fn forced_calls_are_written_as_vllm_has_them_written() {
     let mut compared = BTreeSet::new();
     for row in goldens["constraints"].as_array().unwrap() {
         // What GLM's calls may be without a schema is written out there.
-        let is_asked =
-            row["tools"] == "strict" && row["parallel_tool_calls"] == true && row["tool_choice"] == "required";
+        let is_asked = row["tools"] == "strict"
+            && row["parallel_tool_calls"] == true
+            && row["tool_choice"] == "required";
         if !is_asked
             || row["held_to"] != "structural_tag"
             || row["tool_parser"] == "glm45"
@@ -43,7 +47,10 @@ fn forced_calls_are_written_as_vllm_has_them_written() {
         let tools = goldens["tools"]["strict"].as_array().unwrap();
         let functions: Vec<Function<'_>> = tools
             .iter()
-            .map(|tool| Function { name: tool["function"]["name"].as_str().unwrap(), arguments: &any })
+            .map(|tool| Function {
+                name: tool["function"]["name"].as_str().unwrap(),
+                arguments: &any,
+            })
             .collect();
         let (mut ours, mut theirs) = (BTreeSet::new(), BTreeSet::new());
         texts(&format.structural_tag(&functions, true, false).unwrap(), &mut ours);
@@ -74,7 +81,10 @@ fn written(tag: &Value) -> String {
             "qwen_xml" => "<parameter=city>\nParis\n</parameter>".to_owned(),
             "glm_xml" => "<arg_key>city</arg_key><arg_value>Paris</arg_value>".to_owned(),
             "minimax_xml" => "<parameter name=\"city\">Paris</parameter>".to_owned(),
-            "deepseek_xml" => "<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n".to_owned(),
+            "deepseek_xml" => {
+                "<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n"
+                    .to_owned()
+            }
             style => panic!("{style}"),
         },
         kind => panic!("{kind}"),
@@ -93,8 +103,13 @@ fn what_is_forced_is_read() {
         let mut reader = Parser::new(&format, Tools::default().into(), format.start(None));
         reader.push(&written(&tag), &mut answer);
         reader.finish(&mut answer);
-        let calls: Vec<_> = answer.calls.iter().map(|call| (call.name.as_str(), call.arguments.as_str())).collect();
-        assert_eq!(calls, [("weather", r#"{"city": "Paris"}"#), ("news", r#"{"city": "Paris"}"#)], "{parser}");
+        let calls: Vec<_> =
+            answer.calls.iter().map(|call| (call.name.as_str(), call.arguments.as_str())).collect();
+        assert_eq!(
+            calls,
+            [("weather", r#"{"city": "Paris"}"#), ("news", r#"{"city": "Paris"}"#)],
+            "{parser}"
+        );
         assert_eq!(answer.text, "", "{parser}");
         forced += 1;
     }

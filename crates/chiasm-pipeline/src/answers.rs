@@ -60,7 +60,8 @@ impl AnswerFormat {
         tool_parser: &ParserChoice,
         reasoning_parser: &ParserChoice,
     ) -> Result<Self, UnknownParser> {
-        let detected = template.map(|template| detect(template.source_for_tools())).unwrap_or_default();
+        let detected =
+            template.map(|template| detect(template.source_for_tools())).unwrap_or_default();
         let chosen = |choice: &ParserChoice, detected: Option<&str>| match choice {
             ParserChoice::Detect => detected.map(str::to_owned),
             ParserChoice::None => None,
@@ -76,7 +77,11 @@ impl AnswerFormat {
         let is_shown = |text: &str| markers.iter().any(|marker| marker.contains(text));
         let special = tokenizer.special_tokens();
         Ok(Self {
-            shown: special.into_iter().filter(|(_, text)| is_shown(text)).map(|(token, _)| token).collect(),
+            shown: special
+                .into_iter()
+                .filter(|(_, text)| is_shown(text))
+                .map(|(token, _)| token)
+                .collect(),
             open: tokenizer.token_to_id(open),
             close: tokenizer.token_to_id(close),
             without_calls: whole.without_calls(),
@@ -87,7 +92,8 @@ impl AnswerFormat {
         })
     }
 
-    /// vLLM's name of the parser of reasoning, if an engine of this model can have it: it looks for the tokens.
+    /// vLLM's name of the parser of reasoning, if an engine of this model can have it: it looks for
+    /// the tokens.
     pub fn engine_parser(&self) -> Option<&str> {
         self.reasoning_parser.as_deref().filter(|_| self.close.is_some())
     }
@@ -110,7 +116,9 @@ impl AnswerFormat {
     /// Returns whether a prompt ends within reasoning. `None` if neither token of reasoning is the
     /// prompt's last special token.
     pub fn is_open(&self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Option<bool> {
-        let says = |&&token: &&TokenId| [self.open, self.close].contains(&Some(token)) || tokenizer.is_special(token);
+        let says = |&&token: &&TokenId| {
+            [self.open, self.close].contains(&Some(token)) || tokenizer.is_special(token)
+        };
         let last = prompt.iter().rev().find(says)?;
         match Some(*last) {
             token if token == self.open => Some(true),

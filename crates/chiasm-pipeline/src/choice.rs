@@ -1,4 +1,5 @@
-//! One continuation on its way from token ids to text: detokenizing, stop strings, log probabilities, the end.
+//! One continuation on its way from token ids to text: detokenizing, stop strings, log
+//! probabilities, the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,12 +49,17 @@ impl Choice {
         stops: StopStrings,
         reading: Option<&Arc<Reading>>,
     ) -> Self {
-        let skip_special = sampling.skip_special_tokens.or(model.generation.skip_special_tokens).unwrap_or(true);
+        let skip_special =
+            sampling.skip_special_tokens.or(model.generation.skip_special_tokens).unwrap_or(true);
         // Those that structure the answer have to be in the text.
         let skip_most = skip_special && reading.is_some() && model.answers.shows_any();
         Self {
             index,
-            detokenizer: Detokenizer::new(model.tokenizer.clone(), prompt, skip_special && !skip_most),
+            detokenizer: Detokenizer::new(
+                model.tokenizer.clone(),
+                prompt,
+                skip_special && !skip_most,
+            ),
             answers: skip_most.then(|| model.clone()),
             reader: reading.map(|reading| reading.begin(model, prompt)),
             stops,
@@ -70,12 +76,14 @@ impl Choice {
         }
     }
 
-    /// Returns `true` once the last delta has been made. Later outputs are no part of the continuation.
+    /// Returns `true` once the last delta has been made. Later outputs are no part of the
+    /// continuation.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// The time per token since the tokens before those of this delta. `None` for the first ones, and without new ones.
+    /// The time per token since the tokens before those of this delta. `None` for the first ones,
+    /// and without new ones.
     pub(super) fn gap(&mut self, delta: &ChoiceDelta) -> Option<Duration> {
         if delta.tokens.is_empty() {
             return None;
@@ -85,8 +93,8 @@ impl Choice {
         Some((now - before) / u32::try_from(delta.tokens.len()).unwrap_or(u32::MAX))
     }
 
-    /// Takes one output. `finish` is set when the continuation ended, be it by the backend or by a stop string (then the
-    /// backend does not know yet, and the continuation is to be stopped).
+    /// Takes one output. `finish` is set when the continuation ended, be it by the backend or by a
+    /// stop string (then the backend does not know yet, and the continuation is to be stopped).
     pub(super) fn push(&mut self, output: Output) -> ChoiceDelta {
         let delta = self.read(output);
         self.has_ended = delta.finish.is_some();
@@ -103,25 +111,30 @@ impl Choice {
                 return ChoiceDelta { index: self.index, events, finish, ..ChoiceDelta::default() };
             }
         };
-        let mut delta = ChoiceDelta { index: self.index, prompt_logprobs, ..ChoiceDelta::default() };
+        let mut delta =
+            ChoiceDelta { index: self.index, prompt_logprobs, ..ChoiceDelta::default() };
         if std::mem::take(&mut self.wants_prompt_logprobs) {
             // A prompt of one token has none, and engines say nothing of them then.
             delta.prompt_logprobs.get_or_insert_default();
         }
         // The token that ended the text is no part of it, unless asked for.
-        let silent_tail = usize::from(!self.include_stop && matches!(finish, Some(Finish::Eos | Finish::StopToken(_))));
+        let silent_tail = usize::from(
+            !self.include_stop && matches!(finish, Some(Finish::Eos | Finish::StopToken(_))),
+        );
         let spoken = tokens.len().saturating_sub(silent_tail);
         let mut taken = 0;
         let mut seen = Seen::default();
         for &token in &tokens {
             taken += 1;
             self.seen_tokens += 1;
-            delta.reasoning_tokens += usize::from(self.reader.as_ref().is_some_and(Reader::is_reasoning));
+            delta.reasoning_tokens +=
+                usize::from(self.reader.as_ref().is_some_and(Reader::is_reasoning));
             if taken > spoken || self.is_left_out(token) {
                 continue;
             }
             if let Some(text_tokens) = &mut self.text_tokens
-                && let Some(logprob) = logprobs.as_ref().and_then(|logprobs| logprobs.get(taken - 1))
+                && let Some(logprob) =
+                    logprobs.as_ref().and_then(|logprobs| logprobs.get(taken - 1))
             {
                 text_tokens.push(logprob.clone());
             }
@@ -154,8 +167,14 @@ impl Choice {
         delta
     }
 
-    /// Returns the events of a backend that reads answers itself. A call ends where the next one begins.
-    fn already_read(&mut self, text: String, tool_calls: Vec<ToolCallDelta>, finish: Option<&Finish>) -> AnswerEvents {
+    /// Returns the events of a backend that reads answers itself. A call ends where the next one
+    /// begins.
+    fn already_read(
+        &mut self,
+        text: String,
+        tool_calls: Vec<ToolCallDelta>,
+        finish: Option<&Finish>,
+    ) -> AnswerEvents {
         let mut events = AnswerEvents::of_text(text);
         for piece in tool_calls {
             if piece.id.is_some() && self.has_open_call {
@@ -200,7 +219,12 @@ impl Choice {
     }
 
     /// Adds text to the delta; true when a stop string ended the continuation in it.
-    fn add_text(&mut self, text: String, delta: &mut ChoiceDelta, finish: &mut Option<Finish>) -> bool {
+    fn add_text(
+        &mut self,
+        text: String,
+        delta: &mut ChoiceDelta,
+        finish: &mut Option<Finish>,
+    ) -> bool {
         if self.stops.is_idle() {
             self.tell(text, delta);
             return false;

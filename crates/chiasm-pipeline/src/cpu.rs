@@ -1,4 +1,5 @@
-//! CPU-heavy work: off the async threads, priced before it is done, and cheap work never behind dear work.
+//! CPU-heavy work: off the async threads, priced before it is done, and cheap work never behind
+//! dear work.
 //!
 //! | module | is |
 //! |---|---|
@@ -36,21 +37,26 @@ pub use metrics::CpuMetrics;
 
 /// Work of up to this price has threads of its own, on which it waits for nothing longer.
 const SHORT: Duration = Duration::from_millis(5);
-/// Work above this price waits for fewer threads, which give way to all others: an image of some 20 megapixels.
+/// Work above this price waits for fewer threads, which give way to all others: an image of some 20
+/// megapixels.
 const HEAVY: Duration = Duration::from_millis(200);
 
-/// What each lane adds to its threads' niceness. A thread that is nicer by 5 gets a quarter of a core that both want, and is
-/// interrupted when the other wakes up.
+/// What each lane adds to its threads' niceness. A thread that is nicer by 5 gets a quarter of a
+/// core that both want, and is interrupted when the other wakes up.
 const NICENESS: [i32; 3] = [0, 5, 10];
 
-/// How long a thread that has nothing to do keeps itself ready. Starting one takes some tens of microseconds.
+/// How long a thread that has nothing to do keeps itself ready. Starting one takes some tens of
+/// microseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pixels from which on an image is worth several threads: below, waking them takes as long as the work.
+/// Pixels from which on an image is worth several threads: below, waking them takes as long as the
+/// work.
 const SHARED_PIXELS: u64 = 2_000_000;
 
-/// Threads for CPU-heavy work, in three lanes by the work's price: `short`, `usual` and `heavy`. Within a lane, owners
-/// get equal shares of the time, and of one owner's work what is due first is done first, by the rule of [`CpuBudget`]. Clones share the threads, which end with the last of them.
+/// Threads for CPU-heavy work, in three lanes by the work's price: `short`, `usual` and `heavy`.
+/// Within a lane, owners get equal shares of the time, and of one owner's work what is due first is
+/// done first, by the rule of [`CpuBudget`]. Clones share the threads, which end with the last of
+/// them.
 #[derive(Clone)]
 pub struct CpuPool {
     inner: Arc<Inner>,
@@ -65,18 +71,25 @@ struct Inner {
 }
 
 impl CpuPool {
-    /// Does at most `threads` pieces of usual work at once, at least one; half as many heavy ones, rounded up; and one more of
-    /// short ones, so that those can fill a machine whose last core is not in `threads`. This also bounds the memory of decoded
-    /// images.
+    /// Does at most `threads` pieces of usual work at once, at least one; half as many heavy ones,
+    /// rounded up; and one more of short ones, so that those can fill a machine whose last core is
+    /// not in `threads`. This also bounds the memory of decoded images.
     pub fn new(threads: usize, metrics: &CpuMetrics) -> Self {
         let threads = threads.max(1);
-        let lane = |index: usize, name, threads| Arc::new(Lane::new(name, threads, NICENESS[index], PATIENCE, metrics));
-        let lanes = [lane(0, "short", threads + 1), lane(1, "usual", threads), lane(2, "heavy", threads.div_ceil(2))];
+        let lane = |index: usize, name, threads| {
+            Arc::new(Lane::new(name, threads, NICENESS[index], PATIENCE, metrics))
+        };
+        let lanes = [
+            lane(0, "short", threads + 1),
+            lane(1, "usual", threads),
+            lane(2, "heavy", threads.div_ceil(2)),
+        ];
         Self { inner: Arc::new(Inner { lanes, threads, shared: OnceLock::new() }) }
     }
 
-    /// Threads for an image of so many pixels beside the caller's: none if it is small, or if other images keep more than
-    /// half of the threads busy. Then an image's own time matters less than everybody's.
+    /// Threads for an image of so many pixels beside the caller's: none if it is small, or if other
+    /// images keep more than half of the threads busy. Then an image's own time matters less than
+    /// everybody's.
     pub fn shared(&self, pixels: u64) -> Option<&ThreadPool> {
         let Inner { lanes: [_, usual, heavy], threads, shared } = &*self.inner;
         if *threads < 2 || pixels < SHARED_PIXELS || 2 * (usual.busy() + heavy.busy()) > *threads {
@@ -85,14 +98,22 @@ impl CpuPool {
         let start = || {
             let name = |index| format!("pixels-{index}");
             let give_way = |_| lane::give_way(NICENESS[1]);
-            let pool = ThreadPoolBuilder::new().num_threads(*threads).thread_name(name).start_handler(give_way).build();
-            pool.inspect_err(|error| tracing::warn!(%error, "images are processed by one thread each")).ok()
+            let pool = ThreadPoolBuilder::new()
+                .num_threads(*threads)
+                .thread_name(name)
+                .start_handler(give_way)
+                .build();
+            pool.inspect_err(
+                |error| tracing::warn!(%error, "images are processed by one thread each"),
+            )
+            .ok()
         };
         shared.get_or_init(start).as_ref()
     }
 
-    /// Runs a job here if it is `small`, that is, done in less time than waking another thread and being woken by it takes:
-    /// some tens of microseconds. That costs the request nothing. Otherwise the job is run as [`Self::run`] does, for `price`.
+    /// Runs a job here if it is `small`, that is, done in less time than waking another thread and
+    /// being woken by it takes: some tens of microseconds. That costs the request nothing.
+    /// Otherwise the job is run as [`Self::run`] does, for `price`.
     ///
     /// # Errors
     /// The budget does not allow the price, or the job panics.
@@ -109,12 +130,12 @@ impl CpuPool {
         catch_unwind(AssertUnwindSafe(job)).map_err(|_| CpuError::Failed)
     }
 
-    /// Runs a job on a thread of the lane that its ticket's price leads to. If nobody awaits it any more before it has begun, it is
-    /// dropped; once begun it runs to its end.
+    /// Runs a job on a thread of the lane that its ticket's price leads to. If nobody awaits it any
+    /// more before it has begun, it is dropped; once begun it runs to its end.
     ///
     /// # Errors
-    /// The job panics, or no thread can be started; or the request's work has taken far longer than its prices by then, and all that it
-    /// may have.
+    /// The job panics, or no thread can be started; or the request's work has taken far longer than
+    /// its prices by then, and all that it may have.
     pub async fn run<T: Send + 'static>(
         &self,
         ticket: &Ticket,
@@ -131,7 +152,12 @@ impl CpuPool {
             });
             drop(done.send(made));
         });
-        let _place = self.lane(ticket.price()).push(ticket.owner(), ticket.price(), ticket.due(Instant::now()), job);
+        let _place = self.lane(ticket.price()).push(
+            ticket.owner(),
+            ticket.price(),
+            ticket.due(Instant::now()),
+            job,
+        );
         // A job that panics or is dropped takes `done` with it.
         outcome.await.unwrap_or_else(|_| Err(CpuError::Failed))
     }

@@ -59,15 +59,18 @@ impl Deadline {
 ///
 /// # Errors
 /// [`Cause::TimedOut`] when the deadline passes; what was waited for is dropped then.
-pub async fn within<T>(deadline: Option<Deadline>, what: impl Future<Output = T>) -> Result<T, RequestError> {
+pub async fn within<T>(
+    deadline: Option<Deadline>,
+    what: impl Future<Output = T>,
+) -> Result<T, RequestError> {
     match deadline {
         Some(deadline) => timeout_at(deadline.at, what).await.map_err(|_| deadline.passed()),
         None => Ok(what.await),
     }
 }
 
-/// Waits until a job of a trial is taken or the head of its answer comes, and records a failure of that
-/// with the trial.
+/// Waits until a job of a trial is taken or the head of its answer comes, and records a failure of
+/// that with the trial.
 ///
 /// # Errors
 /// [`Cause::TimedOut`] when the deadline passes; `begins` is dropped then.
@@ -82,7 +85,9 @@ pub(crate) async fn begun_within<T>(
         Ok(Ok(_)) => {}
         Ok(Err(error)) => trial.failed(error),
         // A request that came with little of its time left says nothing about the worker.
-        Err(_) if deadline.is_some_and(|deadline| deadline.has_half_left(given)) => trial.timed_out(),
+        Err(_) if deadline.is_some_and(|deadline| deadline.has_half_left(given)) => {
+            trial.timed_out()
+        }
         Err(_) => {}
     }
     begun
@@ -95,9 +100,13 @@ mod tests {
     #[test]
     fn half_is_left_until_the_middle() {
         let arrived = Instant::now();
-        let limits = PipelineLimits { first_token_timeout: Some(Duration::from_secs(10)), ..PipelineLimits::default() };
+        let limits = PipelineLimits {
+            first_token_timeout: Some(Duration::from_secs(10)),
+            ..PipelineLimits::default()
+        };
         let deadline = Deadlines::of(arrived, &limits).first_token.unwrap();
-        let has_half_left = |seconds| deadline.has_half_left(arrived + Duration::from_secs(seconds));
+        let has_half_left =
+            |seconds| deadline.has_half_left(arrived + Duration::from_secs(seconds));
         assert_eq!([0, 5, 6, 11].map(has_half_left), [true, true, false, false]);
     }
 }

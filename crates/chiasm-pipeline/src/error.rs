@@ -1,4 +1,5 @@
-//! Why the pipeline can't answer a request. `error.rs` of this crate alone says which HTTP status that is.
+//! Why the pipeline can't answer a request. `error.rs` of this crate alone says which HTTP status
+//! that is.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,7 +40,9 @@ pub enum Cause {
     #[error(transparent)]
     Cpu(#[from] CpuError),
     /// The prompt leaves no room for an answer.
-    #[error("the prompt has {tokens} tokens; this model's context of {max_model_len} leaves no room for an answer")]
+    #[error(
+        "the prompt has {tokens} tokens; this model's context of {max_model_len} leaves no room for an answer"
+    )]
     ContextFull {
         /// Tokens of the expanded prompt, at least.
         tokens: usize,
@@ -82,7 +85,9 @@ pub enum Cause {
         message: String,
     },
     /// The servers refuse the operator's key.
-    #[error("the server behind this one refuses the key that it is sent, which its operator has set: {message}")]
+    #[error(
+        "the server behind this one refuses the key that it is sent, which its operator has set: {message}"
+    )]
     KeyRefused {
         /// The words of the server, without its address.
         message: String,
@@ -114,7 +119,8 @@ pub enum Cause {
     /// An engine died or hangs, and no other can take the request.
     #[error("the engine failed and no other can take the request")]
     NoOtherWorker,
-    /// No worker that is given tokens takes the request, for this reason, and a server that is given messages may.
+    /// No worker that is given tokens takes the request, for this reason, and a server that is
+    /// given messages may.
     #[error("{why}")]
     LeftToServers {
         /// What it would be told if there were no such server.
@@ -123,7 +129,9 @@ pub enum Cause {
         tried: Attempts,
     },
     /// The prompt was in several engines when they died.
-    #[error("this prompt was in several engines when they died; it is not given to another one for now (--quarantine)")]
+    #[error(
+        "this prompt was in several engines when they died; it is not given to another one for now (--quarantine)"
+    )]
     Quarantined,
     /// The request took too long.
     #[error("{} within {} s ({flag})", if *.flag == "--first-token-timeout" { "no token came" } else { "the answer did not end" }, after.as_secs_f64())]
@@ -281,17 +289,20 @@ impl From<JobError> for RequestError {
             JobError::Rejected { status, field, message } => {
                 Self { cause: Cause::Rejected { status, message }, field: Some(field) }
             }
-            JobError::ServerFailed { status, message } => Cause::ServerFailed { status, message }.into(),
+            JobError::ServerFailed { status, message } => {
+                Cause::ServerFailed { status, message }.into()
+            }
             JobError::KeyRefused { message, .. } => Cause::KeyRefused { message }.into(),
             JobError::Overloaded { status, retry_after, message } => {
                 Cause::Overloaded { status, retry_after, message }.into()
             }
             JobError::UnknownModel { message } => Cause::UnknownModel { message }.into(),
             JobError::ConstraintFailed { field, message } => Self::internal(message).at(&field),
-            // What a source of ours says is ours; what else comes by that way is a fault of the program.
-            JobError::Source(error) => {
-                error.downcast().map_or_else(|other| Self::internal(other.to_string()), |ours| *ours)
-            }
+            // What a source of ours says is ours; what else comes by that way is a fault of the
+            // program.
+            JobError::Source(error) => error
+                .downcast()
+                .map_or_else(|other| Self::internal(other.to_string()), |ours| *ours),
             error => Self::internal(error.to_string()),
         }
     }

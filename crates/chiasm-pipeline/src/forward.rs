@@ -11,7 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use chiasm_backend::{Death, Forward, Forwarded, InputForm, JobError, JobItem, KeyScheme, Supports};
+use chiasm_backend::{
+    Death, Forward, Forwarded, InputForm, JobError, JobItem, KeyScheme, Supports,
+};
 use chiasm_fleet::{PresentClass, Trial, Worker, WorkerFault, keys_for};
 use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_request::{GenerateRequest, RouteOutcome};
@@ -47,7 +49,11 @@ pub trait ForwardedRequest: Send + Sync {
     ///
     /// # Errors
     /// [`JobError::Dead`] if the server is lost before that, or reports its own failure.
-    fn begun<'a>(&'a self, answer: Forwarded, server: &'a Worker) -> BoxFuture<'a, Result<Forwarded, JobError>>;
+    fn begun<'a>(
+        &'a self,
+        answer: Forwarded,
+        server: &'a Worker,
+    ) -> BoxFuture<'a, Result<Forwarded, JobError>>;
 }
 
 /// What a request that is passed on asks for, as an engine would be asked.
@@ -123,9 +129,12 @@ pub async fn find_place(
     classes: &[PresentClass],
     understood: impl Future<Output = Option<Understood>>,
 ) -> Result<Place, RequestError> {
-    let prospects = Prospects::of(pipeline, caller, &request, forward.body.len(), classes, understood).await?;
+    let prospects =
+        Prospects::of(pipeline, caller, &request, forward.body.len(), classes, understood).await?;
     let entry = caller.entries.add_prompt();
-    Passing { pipeline, caller, request, forward, prospects, tried: caller.tried.clone(), entry }.find().await
+    Passing { pipeline, caller, request, forward, prospects, tried: caller.tried.clone(), entry }
+        .find()
+        .await
 }
 
 impl Prospects {
@@ -145,29 +154,42 @@ impl Prospects {
             classes.iter().cloned().partition(|class| class.class.keys == KeyScheme::Text);
         let understood = if telling.is_empty() { None } else { understood.await };
         let foreseen = match understood {
-            Some(understood) => Foreseen::of(pipeline, caller, understood, telling.clone().into()).await,
+            Some(understood) => {
+                Foreseen::of(pipeline, caller, understood, telling.clone().into()).await
+            }
             None => None,
         };
-        let knows = |class: &PresentClass| foreseen.as_ref().is_some_and(|foreseen| foreseen.knows(class.id));
-        let is_unforeseen = |class: &&PresentClass| class.input == InputForm::Messages && !knows(class);
-        let unforeseen: Vec<_> = telling.iter().filter(is_unforeseen).map(|class| class.id).collect();
+        let knows = |class: &PresentClass| {
+            foreseen.as_ref().is_some_and(|foreseen| foreseen.knows(class.id))
+        };
+        let is_unforeseen =
+            |class: &&PresentClass| class.input == InputForm::Messages && !knows(class);
+        let unforeseen: Vec<_> =
+            telling.iter().filter(is_unforeseen).map(|class| class.id).collect();
         let pieces = if of_text.is_empty() && unforeseen.is_empty() {
             Vec::new()
         } else {
             let request = request.clone();
             let items = foreseen.as_ref().map_or_else(Vec::new, Foreseen::item_tokens);
             let cost = price::json(bytes, 0);
-            pipeline.cpu.run_or_here(bytes <= SMALL, &caller.cpu, cost, move || request.pieces(&items)).await?
+            pipeline
+                .cpu
+                .run_or_here(bytes <= SMALL, &caller.cpu, cost, move || request.pieces(&items))
+                .await?
         };
         let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
-        let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
-        let unable = pipeline.fleet.workers_lacking(foreseen.as_ref().map_or_else(Supports::default, Foreseen::needs));
+        let texts =
+            of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
+        let unable = pipeline
+            .fleet
+            .workers_lacking(foreseen.as_ref().map_or_else(Supports::default, Foreseen::needs));
         Ok(Self { texts, foreseen, unforeseen, unable, pieces: pieces.len().max(1) })
     }
 }
 
 impl Passing<'_> {
-    /// Gives the request to one server after the other until one answers, or an engine is the best place.
+    /// Gives the request to one server after the other until one answers, or an engine is the best
+    /// place.
     async fn find(mut self) -> Result<Place, RequestError> {
         loop {
             let begun = Instant::now();
@@ -179,12 +201,15 @@ impl Passing<'_> {
                     continue;
                 }
             };
-            let Some((reservation, explanation)) = picked else { return Ok(Place::Engine(self.tried)) };
+            let Some((reservation, explanation)) = picked else {
+                return Ok(Place::Engine(self.tried));
+            };
             let worker = reservation.worker;
-            // The worker may be half-open, and gets no other request until a trial ends. So the trial begins
-            // before anything can fail.
+            // The worker may be half-open, and gets no other request until a trial ends. So the
+            // trial begins before anything can fail.
             let server = self.pipeline.fleet.worker(worker);
-            let trial = server.map(|server| (Trial::begin(&self.pipeline.fleet, server.clone()), server));
+            let trial =
+                server.map(|server| (Trial::begin(&self.pipeline.fleet, server.clone()), server));
             let taken = match trial {
                 Some((_, server)) if server.backend.capabilities().input == InputForm::Tokens => {
                     return Ok(Place::Engine(self.tried));
@@ -220,8 +245,10 @@ impl Passing<'_> {
         };
         let of_texts = texts.iter().map(|(class, keys)| known_by(*class, keys));
         let of_foreseen = foreseen.iter().flat_map(|foreseen| foreseen.routes(session, exclude));
-        let plans: Vec<_> =
-            of_texts.chain(of_foreseen).chain(unforeseen.iter().map(|class| known_by(*class, &[]))).collect();
+        let plans: Vec<_> = of_texts
+            .chain(of_foreseen)
+            .chain(unforeseen.iter().map(|class| known_by(*class, &[])))
+            .collect();
         if plans.is_empty() {
             return Ok(None);
         }
@@ -242,7 +269,11 @@ impl Passing<'_> {
         let number = explanation.and_then(|explanation| {
             let Prospects { texts, foreseen, unforeseen, pieces, .. } = &self.prospects;
             let about = texts.iter().map(|(class, _)| class).chain(unforeseen);
-            let about = about.map(|class| ExplainedPlan { class: *class, prompt_tokens: *pieces, items: &[] });
+            let about = about.map(|class| ExplainedPlan {
+                class: *class,
+                prompt_tokens: *pieces,
+                items: &[],
+            });
             let of_foreseen = foreseen.iter().flat_map(Foreseen::plans).map(Planned::explained);
             let plans: Vec<_> = about.chain(of_foreseen).collect();
             observer.explained(&self.forward.id, &plans, explanation)
@@ -263,9 +294,12 @@ impl Passing<'_> {
         let class = server.class;
         let foreseen = self.prospects.foreseen.as_ref();
         let prompt_tokens = foreseen.and_then(|foreseen| foreseen.prompt_tokens(class));
-        let full_blocks = foreseen.and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
-        let mut route =
-            RouteOutcome { explained, ..self.route(&reservation, class, prompt_tokens, full_blocks, handed_over) };
+        let full_blocks =
+            foreseen.and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
+        let mut route = RouteOutcome {
+            explained,
+            ..self.route(&reservation, class, prompt_tokens, full_blocks, handed_over)
+        };
         self.pipeline.metrics.routed(&route);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
@@ -296,7 +330,11 @@ impl Passing<'_> {
             let request = self.request.clone();
             let named = move || request.with_names(&items);
             let cost = price::json(bytes, 0);
-            let named = self.pipeline.cpu.run_or_here(bytes <= SMALL, &self.caller.cpu, cost, named).await?;
+            let named = self
+                .pipeline
+                .cpu
+                .run_or_here(bytes <= SMALL, &self.caller.cpu, cost, named)
+                .await?;
             if let Some((body, model)) = named {
                 return Ok(Forward { body, model, ..self.forward.clone() });
             }

@@ -1,5 +1,5 @@
-//! A prepared request on a worker: pick it, give its backend the job, and follow the answer. Another worker is tried when
-//! one dies, as long as the client has not been sent a token.
+//! A prepared request on a worker: pick it, give its backend the job, and follow the answer.
+//! Another worker is tried when one dies, as long as the client has not been sent a token.
 
 mod attempts;
 mod encode;
@@ -39,7 +39,8 @@ use super::prepare::Prepared;
 use super::tried::Attempts;
 use crate::Pipeline;
 
-/// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
+/// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still
+/// runs.
 pub struct Generation {
     pipeline: Arc<Pipeline>,
     running: Box<dyn RunningJob>,
@@ -56,7 +57,8 @@ pub struct Generation {
     arrived: Instant,
     /// When a worker was picked.
     started: Instant,
-    /// Ends when the worker hangs; `None` once the client was told a token, as the answer can't move any more.
+    /// Ends when the worker hangs; `None` once the client was told a token, as the answer can't
+    /// move any more.
     hung: Option<BoxFuture<'static, ()>>,
     deadlines: Deadlines,
     /// Ends at the deadline that is next.
@@ -72,11 +74,16 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Starts the answer and waits for its first output, trying other workers if one dies before that.
+    /// Starts the answer and waits for its first output, trying other workers if one dies before
+    /// that.
     ///
     /// # Errors
-    /// [`RequestError`] when no worker can take the request, or the one that took it could not answer it.
-    pub async fn start(pipeline: &Arc<Pipeline>, prepared: &Prepared) -> Result<Self, RequestError> {
+    /// [`RequestError`] when no worker can take the request, or the one that took it could not
+    /// answer it.
+    pub async fn start(
+        pipeline: &Arc<Pipeline>,
+        prepared: &Prepared,
+    ) -> Result<Self, RequestError> {
         let mut attempts = Attempts::begin(pipeline, prepared)?;
         loop {
             match Self::begin(pipeline, prepared, &attempts).await {
@@ -99,7 +106,8 @@ impl Generation {
         waits_for: &WaitsFor,
     ) -> Result<Self, Failure> {
         let mut generation = Self::attempt(pipeline, prepared, attempts, waits_for).await?;
-        generation.ahead = generation.next_delta().instrument(tracing::debug_span!("first_token")).await?;
+        generation.ahead =
+            generation.next_delta().instrument(tracing::debug_span!("first_token")).await?;
         Ok(generation)
     }
 
@@ -115,12 +123,14 @@ impl Generation {
 
     /// Waits for the whole answer.
     async fn finish(mut self) -> Result<(Vec<FinishedChoice>, RouteOutcome), Failure> {
-        let mut partial: Vec<ChoiceDelta> = self.choices.iter().map(|_| ChoiceDelta::default()).collect();
+        let mut partial: Vec<ChoiceDelta> =
+            self.choices.iter().map(|_| ChoiceDelta::default()).collect();
         while let Some(delta) = self.next_delta().await? {
             partial[delta.index].append(delta);
         }
         let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Option<_>>();
-        let choices = choices.ok_or_else(|| RequestError::internal("the engine ended without a reason"))?;
+        let choices =
+            choices.ok_or_else(|| RequestError::internal("the engine ended without a reason"))?;
         Ok((choices, self.attempted))
     }
 
@@ -137,22 +147,28 @@ impl Generation {
         };
         let picked = started.saturating_duration_since(prepared.arrived);
         let worker = reservation.worker;
-        // Each worker that was picked may be half-open, and gets no other request until a trial there
-        // ends. So trials begin before anything can fail, and before a stage is left out.
+        // Each worker that was picked may be half-open, and gets no other request until a trial
+        // there ends. So trials begin before anything can fail, and before a stage is left out.
         let others = encodes.iter().map(|encodes| encodes.reservation.worker);
         let others = others.chain(prefills.iter().map(|prefills| prefills.worker));
         let others = others.filter_map(|other| pipeline.fleet.worker(other));
-        let _other_trials: Vec<Trial> = others.map(|other| Trial::begin(&pipeline.fleet, other)).collect();
+        let _other_trials: Vec<Trial> =
+            others.map(|other| Trial::begin(&pipeline.fleet, other)).collect();
         // It left in this moment.
         let serving = pipeline.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
         let mut trial = Trial::begin(&pipeline.fleet, serving.clone());
-        let (now, encoded) = encode(pipeline, prepared, encodes).instrument(tracing::debug_span!("encode")).await?;
+        let (now, encoded) =
+            encode(pipeline, prepared, encodes).instrument(tracing::debug_span!("encode")).await?;
         embedded.extend(now);
         let prefilled = match prefills {
             None => None,
             Some(prefills) => {
                 let span = tracing::debug_span!("prefill", worker = %prefills.worker);
-                Some(prefill(pipeline, prepared, prefills, &embedded, waits_for).instrument(span).await?)
+                Some(
+                    prefill(pipeline, prepared, prefills, &embedded, waits_for)
+                        .instrument(span)
+                        .await?,
+                )
             }
         };
         let (stage, prefilled) = match prefilled {
@@ -196,9 +212,18 @@ impl Generation {
         }
         attempted.hand_off = handed_over.elapsed();
         let reading = prepared.reading.as_ref();
-        let stops = StopStrings::new(prepared.sampling.stop.clone(), prepared.sampling.include_stop);
-        let choice =
-            |index| Choice::new(index, &pipeline.model, &plan.tokens, &prepared.sampling, stops.clone(), reading);
+        let stops =
+            StopStrings::new(prepared.sampling.stop.clone(), prepared.sampling.include_stop);
+        let choice = |index| {
+            Choice::new(
+                index,
+                &pipeline.model,
+                &plan.tokens,
+                &prepared.sampling,
+                stops.clone(),
+                reading,
+            )
+        };
         let mut generation = Self {
             pipeline: pipeline.clone(),
             running,
@@ -230,7 +255,10 @@ impl Generation {
     }
 
     /// The next delta; `None` when all continuations have ended.
-    fn poll_delta(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<ChoiceDelta>, Failure>> {
+    fn poll_delta(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<ChoiceDelta>, Failure>> {
         if let Some(delta) = self.ahead.take() {
             return Poll::Ready(Ok(Some(delta)));
         }
@@ -247,8 +275,8 @@ impl Generation {
         }
     }
 
-    /// Returns the delta of an output. `None` for an output after the continuation's end, which a backend
-    /// may have sent before it could be stopped.
+    /// Returns the delta of an output. `None` for an output after the continuation's end, which a
+    /// backend may have sent before it could be stopped.
     fn delta_of(&mut self, output: Output) -> Result<Option<ChoiceDelta>, Failure> {
         let late = match self.attempted.first_token {
             None => {
@@ -264,11 +292,17 @@ impl Generation {
         }
         let (index, has_ended) = (output.choice, output.finish.is_some());
         let Some(choice) = self.choices.get_mut(index) else {
-            let error = RequestError::internal("the engine answered with a continuation that was not asked for");
+            let error = RequestError::internal(
+                "the engine answered with a continuation that was not asked for",
+            );
             return Err(error.into());
         };
         if choice.has_ended() {
-            return Ok(late.map(|prefill| ChoiceDelta { index, prefill: Some(prefill), ..ChoiceDelta::default() }));
+            return Ok(late.map(|prefill| ChoiceDelta {
+                index,
+                prefill: Some(prefill),
+                ..ChoiceDelta::default()
+            }));
         }
         let mut delta = choice.push(output);
         delta.prefill = late;
@@ -301,7 +335,8 @@ impl Generation {
             return Poll::Ready(Err(Failure::Lost(worker, Death::new("it hangs"))));
         }
         let Some(alarm) = &mut self.alarm else { return Poll::Pending };
-        // Setting the alarm again after each output would cost more than all the rest here; one that is still to come wakes this task.
+        // Setting the alarm again after each output would cost more than all the rest here; one
+        // that is still to come wakes this task.
         let is_set = self.waits.as_ref().is_some_and(|waits| waits.will_wake(context.waker()));
         if std::mem::take(&mut self.had_output) && is_set && Instant::now() < alarm.deadline() {
             return Poll::Pending;
@@ -312,7 +347,8 @@ impl Generation {
         ready!(alarm.as_mut().poll(context));
         let Deadlines { first_token, end } = self.deadlines;
         let passed = if self.attempted.first_token.is_none() { first_token } else { end };
-        let error = passed.map_or_else(|| RequestError::internal("a deadline passed"), |passed| passed.passed());
+        let error = passed
+            .map_or_else(|| RequestError::internal("a deadline passed"), |passed| passed.passed());
         Poll::Ready(Err(error.into()))
     }
 
@@ -325,7 +361,8 @@ impl Generation {
         self.attempted.delivered = delivered;
     }
 
-    /// Takes note of a first output. The first of several continuations tells what was cached before this request.
+    /// Takes note of a first output. The first of several continuations tells what was cached
+    /// before this request.
     fn saw_first(&mut self, output: &Output) {
         let after = self.arrived.elapsed();
         // An item that the engine turned out to lack was sent again by now.
@@ -349,7 +386,8 @@ impl Generation {
         self.pipeline.metrics.first_token(&self.attempted, self.started.elapsed());
     }
 
-    /// Takes note of how much of its prompt the worker that answers has got from the one that has computed it.
+    /// Takes note of how much of its prompt the worker that answers has got from the one that has
+    /// computed it.
     fn saw_what_it_was_given(&self, prefill: Prefill, from: WorkerId) {
         let had = prefill.cached_tokens + self.reservation.block_size.get();
         if had < self.attempted.prompt_tokens {
@@ -365,9 +403,15 @@ impl Generation {
         self.knows_prefill = true;
         self.attempted.prefill = prefill;
         let begun = self.started + self.attempted.hand_off;
-        self.attempted.prefill_wait = prefill.queued.map(|queued| begun.duration_since(self.arrived) + queued);
+        self.attempted.prefill_wait =
+            prefill.queued.map(|queued| begun.duration_since(self.arrived) + queued);
         let (predicted, prompt) = (self.attempted.overlap_blocks, self.attempted.prompt_tokens);
-        self.pipeline.metrics.prompt_found(&self.reservation, predicted, prompt, prefill.cached_tokens);
+        self.pipeline.metrics.prompt_found(
+            &self.reservation,
+            predicted,
+            prompt,
+            prefill.cached_tokens,
+        );
     }
 }
 
@@ -390,7 +434,8 @@ impl Stream for Deltas {
     }
 }
 
-/// Runs a prompt to its end. Nothing is sent to the client before that, so a worker may die at any time.
+/// Runs a prompt to its end. Nothing is sent to the client before that, so a worker may die at any
+/// time.
 ///
 /// # Errors
 /// Those of [`Generation::start`].

@@ -1,4 +1,5 @@
-//! Media items that vLLM's own processor makes: what each means is remembered, its tensors are kept for the engine that is chosen.
+//! Media items that vLLM's own processor makes: what each means is remembered, its tensors are kept
+//! for the engine that is chosen.
 
 mod conversation;
 mod expansion;
@@ -15,7 +16,9 @@ use chiasm_backend::PlanClass;
 use chiasm_fleet::PresentClass;
 use chiasm_limit::KeyedLimiter;
 use chiasm_media::{ByteBudget, Charge, ContentHash, EncodedMedia};
-use chiasm_processor::{Greeting, ItemCall, ItemValue, MadeItem, Processor, ProcessorOptions, PromptUpdate};
+use chiasm_processor::{
+    Greeting, ItemCall, ItemValue, MadeItem, Processor, ProcessorOptions, PromptUpdate,
+};
 use chiasm_request::MediaKwargs;
 use chiasm_types::{MmHash, Modality, TokenId, TokenRun};
 use quick_cache::Weighter;
@@ -36,7 +39,8 @@ use identity::{digest, sorted};
 use source::HelpedSource;
 use start::Start;
 
-/// Bytes of meanings that are remembered, and some number of them: most take a kilobyte, that of a long video a hundred.
+/// Bytes of meanings that are remembered, and some number of them: most take a kilobyte, that of a
+/// long video a hundred.
 const KNOWN_BYTES: u64 = 64 << 20;
 const KNOWN: usize = 1 << 14;
 /// How long an item that could not be made is not tried again, and how many of them are remembered.
@@ -91,8 +95,10 @@ struct MeaningBytes;
 
 impl Weighter<MmHash, Arc<Meaning>> for MeaningBytes {
     fn weight(&self, _: &MmHash, meaning: &Arc<Meaning>) -> u64 {
-        let runs =
-            meaning.updates.iter().map(|update| update.full.len() + update.is_embed.as_ref().map_or(0, Vec::len));
+        let runs = meaning
+            .updates
+            .iter()
+            .map(|update| update.full.len() + update.is_embed.as_ref().map_or(0, Vec::len));
         512 + 16 * runs.sum::<usize>() as u64
     }
 }
@@ -153,7 +159,8 @@ impl Helped {
         self.options.required && !self.start.is_there()
     }
 
-    /// Whether the model's conversations are written by vLLM's code. Waits for the processor if only that can tell.
+    /// Whether the model's conversations are written by vLLM's code. Waits for the processor if
+    /// only that can tell.
     ///
     /// # Errors
     /// The processor has to be there, and is not.
@@ -169,26 +176,39 @@ impl Helped {
     }
 
     /// Reads a request's settings.
-    pub(crate) async fn settings(&self, kwargs: &MediaKwargs) -> Result<Arc<HelpedSettings>, RequestError> {
+    pub(crate) async fn settings(
+        &self,
+        kwargs: &MediaKwargs,
+    ) -> Result<Arc<HelpedSettings>, RequestError> {
         let MediaKwargs { processor: processor_kwargs, io: io_kwargs } = kwargs;
-        for (name, kwargs) in [("mm_processor_kwargs", processor_kwargs), ("media_io_kwargs", io_kwargs)] {
+        for (name, kwargs) in
+            [("mm_processor_kwargs", processor_kwargs), ("media_io_kwargs", io_kwargs)]
+        {
             if !kwargs.is_empty() && !self.options.trust_request_kwargs {
-                let message = format!("'{name}' is not taken for these items (--trust-request-mm-kwargs)");
+                let message =
+                    format!("'{name}' is not taken for these items (--trust-request-mm-kwargs)");
                 return Err(RequestError::invalid(name, message));
             }
         }
         if processor_kwargs.get("use_audio_in_video").is_some_and(|value| !value.is_boolean()) {
-            return Err(RequestError::invalid("mm_processor_kwargs.use_audio_in_video", "it must be true or false"));
+            return Err(RequestError::invalid(
+                "mm_processor_kwargs.use_audio_in_video",
+                "it must be true or false",
+            ));
         }
         if let Some((modality, _)) = io_kwargs.iter().find(|(_, kwargs)| !kwargs.is_object()) {
-            return Err(RequestError::invalid(format!("media_io_kwargs.{modality}"), "it must be an object"));
+            return Err(RequestError::invalid(
+                format!("media_io_kwargs.{modality}"),
+                "it must be an object",
+            ));
         }
         let processor = self.start.processor().await.map_err(RequestError::from)?;
         let (processor_kwargs, io_kwargs) = (processor_kwargs.clone(), io_kwargs.clone());
         Ok(Arc::new(HelpedSettings { processor, processor_kwargs, io_kwargs }))
     }
 
-    /// What an item means. The processor makes it if that is not known; once for all who want to know it at the same time.
+    /// What an item means. The processor makes it if that is not known; once for all who want to
+    /// know it at the same time.
     pub(crate) async fn open(
         &self,
         encoded: &EncodedMedia,
@@ -279,7 +299,9 @@ impl Helped {
             &sorted(&settings.processor_kwargs).to_string(),
             &io_kwargs.map_or(Value::Null, sorted).to_string(),
         ];
-        parts.iter().fold(Vec::new(), |identity, part| PlanClass::identify(&identity, part.as_bytes()))
+        parts
+            .iter()
+            .fold(Vec::new(), |identity, part| PlanClass::identify(&identity, part.as_bytes()))
     }
 }
 
@@ -288,7 +310,8 @@ impl HelpedSettings {
         self.processor.greeting()
     }
 
-    /// The most items of a modality in a prompt; any number of one that is not taken at all, which is found out later.
+    /// The most items of a modality in a prompt; any number of one that is not taken at all, which
+    /// is found out later.
     pub(crate) fn limit(&self, modality: &Modality) -> usize {
         let limit = self.greeting().limits.get(modality.name()).copied().flatten();
         let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
@@ -298,19 +321,27 @@ impl HelpedSettings {
         }
     }
 
-    /// Whether a video's sound is an item, too, which stands where the video does (`use_audio_in_video` of Qwen2.5-Omni and others).
+    /// Whether a video's sound is an item, too, which stands where the video does
+    /// (`use_audio_in_video` of Qwen2.5-Omni and others).
     pub(crate) fn hears_videos(&self) -> bool {
-        self.processor_kwargs.get("use_audio_in_video").is_some_and(|value| *value == Value::Bool(true))
+        self.processor_kwargs
+            .get("use_audio_in_video")
+            .is_some_and(|value| *value == Value::Bool(true))
     }
 
-    /// What stands for items in a conversation whose content is one string: one text for all, one for each, or nothing.
+    /// What stands for items in a conversation whose content is one string: one text for all, one
+    /// for each, or nothing.
     pub(crate) fn marker_texts(&self, modality: &Modality) -> &[String] {
         self.greeting().placeholders.get(modality.name()).map_or(&[], Vec::as_slice)
     }
 
     /// The most embeddings for which every engine has room at once.
     fn most_embeds(&self) -> usize {
-        self.greeting().max_tokens.values().max().map_or(0, |&most| usize::try_from(most).unwrap_or(usize::MAX))
+        self.greeting()
+            .max_tokens
+            .values()
+            .max()
+            .map_or(0, |&most| usize::try_from(most).unwrap_or(usize::MAX))
     }
 }
 
@@ -318,7 +349,9 @@ impl Meaning {
     fn of(held: &Arc<Held>) -> Self {
         fn elements(value: &ItemValue) -> u64 {
             match value {
-                ItemValue::Tensor(tensor) => tensor.shape.iter().map(|&extent| extent as u64).product(),
+                ItemValue::Tensor(tensor) => {
+                    tensor.shape.iter().map(|&extent| extent as u64).product()
+                }
                 ItemValue::Int(_) | ItemValue::Float(_) => 1,
                 ItemValue::List(list) => list.iter().map(elements).sum(),
             }
@@ -353,8 +386,9 @@ impl HelpedItem {
             many if many <= class.max_batched_tokens => many,
             many => {
                 let most = class.max_batched_tokens.max(self.settings.most_embeds());
-                let message =
-                    format!("the item would take {many} tokens, more than engines can encode at once ({most})");
+                let message = format!(
+                    "the item would take {many} tokens, more than engines can encode at once ({most})"
+                );
                 return Err(RequestError::invalid(&self.field, message));
             }
         };

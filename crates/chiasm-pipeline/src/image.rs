@@ -1,5 +1,5 @@
-//! Images: planned from their sizes, and decoded and processed once for all requests and engines that want the same tensors
-//! at the same time.
+//! Images: planned from their sizes, and decoded and processed once for all requests and engines
+//! that want the same tensors at the same time.
 
 mod received;
 
@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, FieldValue, ItemField, Making, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat,
-    TensorMemory, TensorOrder,
+    EncodedItem, FieldValue, ItemField, Making, MediaSource, PlanClass, SourceError, Tensor,
+    TensorBytes, TensorFormat, TensorMemory, TensorOrder,
 };
 use chiasm_fleet::PresentClass;
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, ImageHeader, MediaHeader};
 use chiasm_types::{MmHash, Modality};
 use chiasm_vision::{
-    Contents, ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, TensorSpec, VisionModel,
+    Contents, ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, TensorSpec,
+    VisionModel,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Map, Value};
@@ -61,7 +62,8 @@ impl ImageSettings {
 }
 
 impl Images {
-    /// Keeps at most `processed_bytes` of pixels in this process for other engines, where they travel in messages.
+    /// Keeps at most `processed_bytes` of pixels in this process for other engines, where they
+    /// travel in messages.
     pub fn new(
         model: Arc<ServedModel>,
         cpu: CpuPool,
@@ -79,7 +81,10 @@ impl Images {
     }
 
     fn vision(&self) -> Result<&VisionModel, RequestError> {
-        self.model.vision.as_ref().ok_or_else(|| RequestError::internal("the model takes no images"))
+        self.model
+            .vision
+            .as_ref()
+            .ok_or_else(|| RequestError::internal("the model takes no images"))
     }
 
     /// Reads `mm_processor_kwargs`, for workers of a class.
@@ -90,7 +95,11 @@ impl Images {
     ) -> Result<ImageSettings, RequestError> {
         let vision = self.vision()?;
         let at_kwargs = |error| RequestError::from(error).at("mm_processor_kwargs");
-        let asked = if kwargs.is_empty() { "{}".into() } else { Value::Object(kwargs.clone()).to_string().into() };
+        let asked = if kwargs.is_empty() {
+            "{}".into()
+        } else {
+            Value::Object(kwargs.clone()).to_string().into()
+        };
         let kwargs = vision.parse_kwargs(kwargs).map_err(at_kwargs)?;
         let fingerprint = PlanClass::identify(&class.class.processor, &vision.fingerprint(&kwargs));
         Ok(ImageSettings { kwargs, asked, fingerprint })
@@ -101,8 +110,13 @@ impl Images {
         self.plans.get(hash)
     }
 
-    /// Embeddings that a worker must be able to encode at once for an image; 0 if any worker of the class can.
-    pub(super) fn encoder_tokens(&self, plan: &ImagePlan, class: &PresentClass) -> Result<usize, RequestError> {
+    /// Embeddings that a worker must be able to encode at once for an image; 0 if any worker of the
+    /// class can.
+    pub(super) fn encoder_tokens(
+        &self,
+        plan: &ImagePlan,
+        class: &PresentClass,
+    ) -> Result<usize, RequestError> {
         encoder_tokens(self.vision()?, plan.original, plan, class)
     }
 
@@ -117,13 +131,19 @@ impl Images {
     ) -> Result<ItemPlan, RequestError> {
         let vision = self.vision()?;
         let MediaHeader::Image(header) = image.header else {
-            return Err(RequestError::invalid(field, format!("the model takes no {}", image.modality)));
+            return Err(RequestError::invalid(
+                field,
+                format!("the model takes no {}", image.modality),
+            ));
         };
         let size = ImageSize { width: header.width, height: header.height };
         let hash = settings.identify(&image.content);
-        let plan =
-            self.plans.get_or_make(hash, || Ok(vision.plan(size, &settings.kwargs)?)).map_err(|e| e.at(field))?;
-        let encoder_tokens = encoder_tokens(vision, size, &plan, class).map_err(|error| error.at(field))?;
+        let plan = self
+            .plans
+            .get_or_make(hash, || Ok(vision.plan(size, &settings.kwargs)?))
+            .map_err(|e| e.at(field))?;
+        let encoder_tokens =
+            encoder_tokens(vision, size, &plan, class).map_err(|error| error.at(field))?;
         Ok(ItemPlan {
             modality: Modality::Image,
             hash,
@@ -147,11 +167,12 @@ impl Images {
     }
 }
 
-/// Embeddings that a worker must be able to encode at once for an image; 0 if any worker of the class can.
+/// Embeddings that a worker must be able to encode at once for an image; 0 if any worker of the
+/// class can.
 ///
-/// An engine waits for ever with an image that its encoder cache can't hold. The cache holds what the model's own
-/// settings can ask for, and at least the tokens of one step (`compute_mm_encoder_budget` in vLLM); a request's
-/// settings may ask for more.
+/// An engine waits for ever with an image that its encoder cache can't hold. The cache holds what
+/// the model's own settings can ask for, and at least the tokens of one step
+/// (`compute_mm_encoder_budget` in vLLM); a request's settings may ask for more.
 fn encoder_tokens(
     vision: &VisionModel,
     size: ImageSize,
@@ -189,14 +210,20 @@ struct ImageSource {
     field: String,
     /// The request's.
     budget: CpuBudget,
-    /// For decoding and processing the image. It is kept: another try, with another engine, is no fault of the client's.
+    /// For decoding and processing the image. It is kept: another try, with another engine, is no
+    /// fault of the client's.
     ticket: OnceLock<Ticket>,
 }
 
 impl MediaSource for ImageSource {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        order: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         let span = tracing::debug_span!("process", hash = %self.hash);
-        let made = async { self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field))) };
+        let made = async {
+            self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field)))
+        };
         made.instrument(span).boxed()
     }
 
@@ -298,10 +325,15 @@ struct PixelJob {
 impl PixelJob {
     /// Decodes and processes.
     fn make(&self, image: &EncodedMedia, pool: &CpuPool) -> Result<TensorBytes, RequestError> {
-        let vision = self.model.vision.as_ref().ok_or_else(|| RequestError::internal("the model takes no images"))?;
+        let vision = self
+            .model
+            .vision
+            .as_ref()
+            .ok_or_else(|| RequestError::internal("the model takes no images"))?;
         chiasm_media::with_pixels(image, |decoded| {
             let original = self.plan.original;
-            let parallelism = pool.shared(original.area()).map_or(Parallelism::Single, Parallelism::Pool);
+            let parallelism =
+                pool.shared(original.area()).map_or(Parallelism::Single, Parallelism::Pool);
             let view = RgbView::new(original, decoded.pixels)?;
             self.fill(self.plan.pixel_bytes(self.format), |out| {
                 Ok(vision.process_with(view, &self.plan, self.format, parallelism, out)?)
@@ -342,7 +374,11 @@ fn named(plan: &ImagePlan, format: PixelFormat, pixels: &TensorBytes) -> Vec<Ite
             Contents::Small(bytes) => TensorBytes::Here(Bytes::from(bytes)),
             Contents::Pixels => pixels.clone(),
         };
-        ItemField { name: Cow::Borrowed(name), field, value: FieldValue::Tensor(Tensor { dtype, shape, bytes }) }
+        ItemField {
+            name: Cow::Borrowed(name),
+            field,
+            value: FieldValue::Tensor(Tensor { dtype, shape, bytes }),
+        }
     };
     plan.tensors(format).into_iter().map(tensor).collect()
 }

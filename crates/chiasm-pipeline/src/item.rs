@@ -18,7 +18,8 @@ pub(super) struct ItemPlan {
     pub(super) embeds: usize,
     /// Elements of its large tensor.
     pub(super) elements: u64,
-    /// Embeddings that a worker must be able to encode at once for it; 0 if any worker of the class can.
+    /// Embeddings that a worker must be able to encode at once for it; 0 if any worker of the class
+    /// can.
     pub(super) encoder_tokens: usize,
     /// Where its tensors can be had.
     pub(super) source: Arc<dyn MediaSource>,
@@ -27,7 +28,12 @@ pub(super) struct ItemPlan {
 impl ItemPlan {
     /// What the router has to know of the item at its place.
     pub(super) fn to_route(&self, at: &Placeholder) -> RouteItem {
-        RouteItem { hash: self.hash, end: at.offset + at.length, embeds: self.embeds, elements: self.elements }
+        RouteItem {
+            hash: self.hash,
+            end: at.offset + at.length,
+            embeds: self.embeds,
+            elements: self.elements,
+        }
     }
 
     /// What a backend has to know of the item at its place.

@@ -1,9 +1,10 @@
-//! The path of a request, from parsed fields to text: the only crate, apart from `chiasm` which wires them, that sees media,
-//! prompt, vision, KV, router and backends together.
+//! The path of a request, from parsed fields to text: the only crate, apart from `chiasm` which
+//! wires them, that sees media, prompt, vision, KV, router and backends together.
 //!
-//! [`prepare`](prepare::prepare) needs no pixel: for each plan class in the fleet it ends with the expanded prompt, the
-//! identity of its media items and its block keys. [`Generation`] picks a worker, gives its backend a job, and yields the
-//! answer; what the backend lacks of the media it asks for itself.
+//! [`prepare`](prepare::prepare) needs no pixel: for each plan class in the fleet it ends with the
+//! expanded prompt, the identity of its media items and its block keys. [`Generation`] picks a
+//! worker, gives its backend a job, and yields the answer; what the backend lacks of the media it
+//! asks for itself.
 //!
 //! | module | is |
 //! |---|---|
@@ -81,11 +82,12 @@ pub use helped::Helpers;
 pub use image::{Images, TensorsError};
 pub use limits::{ItemLimits, PipelineLimits};
 pub use machine::{
-    AskForFile, CheckedJob, ItemError, ItemOrigin, MachineMedia, NotFetched, PlanError, PlannedItem, PutError,
+    AskForFile, CheckedJob, ItemError, ItemOrigin, MachineMedia, NotFetched, PlanError,
+    PlannedItem, PutError,
 };
 pub use metrics::{
-    FinishedLabel, Found, LatencyCounts, LatencyHistogram, MediaState, Objectives, PipelineMetrics, PromptTokens,
-    Retry, Stage, by_source,
+    FinishedLabel, Found, LatencyCounts, LatencyHistogram, MediaState, Objectives, PipelineMetrics,
+    PromptTokens, Retry, Stage, by_source,
 };
 pub use observer::{Entries, ExplainedPlan, RouteObserver};
 pub use opening::check_counts;

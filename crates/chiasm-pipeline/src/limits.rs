@@ -10,14 +10,14 @@ use chiasm_types::Modality;
 pub struct PipelineLimits {
     /// Media items in one prompt.
     pub items_per_prompt: ItemLimits,
-    /// Requests in flight, beyond which the server refuses more. `None` for twice as many as the workers run at
-    /// once, but at least 1024.
+    /// Requests in flight, beyond which the server refuses more. `None` for twice as many as the
+    /// workers run at once, but at least 1024.
     pub requests: Option<usize>,
     /// Bytes of processed media that are kept for other engines, where they travel in messages; 0
     /// keeps none.
     pub processed_bytes: u64,
-    /// Threads for CPU-heavy work of usual size. Short work has one more than that of its own, heavy work
-    /// half as many, rounded up.
+    /// Threads for CPU-heavy work of usual size. Short work has one more than that of its own,
+    /// heavy work half as many, rounded up.
     pub cpu_threads: usize,
     /// The CPU time that one request may ask for, by estimate before the work is done.
     pub request_cost: Duration,
@@ -36,7 +36,9 @@ impl Default for PipelineLimits {
             processed_bytes: 256 << 20,
             requests: None,
             // The async threads need a core too.
-            cpu_threads: std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1),
+            cpu_threads: std::thread::available_parallelism()
+                .map_or(1, |cores| cores.get() - 1)
+                .max(1),
             request_cost: Duration::from_secs(10),
             first_token_timeout: Some(Duration::from_secs(600)),
             request_timeout: Some(Duration::from_secs(3600)),

@@ -1,5 +1,5 @@
-//! Media items of jobs that a frontend on another machine has planned: checked, and made here from the same files; or taken as the
-//! tensors that the frontend has made.
+//! Media items of jobs that a frontend on another machine has planned: checked, and made here from
+//! the same files; or taken as the tensors that the frontend has made.
 
 mod error;
 mod files;
@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, ItemField, JobItem, MediaForm, MediaLoad, MediaSource, OthersItem, OthersJob, SourceError,
-    TensorBytes, TensorOrder,
+    EncodedItem, ItemField, JobItem, MediaForm, MediaLoad, MediaSource, OthersItem, OthersJob,
+    SourceError, TensorBytes, TensorOrder,
 };
 use chiasm_fleet::{Fleet, PresentClass, Worker, keys_for, spans};
 use chiasm_kv::{BlockKey, PromptBlocks};
@@ -74,7 +74,8 @@ pub enum ItemOrigin {
         processor_kwargs: Map<String, Value>,
         /// Where the frontend has got it, if at an `http:` or `https:` URL.
         url: Option<String>,
-        /// Width and height in pixels, if the frontend may send the tensors of an image of that size in place of the file.
+        /// Width and height in pixels, if the frontend may send the tensors of an image of that
+        /// size in place of the file.
         size: Option<(u32, u32)>,
     },
     /// Its tensors.
@@ -88,17 +89,21 @@ pub enum ItemOrigin {
 pub struct CheckedJob {
     /// The media items, in the order of the prompt.
     pub items: Arc<[JobItem]>,
-    /// Makes what other frontends have to know of the job. It hashes the whole prompt: it is for when there are others.
+    /// Makes what other frontends have to know of the job. It hashes the whole prompt: it is for
+    /// when there are others.
     pub told: Box<dyn FnOnce() -> OthersJob + Send>,
 }
 
-/// Asks a job's frontend for the file of its item of this number, and says why it was not fetched if it was to be.
+/// Asks a job's frontend for the file of its item of this number, and says why it was not fetched
+/// if it was to be.
 pub type AskForFile = Arc<dyn Fn(usize, Option<NotFetched>) + Send + Sync>;
 
 impl MachineMedia {
-    /// Keeps files in the door's cache. Takes tensors that frontends have made if an item's may have some number of bytes: whoever
-    /// may speak to this agent is believed that they are what the engines want then. With `fetches` a file that a frontend has got at a URL
-    /// is fetched from there by the door, within its policy, and asked for only if that does not bring what the frontend has.
+    /// Keeps files in the door's cache. Takes tensors that frontends have made if an item's may
+    /// have some number of bytes: whoever may speak to this agent is believed that they are what
+    /// the engines want then. With `fetches` a file that a frontend has got at a URL is fetched
+    /// from there by the door, within its policy, and asked for only if that does not bring what
+    /// the frontend has.
     pub fn new(
         model: Arc<ServedModel>,
         door: MediaDoor,
@@ -109,11 +114,27 @@ impl MachineMedia {
     ) -> Arc<Self> {
         let metrics = Arc::new(PipelineMetrics::default());
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
-        let images = Images::new(model.clone(), cpu.clone(), door.budget().clone(), metrics, limits.processed_bytes);
-        let tensors = tensor_bytes.map(|most| Arc::new(Tensors::new(most, limits.processed_bytes, cpu.clone())));
+        let images = Images::new(
+            model.clone(),
+            cpu.clone(),
+            door.budget().clone(),
+            metrics,
+            limits.processed_bytes,
+        );
+        let tensors = tensor_bytes
+            .map(|most| Arc::new(Tensors::new(most, limits.processed_bytes, cpu.clone())));
         let door = door.with_workers(Arc::new(cpu.clone()));
         let images = Arc::new(images);
-        Arc::new(Self { model, images, door, cpu, fleet, waiting: Waiting::default(), tensors, fetches })
+        Arc::new(Self {
+            model,
+            images,
+            door,
+            cpu,
+            fleet,
+            waiting: Waiting::default(),
+            tensors,
+            fetches,
+        })
     }
 
     /// Whether files are fetched from where frontends have got them.
@@ -135,7 +156,8 @@ impl MachineMedia {
         for expected in self.waiting.expected(&hash) {
             let Expected { form, plan } = &expected;
             let pixels = pixels_of(plan, form.format, &fields);
-            match pixels.and_then(|pixels| self.images.keep(*form, plan, &pixels).map(|()| pixels)) {
+            match pixels.and_then(|pixels| self.images.keep(*form, plan, &pixels).map(|()| pixels))
+            {
                 Ok(pixels) => {
                     self.waiting.pixels_came(&expected, &pixels);
                     return Ok(());
@@ -167,8 +189,9 @@ impl MachineMedia {
         self.door.limits().max_bytes(modality)
     }
 
-    /// Checks what a frontend has planned for a worker: no engine may be given what would break it, whoever asks. `ask` is called for
-    /// files that are needed and not here, now or when the engine wants the tensors.
+    /// Checks what a frontend has planned for a worker: no engine may be given what would break it,
+    /// whoever asks. `ask` is called for files that are needed and not here, now or when the engine
+    /// wants the tensors.
     ///
     /// # Errors
     /// The tokens or items are not what they would be here, or the engine is gone.
@@ -184,10 +207,13 @@ impl MachineMedia {
         check_tokens(tokens, self.model.last_token()).map_err(PlanError::Tokens)?;
         let max_model_len = worker.backend.capabilities().max_model_len;
         if tokens.len() >= max_model_len {
-            return Err(PlanError::Tokens(Cause::ContextFull { tokens: tokens.len(), max_model_len }.into()));
+            return Err(PlanError::Tokens(
+                Cause::ContextFull { tokens: tokens.len(), max_model_len }.into(),
+            ));
         }
         let classes = self.fleet.classes();
-        let class = classes.iter().find(|class| class.id == worker.class).ok_or(PlanError::EngineGone)?;
+        let class =
+            classes.iter().find(|class| class.id == worker.class).ok_or(PlanError::EngineGone)?;
         let mut end = 0;
         for (number, PlannedItem { placeholder, .. }) in planned.iter().enumerate() {
             if placeholder.offset < end {
@@ -198,7 +224,9 @@ impl MachineMedia {
         // At once, as each may wait for its file.
         let items = planned.into_iter().enumerate().map(async |(number, planned)| {
             let ask = ask.clone();
-            let item = self.item(worker, tokens, planned, class, Arc::new(move |why| ask(number, why))).await;
+            let item = self
+                .item(worker, tokens, planned, class, Arc::new(move |why| ask(number, why)))
+                .await;
             item.map_err(|error| PlanError::Item { number, error })
         });
         let items = try_join_all(items).await?;
@@ -208,7 +236,12 @@ impl MachineMedia {
             let Placeholder { offset, length, .. } = item.placeholder;
             let embeds = item.placeholder.embeds();
             media.extend(spans(&class.class, item.hash, &item.placeholder));
-            told.push(OthersItem { hash: item.hash, end: offset + length, embeds, elements: item.elements });
+            told.push(OthersItem {
+                hash: item.hash,
+                end: offset + length,
+                embeds,
+                elements: item.elements,
+            });
         }
         let (class, tokens) = (class.class.clone(), tokens.clone());
         let [lora, salt] = [lora, salt].map(|word| word.map(str::to_owned));
@@ -231,10 +264,14 @@ impl MachineMedia {
     ) -> Result<JobItem, ItemError> {
         let PlannedItem { modality, hash, origin, placeholder } = planned;
         let (content, processor_kwargs, url, size) = match origin {
-            ItemOrigin::File { content, processor_kwargs, url, size } => (content, processor_kwargs, url, size),
+            ItemOrigin::File { content, processor_kwargs, url, size } => {
+                (content, processor_kwargs, url, size)
+            }
             ItemOrigin::Tensors { elements } => {
                 let tensors = self.tensors.as_ref().ok_or(ItemError::NoTensors)?;
-                if placeholder.embeds() == 0 || placeholder.offset + placeholder.length > tokens.len() {
+                if placeholder.embeds() == 0
+                    || placeholder.offset + placeholder.length > tokens.len()
+                {
                     return Err(ItemError::NoPlaceholder);
                 }
                 let source = tensors.source(hash, Arc::new(move || ask(None)));
@@ -284,19 +321,28 @@ impl MachineMedia {
     }
 
     /// What an image of this size becomes. Whether it has it is not known.
-    fn plan_of(&self, (width, height): (u32, u32), settings: &ImageSettings) -> Result<Arc<ImagePlan>, RequestError> {
+    fn plan_of(
+        &self,
+        (width, height): (u32, u32),
+        settings: &ImageSettings,
+    ) -> Result<Arc<ImagePlan>, RequestError> {
         self.door.limits().image.check(width, height)?;
         self.images.plan_of(ImageSize { width, height }, settings)
     }
 }
 
-/// Whether an item of these runs stands there in a prompt. Tokens of it that don't embed may have been joined with their neighbours.
+/// Whether an item of these runs stands there in a prompt. Tokens of it that don't embed may have
+/// been joined with their neighbours.
 fn stands_at(runs: &[TokenRun], placeholder: &Placeholder, tokens: &[TokenId]) -> bool {
     let Placeholder { offset, length, is_embed } = placeholder;
     let here = offset.checked_add(*length).and_then(|end| tokens.get(*offset..end));
-    let Some(here) = here.filter(|_| is_embed.as_ref().is_none_or(|mask| mask.len() == *length)) else { return false };
+    let Some(here) = here.filter(|_| is_embed.as_ref().is_none_or(|mask| mask.len() == *length))
+    else {
+        return false;
+    };
     let embeds = |at: usize| is_embed.as_ref().is_none_or(|mask| mask[at]);
-    let mut expected = runs.iter().flat_map(|run| std::iter::repeat_n((run.token, run.embeds), run.count));
+    let mut expected =
+        runs.iter().flat_map(|run| std::iter::repeat_n((run.token, run.embeds), run.count));
     let fits = |(at, token): (usize, &TokenId)| {
         expected.next().is_some_and(|(run, embed)| embed == embeds(at) && (!embed || run == *token))
     };
@@ -342,17 +388,21 @@ impl FileSource {
                     self.planned(&file)?;
                     known().ok_or_else(|| RequestError::internal("a plan was lost at once"))?
                 }
-                (Came::Pixels(_), None) => return Err(RequestError::internal("tensors came that nobody expected")),
+                (Came::Pixels(_), None) => {
+                    return Err(RequestError::internal("tensors came that nobody expected"));
+                }
             },
         };
         Ok(self.plan.get_or_init(|| plan).clone())
     }
 
-    /// Pixels that were made elsewhere, and what they are pixels of: those that came before, or what another engine was given.
+    /// Pixels that were made elsewhere, and what they are pixels of: those that came before, or
+    /// what another engine was given.
     fn made(&self, form: &Form) -> Result<Option<(TensorBytes, &Arc<ImagePlan>)>, RequestError> {
         let Some(plan) = self.plan.get() else { return Ok(None) };
         let is_expected = self.expected.as_ref().is_some_and(|expected| expected.form == *form);
-        let came = self.came.lock().unwrap_or_else(PoisonError::into_inner).take().filter(|_| is_expected);
+        let came =
+            self.came.lock().unwrap_or_else(PoisonError::into_inner).take().filter(|_| is_expected);
         let pixels = match came {
             Some(pixels) => Some(TensorBytes::Here(pixels)),
             None => self.media.images.kept(form, plan)?,
@@ -367,18 +417,26 @@ impl FileSource {
             return images.place(self.hash, plan, pixels, order).await.map_err(SourceError::new);
         }
         match (self.come().await.map_err(SourceError::new)?, &self.expected) {
-            (Came::File(file), _) => self.planned(&file).map_err(SourceError::new)?.source.tensors(order).await,
-            (Came::Pixels(pixels), Some(Expected { form: came, plan })) if *came == form => {
-                images.place(self.hash, plan, TensorBytes::Here(pixels), order).await.map_err(SourceError::new)
+            (Came::File(file), _) => {
+                self.planned(&file).map_err(SourceError::new)?.source.tensors(order).await
             }
+            (Came::Pixels(pixels), Some(Expected { form: came, plan })) if *came == form => images
+                .place(self.hash, plan, TensorBytes::Here(pixels), order)
+                .await
+                .map_err(SourceError::new),
             // An engine wants what it has said that it wants.
-            (Came::Pixels(_), _) => Err(SourceError::new(RequestError::internal("tensors came in another form"))),
+            (Came::Pixels(_), _) => {
+                Err(SourceError::new(RequestError::internal("tensors came in another form")))
+            }
         }
     }
 }
 
 impl MediaSource for FileSource {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        order: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         self.make(order).boxed()
     }
 
@@ -400,18 +458,32 @@ mod tests {
         let runs = [run(1, 1, false), run(2, 2, true), run(3, 1, false)];
         let tokens = [9, 1, 2, 2, 3, 9].map(TokenId);
         let at = |offset, length, mask: Option<&[bool]>| {
-            stands_at(&runs, &Placeholder { offset, length, is_embed: mask.map(<[_]>::to_vec) }, &tokens)
+            stands_at(
+                &runs,
+                &Placeholder { offset, length, is_embed: mask.map(<[_]>::to_vec) },
+                &tokens,
+            )
         };
         let mask: &[bool] = &[false, true, true, false];
         assert!(at(1, 4, Some(mask)));
-        for (offset, length) in [(0, 4), (1, 3), (1, 5), (2, 4), (3, 4), (usize::MAX, 4), (1, usize::MAX)] {
+        for (offset, length) in
+            [(0, 4), (1, 3), (1, 5), (2, 4), (3, 4), (usize::MAX, 4), (1, usize::MAX)]
+        {
             assert!(!at(offset, length, Some(mask)), "{offset} {length}");
         }
         let joined = [9, 1, 2, 2, 4].map(TokenId);
-        assert!(stands_at(&runs, &Placeholder { offset: 1, length: 4, is_embed: Some(mask.to_vec()) }, &joined));
+        assert!(stands_at(
+            &runs,
+            &Placeholder { offset: 1, length: 4, is_embed: Some(mask.to_vec()) },
+            &joined
+        ));
         assert!(!at(1, 4, None));
         assert!(!at(1, 4, Some(&[true, true, true, false])));
         assert!(!at(1, 4, Some(&mask[..3])));
-        assert!(stands_at(&[run(2, 2, true)], &Placeholder { offset: 2, length: 2, is_embed: None }, &tokens));
+        assert!(stands_at(
+            &[run(2, 2, true)],
+            &Placeholder { offset: 2, length: 2, is_embed: None },
+            &tokens
+        ));
     }
 }

@@ -100,7 +100,9 @@ impl Default for PipelineMetrics {
             time_to_first_token: LatencyHistogram::new(&buckets::FIRST_TOKEN),
             inter_token_latency: LatencyHistogram::new(&buckets::BETWEEN_TOKENS),
             // 0.1 ms to 3 min
-            stages: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.0001, 2.0, 21))),
+            stages: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.0001, 2.0, 21))
+            }),
             objectives: OnceLock::new(),
             no_objectives: ObjectiveMetrics::default(),
             found: Mutex::default(),
@@ -119,7 +121,11 @@ impl PipelineMetrics {
     pub fn register(&self, r: &mut Registry) {
         r.register("routed_requests", "Requests sent to each worker", self.routed.clone());
         r.register("prompt_blocks", "Full blocks of routed prompts", self.prompt_blocks.clone());
-        r.register("overlap_blocks", "Blocks that the chosen worker already held", self.overlap_blocks.clone());
+        r.register(
+            "overlap_blocks",
+            "Blocks that the chosen worker already held",
+            self.overlap_blocks.clone(),
+        );
         r.register(
             "overlap_error_blocks",
             "Blocks by which the overlap was predicted too high or too low, against what the engine found in its cache; \
@@ -131,7 +137,11 @@ impl PipelineMetrics {
             "Continuations that ran to their end: stop (an end token, a stop string, calls), length, or repetition",
             self.finished_choices.clone(),
         );
-        r.register("media_decoded", "Media items decoded and processed", self.media_decoded.clone());
+        r.register(
+            "media_decoded",
+            "Media items decoded and processed",
+            self.media_decoded.clone(),
+        );
         r.register(
             "media_reused",
             "Media items sent to an engine whose tensors had been made for another request or engine",
@@ -170,8 +180,8 @@ impl PipelineMetrics {
         self.cpu.register(r);
     }
 
-    /// Makes the series whose labels are known exist from the start: Prometheus sees no increase in a
-    /// series that appears with its first event, so an alert would miss the first failure.
+    /// Makes the series whose labels are known exist from the start: Prometheus sees no increase in
+    /// a series that appears with its first event, so an alert would miss the first failure.
     fn begin_at_zero(&self) {
         for retry in Retry::ALL {
             drop(self.retries.get_or_create(&CauseLabel { cause: retry.name() }));
@@ -184,8 +194,14 @@ impl PipelineMetrics {
         }
     }
 
-    /// Sets the gauges to the present state. The router has these workers, and `present` can take requests.
-    pub(super) fn refresh(&self, media: &MediaState, workers: &[WorkerSnapshot], present: &[WorkerId]) {
+    /// Sets the gauges to the present state. The router has these workers, and `present` can take
+    /// requests.
+    pub(super) fn refresh(
+        &self,
+        media: &MediaState,
+        workers: &[WorkerSnapshot],
+        present: &[WorkerId],
+    ) {
         self.media.refresh(media);
         self.worker_sums.refresh(workers, &self.found(workers));
         for worker in present {
@@ -207,7 +223,8 @@ impl PipelineMetrics {
         self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
     }
 
-    /// A worker was asked to encode so many media items for others and has left the embeddings of so many, after this time.
+    /// A worker was asked to encode so many media items for others and has left the embeddings of
+    /// so many, after this time.
     pub fn encoded(&self, worker: WorkerId, asked: usize, left: usize, took: Duration) {
         self.roles.encoded(worker, asked, left, took);
     }
@@ -222,7 +239,8 @@ impl PipelineMetrics {
         self.roles.recomputed();
     }
 
-    /// An engine found so many leading tokens of a prompt in its cache, where so many blocks were predicted.
+    /// An engine found so many leading tokens of a prompt in its cache, where so many blocks were
+    /// predicted.
     pub fn prompt_found(
         &self,
         reservation: &Reservation,
@@ -241,8 +259,12 @@ impl PipelineMetrics {
         let state = knowledge.name();
         let label = |too| OverlapErrorLabels { too, state };
         // Both exist from the first request on.
-        self.overlap_error.get_or_create(&label("high")).inc_by(predicted.saturating_sub(found) as u64);
-        self.overlap_error.get_or_create(&label("low")).inc_by(found.saturating_sub(predicted) as u64);
+        self.overlap_error
+            .get_or_create(&label("high"))
+            .inc_by(predicted.saturating_sub(found) as u64);
+        self.overlap_error
+            .get_or_create(&label("low"))
+            .inc_by(found.saturating_sub(predicted) as u64);
     }
 
     /// A request has its first token, so long after routing.
@@ -345,7 +367,8 @@ impl PipelineMetrics {
     }
 }
 
-/// The reason by vLLM's names of them (`FINISH_REASON_STRINGS` in `v1/engine/__init__.py`): those of ends that aren't failures.
+/// The reason by vLLM's names of them (`FINISH_REASON_STRINGS` in `v1/engine/__init__.py`): those
+/// of ends that aren't failures.
 fn finished(finish: &Finish) -> FinishedLabel {
     let finished_reason = match finish {
         Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) | Finish::ToolCalls => "stop",

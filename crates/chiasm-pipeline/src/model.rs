@@ -59,7 +59,8 @@ pub enum NativeImages {
 pub struct ServedModel {
     /// The name in `/v1/models` and in requests.
     pub name: String,
-    /// What its operator called it: a folder or its name at the hub. Clients load its tokenizer by that.
+    /// What its operator called it: a folder or its name at the hub. Clients load its tokenizer by
+    /// that.
     pub root: String,
     /// Where it was read from.
     pub dir: PathBuf,
@@ -81,16 +82,24 @@ pub struct ServedModel {
 fn generation_config(dir: &Path) -> Result<GenerationConfig, ModelError> {
     let path = dir.join("generation_config.json");
     match std::fs::read(&path) {
-        Ok(json) => serde_json::from_slice(&json).map_err(|source| ModelError::Config { path, source }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(GenerationConfig::default()),
+        Ok(json) => {
+            serde_json::from_slice(&json).map_err(|source| ModelError::Config { path, source })
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(GenerationConfig::default())
+        }
         Err(source) => Err(ModelError::Read { path, source }),
     }
 }
 
 impl ServedModel {
-    /// Reads a model directory whose images, if it takes any, are made here. `name` is what clients call it; `template` replaces
-    /// the model's own chat template.
-    pub fn load(dir: &Path, name: impl Into<String>, template: Option<&Path>) -> Result<Self, ModelError> {
+    /// Reads a model directory whose images, if it takes any, are made here. `name` is what clients
+    /// call it; `template` replaces the model's own chat template.
+    pub fn load(
+        dir: &Path,
+        name: impl Into<String>,
+        template: Option<&Path>,
+    ) -> Result<Self, ModelError> {
         Self::load_with(dir, name, template, NativeImages::Required)
     }
 
@@ -134,26 +143,34 @@ impl ServedModel {
     /// The same model, whose chat template is given content in this form.
     #[must_use]
     pub fn with_content_format(self, format: ContentFormat) -> Self {
-        Self { template: self.template.map(|template| template.with_content_format(format)), ..self }
+        Self {
+            template: self.template.map(|template| template.with_content_format(format)),
+            ..self
+        }
     }
 
     /// The same model, whose answers are read by these parsers.
     ///
     /// # Errors
     /// [`ModelError::Parser`] for a name that is not known.
-    pub fn with_parsers(self, tools: &ParserChoice, reasoning: &ParserChoice) -> Result<Self, ModelError> {
+    pub fn with_parsers(
+        self,
+        tools: &ParserChoice,
+        reasoning: &ParserChoice,
+    ) -> Result<Self, ModelError> {
         let answers = AnswerFormat::new(&self.tokenizer, self.template.as_ref(), tools, reasoning)?;
         Ok(Self { answers, ..self })
     }
 
-    /// The same model, whose tokenizer keeps the tokens of long pieces of text in at most so many bytes.
+    /// The same model, whose tokenizer keeps the tokens of long pieces of text in at most so many
+    /// bytes.
     #[must_use]
     pub fn with_token_cache(self, max_bytes: u64) -> Self {
         Self { tokenizer: self.tokenizer.with_token_cache(max_bytes), ..self }
     }
 
-    /// The same model with these settings of its image processor for all requests, as its engines have them in
-    /// `--mm-processor-kwargs`. They mean nothing to a text model, as in vLLM.
+    /// The same model with these settings of its image processor for all requests, as its engines
+    /// have them in `--mm-processor-kwargs`. They mean nothing to a text model, as in vLLM.
     ///
     /// # Errors
     /// The same as those of [`VisionModel::with_engine_kwargs`].
@@ -162,20 +179,22 @@ impl ServedModel {
         Ok(Self { vision, ..self })
     }
 
-    /// Everything of the model's media processors that changes tokens or tensors of an item without a request's settings: a
-    /// part of the plan class of its workers.
+    /// Everything of the model's media processors that changes tokens or tensors of an item without
+    /// a request's settings: a part of the plan class of its workers.
     pub fn processor(&self) -> Arc<[u8]> {
         self.vision.as_ref().map_or(&[][..], VisionModel::processor).into()
     }
 
-    /// The largest item that engines take, if these kinds are the ones that they take. Not known of models whose images are made by
-    /// vLLM's own processor.
+    /// The largest item that engines take, if these kinds are the ones that they take. Not known of
+    /// models whose images are made by vLLM's own processor.
     pub fn largest_item(self: &Arc<Self>, taken: TakenKinds) -> LargestItem {
         if self.vision.is_none() {
             return LargestItem::unknown();
         }
         let model = self.clone();
-        LargestItem::known(move |context| model.vision.as_ref().map_or(0, |vision| vision.largest_item(context, taken)))
+        LargestItem::known(move |context| {
+            model.vision.as_ref().map_or(0, |vision| vision.largest_item(context, taken))
+        })
     }
 
     /// The largest token id; there may be unused ones below it.

@@ -14,7 +14,12 @@ pub trait RouteObserver: Send + Sync {
     fn wants_explanation(&self) -> bool;
 
     /// Notes an explained route. Returns its number if it is kept.
-    fn explained(&self, id: &RequestId, plans: &[ExplainedPlan<'_>], explanation: Explanation) -> Option<u64>;
+    fn explained(
+        &self,
+        id: &RequestId,
+        plans: &[ExplainedPlan<'_>],
+        explanation: Explanation,
+    ) -> Option<u64>;
 
     /// Notes that the request of this number went on to another worker.
     fn moved(&self, number: u64);
@@ -73,11 +78,12 @@ impl Entries {
 }
 
 impl PromptEntry {
-    /// Notes that the prompt goes to a worker. `number` is its entry if the observer keeps it. The entry
-    /// of an earlier attempt is marked as moved.
+    /// Notes that the prompt goes to a worker. `number` is its entry if the observer keeps it. The
+    /// entry of an earlier attempt is marked as moved.
     pub(crate) fn routed(&self, observer: &dyn RouteObserver, number: Option<u64>) {
         let Some(latest) = &self.entries.0 else { return };
-        let before = lock(latest).get_mut(self.prompt).and_then(|entry| std::mem::replace(entry, number));
+        let before =
+            lock(latest).get_mut(self.prompt).and_then(|entry| std::mem::replace(entry, number));
         if let Some(before) = before {
             observer.moved(before);
         }

@@ -18,29 +18,46 @@ pub(super) async fn open_all(
 ) -> Result<Vec<EncodedMedia>, RequestError> {
     for item in &*media {
         if !pipeline.takes(&item.modality) {
-            let message = format!("the model '{}' takes no {} here", pipeline.model.name, item.modality);
+            let message =
+                format!("the model '{}' takes no {} here", pipeline.model.name, item.modality);
             return Err(RequestError::invalid(&item.field, message));
         }
     }
     check_counts(media, |modality| pipeline.limits.items_per_prompt.get(modality))?;
     let open = async |item: &mut MediaRef| {
         let at_field = |error| RequestError::from(error).at(&item.field);
-        let name = item.uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
+        let name = item
+            .uuid
+            .as_deref()
+            .map(|uuid| MediaName::new(owner, uuid))
+            .transpose()
+            .map_err(at_field)?;
         let modality = item.modality.clone();
-        pipeline.media.open(MediaPart { source: item.source.take(), name, modality }).await.map_err(at_field)
+        pipeline
+            .media
+            .open(MediaPart { source: item.source.take(), name, modality })
+            .await
+            .map_err(at_field)
     };
     try_join_all(media.iter_mut().map(open)).await
 }
 
 /// Refuses more items of a modality than `most` allows.
-pub fn check_counts(media: &[MediaRef], most: impl Fn(&Modality) -> usize) -> Result<(), RequestError> {
+pub fn check_counts(
+    media: &[MediaRef],
+    most: impl Fn(&Modality) -> usize,
+) -> Result<(), RequestError> {
     for (modality, count) in count_by_modality(media) {
         let limit = most(modality);
         if count > limit {
-            let message =
-                format!("the prompt has {count} {modality} items, at most {limit} are allowed (--limit-mm-per-prompt)");
-            let field =
-                media.iter().filter(|item| item.modality == *modality).nth(limit).map(|item| item.field.clone());
+            let message = format!(
+                "the prompt has {count} {modality} items, at most {limit} are allowed (--limit-mm-per-prompt)"
+            );
+            let field = media
+                .iter()
+                .filter(|item| item.modality == *modality)
+                .nth(limit)
+                .map(|item| item.field.clone());
             return Err(RequestError { cause: Cause::TooManyItems(message), field });
         }
     }

@@ -11,8 +11,9 @@ use super::error::{Cause, RequestError};
 use super::prepare::{Planned, Prepared};
 use crate::Pipeline;
 
-/// Picks a worker, each judged by the plan of its class, but none of `exclude`, and where workers have roles perhaps another one for the
-/// prompt. The number is that of the request on the live page, if that tells of it.
+/// Picks a worker, each judged by the plan of its class, but none of `exclude`, and where workers
+/// have roles perhaps another one for the prompt. The number is that of the request on the live
+/// page, if that tells of it.
 ///
 /// # Errors
 /// [`Cause::NoWorker`] and [`Cause::NoAdapter`].
@@ -22,13 +23,15 @@ pub(super) fn pick(
     exclude: &[WorkerId],
 ) -> Result<(Route, Option<u64>), RequestError> {
     let router = pipeline.fleet.router();
-    let lacking = prepared.adapter.as_ref().map(|adapter| without(pipeline, adapter, exclude)).transpose()?;
+    let lacking =
+        prepared.adapter.as_ref().map(|adapter| without(pipeline, adapter, exclude)).transpose()?;
     let exclude = lacking.as_deref().unwrap_or(exclude);
     let unable = unable(pipeline, prepared, exclude);
     let exclude = unable.as_deref().unwrap_or(exclude);
     let observer = pipeline.observer.as_deref();
     if let Some(observer) = observer.filter(|observer| observer.wants_explanation()) {
-        let plans: Vec<_> = prepared.plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
+        let plans: Vec<_> =
+            prepared.plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
         let (route, explanation) = router.select_stages_explained(&plans, splitting(prepared))?;
         let plans: Vec<_> = prepared.plans.iter().map(Planned::explained).collect();
         let number = observer.explained(&prepared.id, &plans, explanation);
@@ -38,7 +41,8 @@ pub(super) fn pick(
     let route = match prepared.plans.as_slice() {
         [only] => router.select_stages(&[to_route(only, prepared, exclude)], splitting(prepared)),
         plans => {
-            let plans: Vec<_> = plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
+            let plans: Vec<_> =
+                plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
             router.select_stages(&plans, splitting(prepared))
         }
     };
@@ -49,8 +53,8 @@ pub(super) fn pick(
     Ok((route, None))
 }
 
-/// What a worker leaves of a prompt is good for one continuation, and of no use to a request that has all of its prompt computed where it is
-/// answered, as for log probabilities.
+/// What a worker leaves of a prompt is good for one continuation, and of no use to a request that
+/// has all of its prompt computed where it is answered, as for log probabilities.
 fn splitting(prepared: &Prepared) -> Splitting {
     match prepared.sampling.n == 1 && prepared.sampling.reads_prefix_cache() {
         true => Splitting::Allowed,
@@ -59,7 +63,11 @@ fn splitting(prepared: &Prepared) -> Splitting {
 }
 
 /// The workers that can't be given a request with an adapter.
-fn without(pipeline: &Pipeline, adapter: &ServedAdapter, exclude: &[WorkerId]) -> Result<Vec<WorkerId>, RequestError> {
+fn without(
+    pipeline: &Pipeline,
+    adapter: &ServedAdapter,
+    exclude: &[WorkerId],
+) -> Result<Vec<WorkerId>, RequestError> {
     let lacking = pipeline.fleet.workers_without(adapter).map_err(|error| {
         let why = error.map_or_else(String::new, |error| format!(": {error}"));
         Cause::NoAdapter(format!("no engine has loaded the LoRA adapter '{}'{why}", adapter.name))
@@ -67,18 +75,24 @@ fn without(pipeline: &Pipeline, adapter: &ServedAdapter, exclude: &[WorkerId]) -
     Ok([&lacking?, exclude].concat())
 }
 
-/// The workers that can't be given a request, if it has parts that some can't and others can. Where none can, whichever is asked says what
-/// it lacks.
+/// The workers that can't be given a request, if it has parts that some can't and others can. Where
+/// none can, whichever is asked says what it lacks.
 fn unable(pipeline: &Pipeline, prepared: &Prepared, exclude: &[WorkerId]) -> Option<Vec<WorkerId>> {
     let lacking = pipeline.fleet.workers_lacking(prepared.needs);
     if lacking.is_empty() {
         return None;
     }
-    let can = |worker: &Arc<Worker>| !lacking.contains(&worker.id) && prepared.plan(worker.class).is_some();
+    let can = |worker: &Arc<Worker>| {
+        !lacking.contains(&worker.id) && prepared.plan(worker.class).is_some()
+    };
     pipeline.fleet.workers().iter().any(can).then(|| [&lacking, exclude].concat())
 }
 
-fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, exclude: &'a [WorkerId]) -> RouteRequest<'a> {
+fn to_route<'a>(
+    plan: &'a Planned,
+    prepared: &'a Prepared,
+    exclude: &'a [WorkerId],
+) -> RouteRequest<'a> {
     RouteRequest {
         class: plan.class,
         // What its worker holds is of no use to a request that has all of its prompt computed.

@@ -7,7 +7,8 @@ use quick_cache::sync::Cache;
 
 use super::error::RequestError;
 
-/// Plans that are kept. Most take one or two kilobytes; large images of families with a token per row of patches up to ten.
+/// Plans that are kept. Most take one or two kilobytes; large images of families with a token per
+/// row of patches up to ten.
 const KEPT: usize = 1 << 12;
 
 /// Plans of one modality by the identity of the items that they are for.

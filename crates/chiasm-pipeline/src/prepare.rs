@@ -1,4 +1,5 @@
-//! Preparing a request: expanded prompts, the identity of its media items and its block keys, without a pixel.
+//! Preparing a request: expanded prompts, the identity of its media items and its block keys,
+//! without a pixel.
 
 mod helped;
 
@@ -7,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Constraint, Input, JobItem, PlaceholderForm, ReasoningHints, RequestId, Structured, Supports, TraceContext,
+    Constraint, Input, JobItem, PlaceholderForm, ReasoningHints, RequestId, Structured, Supports,
+    TraceContext,
 };
 use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_fleet::{PresentClass, PresentClasses, keys_for, spans};
@@ -125,8 +127,8 @@ impl Prepared {
         self.reading.as_ref().is_some_and(|reading| reading.reads_reasoning())
     }
 
-    /// Returns a number for everything that engines are given to compute: tokens, media by identity, and
-    /// the adapter.
+    /// Returns a number for everything that engines are given to compute: tokens, media by
+    /// identity, and the adapter.
     pub(super) fn fingerprint(&self, state: &RandomState) -> u64 {
         let mut hasher = state.build_hasher();
         if let Some(adapter) = &self.adapter {
@@ -139,7 +141,8 @@ impl Prepared {
         hasher.finish()
     }
 
-    /// The plan for workers of a class. `None` if no worker of the class was there when the request was prepared.
+    /// The plan for workers of a class. `None` if no worker of the class was there when the request
+    /// was prepared.
     pub(crate) fn plan(&self, class: PlanClassId) -> Option<&Planned> {
         self.plans.iter().find(|plan| plan.class == class)
     }
@@ -148,14 +151,19 @@ impl Prepared {
 impl Planned {
     /// Returns the plan as an explanation of the route shows it.
     pub(crate) fn explained(&self) -> ExplainedPlan<'_> {
-        ExplainedPlan { class: self.class, prompt_tokens: self.tokens.len(), items: &self.job_items }
+        ExplainedPlan {
+            class: self.class,
+            prompt_tokens: self.tokens.len(),
+            items: &self.job_items,
+        }
     }
 }
 
 /// Runs media, prompt, plan and keys for one request.
 ///
 /// # Errors
-/// [`RequestError`] says what is wrong with which field, that no engine is ready, or that it took too long.
+/// [`RequestError`] says what is wrong with which field, that no engine is ready, or that it took
+/// too long.
 pub async fn prepare(
     pipeline: &Pipeline,
     request: GenerateRequest,
@@ -164,7 +172,8 @@ pub async fn prepare(
     classes: PresentClasses,
 ) -> Result<Prepared, RequestError> {
     let deadlines = Deadlines::of(caller.arrived, &pipeline.limits);
-    within(deadlines.first_token, prepared(pipeline, request, adapter, caller, classes, deadlines)).await?
+    within(deadlines.first_token, prepared(pipeline, request, adapter, caller, classes, deadlines))
+        .await?
 }
 
 async fn prepared(
@@ -175,10 +184,18 @@ async fn prepared(
     classes: PresentClasses,
     deadlines: Deadlines,
 ) -> Result<Prepared, RequestError> {
-    let GenerateRequest { mut prompt, mut sampling, cache_salt, priority, tools, without_reasoning } = request;
+    let GenerateRequest {
+        mut prompt,
+        mut sampling,
+        cache_salt,
+        priority,
+        tools,
+        without_reasoning,
+    } = request;
     let begun = Instant::now();
     let may_think = pipeline.model.answers.may_think();
-    sampling.thinking_budget = sampling.thinking_budget.filter(|budget| may_think || !budget.only_if_thinking);
+    sampling.thinking_budget =
+        sampling.thinking_budget.filter(|budget| may_think || !budget.only_if_thinking);
     let mut reasoning = ReasoningHints::default();
     let reading = match prompt {
         Prompt::Chat(ref mut chat) => {
@@ -186,10 +203,13 @@ async fn prepared(
             if is_uncalled && pipeline.model.chats.excludes_uncalled_tools {
                 chat.tools = None;
             }
-            let (reading, constraint) = Reading::plan(&pipeline.model, chat, tools.as_ref(), without_reasoning)?;
-            sampling.structured = with_calls(&pipeline.model, tools.as_ref(), sampling.structured, constraint);
-            // As in vLLM, which has its frontend's reasoning parser and that of an engine see the same
-            // (`ChatCompletionRequest.resolve_reasoning_ended`); only constraints are held back by reasoning.
+            let (reading, constraint) =
+                Reading::plan(&pipeline.model, chat, tools.as_ref(), without_reasoning)?;
+            sampling.structured =
+                with_calls(&pipeline.model, tools.as_ref(), sampling.structured, constraint);
+            // As in vLLM, which has its frontend's reasoning parser and that of an engine see the
+            // same (`ChatCompletionRequest.resolve_reasoning_ended`); only constraints are held
+            // back by reasoning.
             if sampling.structured.is_some() && pipeline.model.answers.engine_parser().is_some() {
                 let variables = chat.thinking_variables(&pipeline.model.chats);
                 reasoning = ReasoningHints { is_over: without_reasoning, variables };
@@ -201,13 +221,14 @@ async fn prepared(
     let media = match &mut prompt {
         Prompt::Chat(chat) => {
             let owner = [caller.credentials.as_deref(), cache_salt.as_deref().map(str::as_bytes)];
-            open_all(pipeline, &mut chat.media, owner).instrument(tracing::debug_span!("fetch")).await?
+            open_all(pipeline, &mut chat.media, owner)
+                .instrument(tracing::debug_span!("fetch"))
+                .await?
         }
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
     let fetch = begun.elapsed();
-    let has_settings =
-        matches!(&prompt, Prompt::Chat(chat) if !chat.media.is_empty() && !chat.media_kwargs.processor.is_empty());
+    let has_settings = matches!(&prompt, Prompt::Chat(chat) if !chat.media.is_empty() && !chat.media_kwargs.processor.is_empty());
     let needs = Supports {
         processor_kwargs: has_settings,
         media: !media.is_empty(),
@@ -221,7 +242,9 @@ async fn prepared(
     let plans = match prompt {
         Prompt::Chat(chat) => match pipeline.helped_with(&media).await? {
             None => preparation.plan(Prompt::Chat(chat), media).instrument(span).await,
-            Some(helpers) => preparation.plan_with_help(helpers, chat, media).instrument(span).await,
+            Some(helpers) => {
+                preparation.plan_with_help(helpers, chat, media).instrument(span).await
+            }
         },
         prompt => preparation.plan(prompt, media).instrument(span).await,
     };
@@ -249,8 +272,8 @@ async fn prepared(
     })
 }
 
-/// Returns the one constraint of a request. A model that has to call is held to that alone, as in vLLM; one that may
-/// call is held to calls or to what the request asks for.
+/// Returns the one constraint of a request. A model that has to call is held to that alone, as in
+/// vLLM; one that may call is held to calls or to what the request asks for.
 fn with_calls(
     model: &ServedModel,
     tools: Option<&ToolUse>,
@@ -259,7 +282,9 @@ fn with_calls(
 ) -> Option<Structured> {
     let Some(calls) = calls else { return own };
     let constraint = match (&own, tools) {
-        (Some(own), Some(tools)) if tools.choice == ToolChoice::Auto => calls_or(model, tools, &own.constraint),
+        (Some(own), Some(tools)) if tools.choice == ToolChoice::Auto => {
+            calls_or(model, tools, &own.constraint)
+        }
         _ => Some(calls),
     };
     constraint.map(|constraint| Structured { constraint, field: "tools" }).or(own)
@@ -283,7 +308,12 @@ pub(super) struct Apart {
 
 impl Apart {
     /// Token ids of a text. Whose blocks nobody else may find out about, neither are their texts.
-    fn encode(&self, model: &ServedModel, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
+    fn encode(
+        &self,
+        model: &ServedModel,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<TokenId>, PromptError> {
         match self.salt {
             Some(_) => model.tokenizer.encode_apart(text, add_special_tokens),
             None => model.tokenizer.encode(text, add_special_tokens),
@@ -304,13 +334,19 @@ impl Preparation<'_> {
     }
 
     /// Plans what needs nobody's help.
-    async fn plan(&self, prompt: Prompt, media: Vec<EncodedMedia>) -> Result<Vec<Planned>, RequestError> {
+    async fn plan(
+        &self,
+        prompt: Prompt,
+        media: Vec<EncodedMedia>,
+    ) -> Result<Vec<Planned>, RequestError> {
         let (model, images) = (self.pipeline.model.clone(), self.pipeline.images.clone());
         let (classes, apart, cpu) = (self.classes.clone(), self.apart.clone(), self.cpu.clone());
         let (small, cost) = (is_small(&prompt, &model), price_of(&prompt, &model, self.cpu));
         self.run(small, cost, move || match prompt {
             Prompt::Tokens(tokens) => plan_text(tokens, &classes, &apart, &model),
-            Prompt::Text(text) => plan_text(apart.encode(&model, &text, true)?, &classes, &apart, &model),
+            Prompt::Text(text) => {
+                plan_text(apart.encode(&model, &text, true)?, &classes, &apart, &model)
+            }
             Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, &apart, &cpu),
         })
         .await
@@ -326,11 +362,13 @@ fn plan_text(
 ) -> Result<Vec<Planned>, RequestError> {
     check_tokens(&tokens, model.last_token())?;
     let tokens = Arc::new(tokens);
-    let plans = classes.iter().map(|class| planned(class, tokens.clone(), Vec::new(), apart)).collect();
+    let plans =
+        classes.iter().map(|class| planned(class, tokens.clone(), Vec::new(), apart)).collect();
     that_fit(plans, classes)
 }
 
-/// Renders and tokenizes a conversation. Its messages may be large, and are dropped as soon as they are not needed.
+/// Renders and tokenizes a conversation. Its messages may be large, and are dropped as soon as they
+/// are not needed.
 pub(super) fn render(
     model: &ServedModel,
     chat: Chat,
@@ -340,11 +378,18 @@ pub(super) fn render(
     Ok(apart.encode(model, &render_text(model, chat, texts)?, false)?)
 }
 
-fn render_text(model: &ServedModel, mut chat: Chat, texts: &[MarkerText<'_>]) -> Result<String, RequestError> {
+fn render_text(
+    model: &ServedModel,
+    mut chat: Chat,
+    texts: &[MarkerText<'_>],
+) -> Result<String, RequestError> {
     let template = model.template.as_ref().ok_or_else(|| {
         RequestError::invalid(
             "messages",
-            format!("the model '{}' has no chat template; use /v1/completions or --chat-template", model.name),
+            format!(
+                "the model '{}' has no chat template; use /v1/completions or --chat-template",
+                model.name
+            ),
         )
     })?;
     let options = RenderOptions {
@@ -356,7 +401,8 @@ fn render_text(model: &ServedModel, mut chat: Chat, texts: &[MarkerText<'_>]) ->
     Ok(template.render(&chat.messages, texts, &options)?)
 }
 
-/// Renders and tokenizes a conversation, and for each class puts a placeholder where each media item goes.
+/// Renders and tokenizes a conversation, and for each class puts a placeholder where each media
+/// item goes.
 fn plan_chat(
     model: &ServedModel,
     images: &Arc<Images>,
@@ -366,21 +412,29 @@ fn plan_chat(
     apart: &Apart,
     cpu: &CpuBudget,
 ) -> Result<Vec<Planned>, RequestError> {
-    if let Some((name, _)) =
-        chat.media_kwargs.io.iter().find(|(_, kwargs)| kwargs.as_object().is_none_or(|kwargs| !kwargs.is_empty()))
+    if let Some((name, _)) = chat
+        .media_kwargs
+        .io
+        .iter()
+        .find(|(_, kwargs)| kwargs.as_object().is_none_or(|kwargs| !kwargs.is_empty()))
     {
-        return Err(RequestError::invalid(format!("media_io_kwargs.{name}"), "no settings are taken for these items"));
+        return Err(RequestError::invalid(
+            format!("media_io_kwargs.{name}"),
+            "no settings are taken for these items",
+        ));
     }
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
     let of_images = image_prompt.as_ref().map(|prompt| [prompt.text]);
     let texts = of_images.as_ref().map(|texts| MarkerText { modality: &Modality::Image, texts });
-    let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
+    let (sources, kwargs) =
+        (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
     let rewrite = image_prompt.and_then(|prompt| prompt.rewrite);
     let text = render_text(model, chat, texts.as_slice())?;
     let rewritten = rewrite.map(|(from, to)| text.replace(from, to));
     let tokens = apart.encode(model, rewritten.as_deref().unwrap_or(&text), false)?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, apart, model) };
-    let expand_themselves = |class: &PresentClass| class.class.placeholders == PlaceholderForm::Marker;
+    let expand_themselves =
+        |class: &PresentClass| class.class.placeholders == PlaceholderForm::Marker;
     let marked = match classes.iter().any(expand_themselves) {
         // What is rewritten is for our own expansion alone.
         true if rewrite.is_some() => Arc::new(apart.encode(model, &text, false)?),
@@ -395,21 +449,31 @@ fn plan_chat(
         let mut item_tokens = 0;
         let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
             let plan = images.plan(image, &settings, class, &source.field, cpu)?;
-            // Settings of a request can ask for images of any size: checked before anything of that size is made.
+            // Settings of a request can ask for images of any size: checked before anything of that
+            // size is made.
             item_tokens += plan.embeds;
             if item_tokens > class.max_model_len {
                 let max_model_len = class.max_model_len;
-                return Err(
-                    RequestError::from(Cause::ContextFull { tokens: item_tokens, max_model_len }).at(&source.field)
-                );
+                return Err(RequestError::from(Cause::ContextFull {
+                    tokens: item_tokens,
+                    max_model_len,
+                })
+                .at(&source.field));
             }
             Ok(plan)
         };
-        let items: Vec<ItemPlan> = media.iter().zip(&sources).map(plan).collect::<Result<_, _>>()?;
-        let placed: Vec<_> = items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
+        let items: Vec<ItemPlan> =
+            media.iter().zip(&sources).map(plan).collect::<Result<_, _>>()?;
+        let placed: Vec<_> =
+            items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
         let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &placed)?;
         check_tokens(&expanded.tokens, model.last_token())?;
-        let plan = planned(class, Arc::new(expanded.tokens), in_prompt_order(items, expanded.placeholders), apart);
+        let plan = planned(
+            class,
+            Arc::new(expanded.tokens),
+            in_prompt_order(items, expanded.placeholders),
+            apart,
+        );
         let is_marked = expand_themselves(class) && !plan.job_items.is_empty();
         Ok(Planned { marked: is_marked.then(|| marked.clone()), ..plan })
     };
@@ -417,19 +481,28 @@ fn plan_chat(
 }
 
 /// The plans for classes with a worker whose context has room for an answer.
-pub(super) fn that_fit(mut plans: Vec<Planned>, classes: &[PresentClass]) -> Result<Vec<Planned>, RequestError> {
-    let room =
-        |plan: &Planned| classes.iter().find(|class| class.id == plan.class).map_or(0, |class| class.max_model_len);
+pub(super) fn that_fit(
+    mut plans: Vec<Planned>,
+    classes: &[PresentClass],
+) -> Result<Vec<Planned>, RequestError> {
+    let room = |plan: &Planned| {
+        classes.iter().find(|class| class.id == plan.class).map_or(0, |class| class.max_model_len)
+    };
     let largest = plans.iter().map(|plan| (room(plan), plan.tokens.len())).max();
     plans.retain(|plan| plan.tokens.len() < room(plan));
     match (plans.is_empty(), largest) {
-        (true, Some((max_model_len, tokens))) => Err(Cause::ContextFull { tokens, max_model_len }.into()),
+        (true, Some((max_model_len, tokens))) => {
+            Err(Cause::ContextFull { tokens, max_model_len }.into())
+        }
         _ => Ok(plans),
     }
 }
 
 /// Items with their places, in the order of the prompt.
-pub(super) fn in_prompt_order(items: Vec<ItemPlan>, placeholders: Vec<Placeholder>) -> Vec<(ItemPlan, Placeholder)> {
+pub(super) fn in_prompt_order(
+    items: Vec<ItemPlan>,
+    placeholders: Vec<Placeholder>,
+) -> Vec<(ItemPlan, Placeholder)> {
     let mut placed: Vec<_> = items.into_iter().zip(placeholders).collect();
     placed.sort_by_key(|(_, at)| at.offset);
     placed
@@ -442,7 +515,8 @@ pub(super) fn planned(
     items: Vec<(ItemPlan, Placeholder)>,
     apart: &Apart,
 ) -> Planned {
-    let media: Vec<MediaSpan> = items.iter().flat_map(|(item, at)| spans(&class.class, item.hash, at)).collect();
+    let media: Vec<MediaSpan> =
+        items.iter().flat_map(|(item, at)| spans(&class.class, item.hash, at)).collect();
     let lora = apart.adapter.as_ref().map(|adapter| adapter.engine().name.as_str());
     let blocks = PromptBlocks { tokens: &tokens, media: &media, lora, salt: apart.salt.as_deref() };
     let keys = keys_for(&class.class, &blocks);

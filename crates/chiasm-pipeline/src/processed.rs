@@ -1,4 +1,5 @@
-//! Large tensors of media items that were made before: where they still are, and whose turn it is to make others.
+//! Large tensors of media items that were made before: where they still are, and whose turn it is
+//! to make others.
 
 use std::time::Duration;
 
@@ -22,14 +23,16 @@ pub(super) struct Form {
 
 /// Items in arenas whose whereabouts are remembered. An entry takes about 150 bytes.
 const KNOWN_SLOTS: usize = 1 << 16;
-/// How long an item that could not be processed is not tried again, and how many of them are remembered.
+/// How long an item that could not be processed is not tried again, and how many of them are
+/// remembered.
 const FAILURES_LAST: Duration = Duration::from_secs(1);
 const KNOWN_FAILURES: usize = 1024;
 
 /// Large tensors that were made for any engine.
 pub(super) struct ProcessedMedia {
     one_at_a_time: KeyedLimiter<Form>,
-    /// A tensor stays in an engine's arena for as long as the engine has use for it; till then another one can have a copy.
+    /// A tensor stays in an engine's arena for as long as the engine has use for it; till then
+    /// another one can have a copy.
     slots: Cache<Form, WeakSlot>,
     /// Tensors that travel in messages. `None` keeps none.
     here: Option<Cache<Form, Bytes, Weight>>,
@@ -46,12 +49,17 @@ impl Weighter<Form, Bytes> for Weight {
 }
 
 impl ProcessedMedia {
-    /// Keeps at most so many bytes of tensors in this process, 0 for none. What is in arenas needs no more room here.
+    /// Keeps at most so many bytes of tensors in this process, 0 for none. What is in arenas needs
+    /// no more room here.
     pub(super) fn new(max_bytes: u64) -> Self {
         // One shard: an item may take as much as all of it.
-        let options =
-            OptionsBuilder::new().shards(1).weight_capacity(max_bytes).estimated_items_capacity(1 << 10).build();
-        let cache = |options| Cache::with_options(options, Weight, Default::default(), Default::default());
+        let options = OptionsBuilder::new()
+            .shards(1)
+            .weight_capacity(max_bytes)
+            .estimated_items_capacity(1 << 10)
+            .build();
+        let cache =
+            |options| Cache::with_options(options, Weight, Default::default(), Default::default());
         Self {
             one_at_a_time: KeyedLimiter::new(1),
             slots: Cache::new(KNOWN_SLOTS),

@@ -31,7 +31,8 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// How the answers to a conversation are read, and what they are held to so that there are calls. `None` if they are text.
+    /// How the answers to a conversation are read, and what they are held to so that there are
+    /// calls. `None` if they are text.
     ///
     /// # Errors
     /// A request whose functions can't be called: nobody knows how the model writes calls.
@@ -66,20 +67,24 @@ impl Reading {
             },
         };
         let format = match format.thinks_untold() {
-            Some(untold) if !chat.thinks(&model.chats).unwrap_or(untold) => Cow::Owned(format.without_reasoning()),
+            Some(untold) if !chat.thinks(&model.chats).unwrap_or(untold) => {
+                Cow::Owned(format.without_reasoning())
+            }
             _ => Cow::Borrowed(format),
         };
         if !format.has_calls() && format.reasoning_markers().is_none() {
             return Ok((None, constraint));
         }
         let functions = tools.iter().flat_map(|tools| tools.tools.as_array().into_iter().flatten());
-        let functions =
-            functions.map(|tool| (tool["function"]["name"].as_str().unwrap_or(""), &tool["function"]["parameters"]));
+        let functions = functions.map(|tool| {
+            (tool["function"]["name"].as_str().unwrap_or(""), &tool["function"]["parameters"])
+        });
         let reading = Self {
             format: format.into_owned(),
             tools: Arc::new(Tools::new(functions)),
             without_reasoning,
-            ends_with_calls: tools.is_some_and(|tools| !matches!(tools.choice, ToolChoice::Named(_))),
+            ends_with_calls: tools
+                .is_some_and(|tools| !matches!(tools.choice, ToolChoice::Named(_))),
             has_short_ids: answers.tool_parser.as_deref() == Some("mistral"),
             has_single_call: tools.is_some_and(forced::is_single),
         };
@@ -101,13 +106,16 @@ impl Reading {
         Reader { parser, reading: self.clone(), calls: Calls::default() }
     }
 
-    /// An id for a call that the model has given none. Mistral's templates want nine letters and digits.
+    /// An id for a call that the model has given none. Mistral's templates want nine letters and
+    /// digits.
     fn call_id(&self) -> String {
         let number: u128 = rand::random();
         if !self.has_short_ids {
             return format!("chatcmpl-tool-{number:032x}");
         }
-        let digit = |place: u32| char::from_digit((number / 36_u128.pow(place) % 36) as u32, 36).unwrap_or('0');
+        let digit = |place: u32| {
+            char::from_digit((number / 36_u128.pow(place) % 36) as u32, 36).unwrap_or('0')
+        };
         (0..9).map(digit).collect()
     }
 }
@@ -145,7 +153,8 @@ impl Reader {
         let Self { parser, reading, calls } = self;
         parser.finish(&mut EventSink { reading, calls, events: &mut delta.events });
         let ended_by_itself = matches!(delta.finish, Some(Finish::Eos | Finish::StopToken(_)));
-        // Clients run the calls of an answer with this finish, so an answer with half a call must not have it.
+        // Clients run the calls of an answer with this finish, so an answer with half a call must
+        // not have it.
         let are_whole = !calls.is_open && calls.ended == Some(CallEnd::Closed);
         if reading.ends_with_calls && ended_by_itself && are_whole {
             delta.finish = Some(Finish::ToolCalls);
@@ -202,14 +211,21 @@ fn warn_of_strict(parser: Option<&str>) {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
         let parser = parser.unwrap_or("none");
-        tracing::warn!(parser, "calls are not held to the schemas of strict functions: no grammar has this format");
+        tracing::warn!(
+            parser,
+            "calls are not held to the schemas of strict functions: no grammar has this format"
+        );
     });
 }
 
 /// A function's parameters; a function that names none takes an object without any.
 fn parameters(tool: &Value) -> Value {
     let parameters = &tool["function"]["parameters"];
-    if parameters.is_object() { parameters.clone() } else { serde_json::json!({"type": "object", "properties": {}}) }
+    if parameters.is_object() {
+        parameters.clone()
+    } else {
+        serde_json::json!({"type": "object", "properties": {}})
+    }
 }
 
 #[cfg(test)]

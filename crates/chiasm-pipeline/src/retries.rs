@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most times that a request moves to another worker, whatever the reason. A prompt that kills engines has killed three
-/// by then.
+/// The most times that a request moves to another worker, whatever the reason. A prompt that kills
+/// engines has killed three by then.
 pub(crate) const MAX_MOVES: usize = 2;
 
-/// Prompts that are remembered to have killed engines: more than can do so while they are remembered.
+/// Prompts that are remembered to have killed engines: more than can do so while they are
+/// remembered.
 const MAX_QUARANTINED: usize = 1024;
 
 /// The longest time that they may be remembered for.
@@ -30,8 +31,8 @@ pub struct Retries {
 }
 
 impl Retries {
-    /// Creates the state of a frontend in which nothing has failed. A prompt that was in three engines when they died is quarantined for
-    /// `quarantine`.
+    /// Creates the state of a frontend in which nothing has failed. A prompt that was in three
+    /// engines when they died is quarantined for `quarantine`.
     pub fn new(quarantine: Duration) -> Self {
         Self { debt: RetryDebt::default(), quarantine: Quarantine::new(quarantine) }
     }
@@ -57,8 +58,8 @@ impl Retries {
     }
 }
 
-/// The cost of moves that requests have not paid for yet. It bounds moves to a tenth of the requests, and a
-/// number at once.
+/// The cost of moves that requests have not paid for yet. It bounds moves to a tenth of the
+/// requests, and a number at once.
 #[derive(Debug, Default)]
 struct RetryDebt(AtomicU64);
 
@@ -72,7 +73,9 @@ impl RetryDebt {
 
     fn spend(&self, limit: usize) -> bool {
         let most = (limit as u64).saturating_mul(MOVE);
-        self.0.fetch_update(Relaxed, Relaxed, |owed| (owed + MOVE <= most).then_some(owed + MOVE)).is_ok()
+        self.0
+            .fetch_update(Relaxed, Relaxed, |owed| (owed + MOVE <= most).then_some(owed + MOVE))
+            .is_ok()
     }
 }
 
@@ -90,7 +93,12 @@ struct Quarantine {
 impl Quarantine {
     fn new(lasts: Duration) -> Self {
         let lasts = lasts.min(LONGEST);
-        Self { lasts, prompts: Mutex::default(), len: AtomicUsize::new(0), state: RandomState::new() }
+        Self {
+            lasts,
+            prompts: Mutex::default(),
+            len: AtomicUsize::new(0),
+            state: RandomState::new(),
+        }
     }
 
     fn holds(&self, fingerprint: impl FnOnce(&RandomState) -> u64) -> bool {

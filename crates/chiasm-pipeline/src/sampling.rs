@@ -1,4 +1,5 @@
-//! A request's sampling, the model's defaults and the room in the context become what a backend is told.
+//! A request's sampling, the model's defaults and the room in the context become what a backend is
+//! told.
 
 use chiasm_backend as backend;
 use chiasm_backend::Supports;
@@ -11,7 +12,8 @@ use crate::model::ServedModel;
 /// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
 const LOWEST_TEMPERATURE: f64 = 0.01;
 
-/// Most log probabilities of prompt tokens that are told of one prompt, and of all prompts in one answer.
+/// Most log probabilities of prompt tokens that are told of one prompt, and of all prompts in one
+/// answer.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 18;
 const MAX_PROMPT_LOGPROBS_OF_ALL: usize = 1 << 20;
 
@@ -70,18 +72,26 @@ pub(super) fn resolve(
     check_prompt_logprobs(sampling, prompt_tokens, MAX_PROMPT_LOGPROBS)?;
     // Any of them ends an engine.
     let biased: Vec<TokenId> = logit_bias.iter().map(|&(token, _)| token).collect();
-    for (field, tokens) in
-        [("stop_token_ids", stop_token_ids), ("allowed_token_ids", allowed_token_ids), ("logit_bias", &biased)]
-    {
+    for (field, tokens) in [
+        ("stop_token_ids", stop_token_ids),
+        ("allowed_token_ids", allowed_token_ids),
+        ("logit_bias", &biased),
+    ] {
         if let Some(token) = tokens.iter().find(|&&token| token > model.last_token()) {
-            return Err(RequestError::invalid(field, format!("token id {token} is outside the vocabulary")));
+            return Err(RequestError::invalid(
+                field,
+                format!("token id {token} is outside the vocabulary"),
+            ));
         }
     }
 
     let mut temperature = temperature.or(defaults.temperature).unwrap_or(1.0);
     let greedy = temperature == 0.0;
     if greedy && n > 1 {
-        return Err(RequestError::invalid("n", format!("'n' must be 1 with greedy sampling, got {n}")));
+        return Err(RequestError::invalid(
+            "n",
+            format!("'n' must be 1 with greedy sampling, got {n}"),
+        ));
     }
     if !greedy {
         temperature = temperature.max(LOWEST_TEMPERATURE);
@@ -233,9 +243,9 @@ pub(super) fn of_prompt(sampling: backend::Sampling) -> backend::Sampling {
     }
 }
 
-/// Returns the maximum number of reasoning tokens. Only an engine with a reasoning parser knows when a
-/// model thinks, and the parser needs a token that ends reasoning. vLLM refuses a budget without the
-/// parser, too.
+/// Returns the maximum number of reasoning tokens. Only an engine with a reasoning parser knows
+/// when a model thinks, and the parser needs a token that ends reasoning. vLLM refuses a budget
+/// without the parser, too.
 fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u32>, RequestError> {
     match sampling.thinking_budget {
         Some(ThinkingBudget { field, .. }) if model.answers.engine_parser().is_none() => {
@@ -251,16 +261,24 @@ fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u3
     }
 }
 
-/// Refuses too many log probabilities of prompt tokens in one answer, to prompts that have so many tokens together. Each prompt alone is
-/// looked at when its parameters are made.
-pub fn check_prompt_logprobs_of_all(sampling: &Sampling, prompt_tokens: usize) -> Result<(), RequestError> {
+/// Refuses too many log probabilities of prompt tokens in one answer, to prompts that have so many
+/// tokens together. Each prompt alone is looked at when its parameters are made.
+pub fn check_prompt_logprobs_of_all(
+    sampling: &Sampling,
+    prompt_tokens: usize,
+) -> Result<(), RequestError> {
     check_prompt_logprobs(sampling, prompt_tokens, MAX_PROMPT_LOGPROBS_OF_ALL)
 }
 
 /// Each candidate takes some hundred bytes of an answer.
-fn check_prompt_logprobs(sampling: &Sampling, prompt_tokens: usize, most: usize) -> Result<(), RequestError> {
+fn check_prompt_logprobs(
+    sampling: &Sampling,
+    prompt_tokens: usize,
+    most: usize,
+) -> Result<(), RequestError> {
     let Some(top) = sampling.prompt_logprobs else { return Ok(()) };
-    let candidates = prompt_tokens.saturating_mul(top as usize + 1).saturating_mul(sampling.n as usize);
+    let candidates =
+        prompt_tokens.saturating_mul(top as usize + 1).saturating_mul(sampling.n as usize);
     if candidates <= most {
         return Ok(());
     }
@@ -278,7 +296,10 @@ fn bad_words(model: &ServedModel, words: &[String]) -> Result<Vec<Vec<TokenId>>,
     for (i, word) in words.iter().enumerate() {
         let (word, field) = (word.trim_start(), || format!("bad_words[{i}]"));
         let encode = |text: &str| {
-            model.tokenizer.encode(text, false).map_err(|error| RequestError::invalid(field(), error.to_string()))
+            model
+                .tokenizer
+                .encode(text, false)
+                .map_err(|error| RequestError::invalid(field(), error.to_string()))
         };
         let (first, behind_space) = (encode(word)?, encode(&format!(" {word}"))?);
         if first.is_empty() {
@@ -324,9 +345,16 @@ mod tests {
         );
         let found = resolve(&model, &Sampling::default(), 10, 100).unwrap();
         assert_eq!((found.temperature, found.top_p, found.top_k, found.min_p), (0.5, 0.6, 7, 0.8));
-        assert_eq!((found.presence_penalty, found.frequency_penalty, found.repetition_penalty), (0.9, 1.1, 1.2));
+        assert_eq!(
+            (found.presence_penalty, found.frequency_penalty, found.repetition_penalty),
+            (0.9, 1.1, 1.2)
+        );
         assert_eq!(found.max_tokens, 13);
-        let asked = Sampling { presence_penalty: Some(0.0), frequency_penalty: Some(-1.0), ..Sampling::default() };
+        let asked = Sampling {
+            presence_penalty: Some(0.0),
+            frequency_penalty: Some(-1.0),
+            ..Sampling::default()
+        };
         let found = resolve(&model, &asked, 10, 100).unwrap();
         assert_eq!((found.presence_penalty, found.frequency_penalty), (0.0, -1.0));
     }
@@ -335,12 +363,23 @@ mod tests {
     fn tokens_that_end_an_engine_are_refused_and_bad_words_become_tokens() {
         let model = model("{}");
         let beyond = TokenId(model.last_token().0 + 1);
-        let fields = |sampling: Sampling| resolve(&model, &sampling, 10, 100).unwrap_err().field.unwrap();
-        let biased = Sampling { logit_bias: vec![(TokenId(1), 1.0), (beyond, 1.0)], ..Sampling::default() };
+        let fields =
+            |sampling: Sampling| resolve(&model, &sampling, 10, 100).unwrap_err().field.unwrap();
+        let biased =
+            Sampling { logit_bias: vec![(TokenId(1), 1.0), (beyond, 1.0)], ..Sampling::default() };
         assert_eq!(fields(biased), "logit_bias");
-        assert_eq!(fields(Sampling { allowed_token_ids: vec![beyond], ..Sampling::default() }), "allowed_token_ids");
-        assert_eq!(fields(Sampling { stop_token_ids: vec![beyond], ..Sampling::default() }), "stop_token_ids");
-        let sampling = Sampling { bad_words: vec!["  the".to_owned(), "ä".to_owned()], ..Sampling::default() };
+        assert_eq!(
+            fields(Sampling { allowed_token_ids: vec![beyond], ..Sampling::default() }),
+            "allowed_token_ids"
+        );
+        assert_eq!(
+            fields(Sampling { stop_token_ids: vec![beyond], ..Sampling::default() }),
+            "stop_token_ids"
+        );
+        let sampling = Sampling {
+            bad_words: vec!["  the".to_owned(), "ä".to_owned()],
+            ..Sampling::default()
+        };
         let found = resolve(&model, &sampling, 10, 100).unwrap().bad_words;
         let encode = |text: &str| model.tokenizer.encode(text, false).unwrap();
         let expected: Vec<_> = ["the", "ä"]
@@ -359,16 +398,30 @@ mod tests {
     fn so_it_does_with_special_tokens() {
         let text = |model: &Arc<ServedModel>, skip_special_tokens| {
             let sampling = Sampling { skip_special_tokens, ..Sampling::default() };
-            let tokens = ["<|im_end|>", "<|im_start|>"].map(|token| model.tokenizer.token_to_id(token).unwrap());
+            let tokens = ["<|im_end|>", "<|im_start|>"]
+                .map(|token| model.tokenizer.token_to_id(token).unwrap());
             let content = Content::Tokens { tokens: tokens.to_vec(), logprobs: None };
             Choice::new(0, model, &[], &sampling, StopStrings::new(Vec::new(), false), None)
-                .push(Output { choice: 0, content, finish: None, prefill: None, prompt_logprobs: None })
+                .push(Output {
+                    choice: 0,
+                    content,
+                    finish: None,
+                    prefill: None,
+                    prompt_logprobs: None,
+                })
                 .events
                 .text()
                 .into_owned()
         };
-        let (silent, open) = (Arc::new(model("{}")), Arc::new(model(r#"{"skip_special_tokens": false}"#)));
-        assert_eq!((text(&silent, None), text(&silent, Some(false))), ("".into(), "<|im_end|><|im_start|>".into()));
-        assert_eq!((text(&open, None), text(&open, Some(true))), ("<|im_end|><|im_start|>".into(), "".into()));
+        let (silent, open) =
+            (Arc::new(model("{}")), Arc::new(model(r#"{"skip_special_tokens": false}"#)));
+        assert_eq!(
+            (text(&silent, None), text(&silent, Some(false))),
+            ("".into(), "<|im_end|><|im_start|>".into())
+        );
+        assert_eq!(
+            (text(&open, None), text(&open, Some(true))),
+            ("<|im_end|><|im_start|>".into(), "".into())
+        );
     }
 }

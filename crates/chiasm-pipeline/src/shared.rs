@@ -50,11 +50,22 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// Creates the pipeline of a model in front of a fleet. Media items are opened by `media`.
-    pub fn new(model: Arc<ServedModel>, media: MediaDoor, fleet: Arc<Fleet>, limits: PipelineLimits) -> Self {
+    pub fn new(
+        model: Arc<ServedModel>,
+        media: MediaDoor,
+        fleet: Arc<Fleet>,
+        limits: PipelineLimits,
+    ) -> Self {
         let metrics = Arc::new(PipelineMetrics::default());
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let budget = media.budget().clone();
-        let images = Images::new(model.clone(), cpu.clone(), budget, metrics.clone(), limits.processed_bytes);
+        let images = Images::new(
+            model.clone(),
+            cpu.clone(),
+            budget,
+            metrics.clone(),
+            limits.processed_bytes,
+        );
         let of_departed = metrics.clone();
         fleet.on_departure(move |worker| of_departed.forget(worker));
         Self {
@@ -92,10 +103,12 @@ impl Pipeline {
         self
     }
 
-    /// Returns the number of requests that may be in flight: twice as many as the workers run at once,
-    /// but at least 1024, if no limit is set.
+    /// Returns the number of requests that may be in flight: twice as many as the workers run at
+    /// once, but at least 1024, if no limit is set.
     pub fn in_flight_limit(&self) -> usize {
-        self.limits.requests.unwrap_or_else(|| MIN_IN_FLIGHT.max(self.fleet.seats().saturating_mul(2)))
+        self.limits
+            .requests
+            .unwrap_or_else(|| MIN_IN_FLIGHT.max(self.fleet.seats().saturating_mul(2)))
     }
 
     /// Brings the gauges among the metrics up to date. `workers` is the router's current snapshot.
@@ -121,19 +134,23 @@ impl Pipeline {
         self.helpers.is_some() && !is_native
     }
 
-    /// Returns vLLM's processors if a conversation needs them: for items that can't be made here, or to
-    /// write all of it.
+    /// Returns vLLM's processors if a conversation needs them: for items that can't be made here,
+    /// or to write all of it.
     ///
     /// # Errors
     /// A processor has to be there, and is not.
-    pub(super) async fn helped_with(&self, items: &[EncodedMedia]) -> Result<Option<&Helpers>, RequestError> {
+    pub(super) async fn helped_with(
+        &self,
+        items: &[EncodedMedia],
+    ) -> Result<Option<&Helpers>, RequestError> {
         let Some(helpers) = &self.helpers else { return Ok(None) };
-        let is_needed = items.iter().any(|item| self.needs_help(item)) || helpers.writes_conversations().await?;
+        let is_needed = items.iter().any(|item| self.needs_help(item))
+            || helpers.writes_conversations().await?;
         Ok(is_needed.then_some(helpers))
     }
 
-    /// Returns `true` if the model's conversations may have a system message at their head only. vLLM's
-    /// own code is taken to demand that.
+    /// Returns `true` if the model's conversations may have a system message at their head only.
+    /// vLLM's own code is taken to demand that.
     ///
     /// # Errors
     /// A processor has to be there, and is not.

@@ -14,20 +14,26 @@ use chiasm_fleet::{Fleet, Patience};
 use chiasm_limit::Owner;
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor, MediaInput};
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
-use chiasm_request::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaRef, Prompt, Sampling, ToolUse};
+use chiasm_request::{
+    Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaRef, Prompt, Sampling, ToolUse,
+};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_types::Modality;
 use tokio::time::Instant;
 
 use super::reading::Reading;
-use super::{Attempts, Caller, Entries, Pipeline, PipelineLimits, Prepared, RequestError, RouteObserver, prepare};
+use super::{
+    Attempts, Caller, Entries, Pipeline, PipelineLimits, Prepared, RequestError, RouteObserver,
+    prepare,
+};
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
 
 /// The demo's model: Qwen2-VL's template and processor, and a small tokenizer.
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
 /// A picture that the door takes.
-const PICTURE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
+const PICTURE: &[u8] =
+    include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
 
 /// A pipeline before fake backends.
 pub struct TestPipeline {
@@ -48,7 +54,8 @@ impl TestPipeline {
         Self::build((0..workers).map(|_| FakeBackend::new()).collect(), limits, None).await
     }
 
-    /// Creates a pipeline before these backends. A request goes to the first one that is not excluded.
+    /// Creates a pipeline before these backends. A request goes to the first one that is not
+    /// excluded.
     pub async fn with(backends: Vec<FakeBackend>) -> Self {
         Self::build(backends, PipelineLimits::default(), None).await
     }
@@ -64,10 +71,13 @@ impl TestPipeline {
         limits: PipelineLimits,
         observer: Option<Arc<dyn RouteObserver>>,
     ) -> Self {
-        let connector =
-            |backend: &FakeBackend| Box::new(FakeConnector::new([Ok(backend.clone())])) as Box<dyn Connector>;
+        let connector = |backend: &FakeBackend| {
+            Box::new(FakeConnector::new([Ok(backend.clone())])) as Box<dyn Connector>
+        };
         let config = RouterConfig { policy: Policy::RoundRobin, ..RouterConfig::default() };
-        let fleet = Fleet::start(backends.iter().map(connector).collect(), config, Patience::default()).unwrap();
+        let fleet =
+            Fleet::start(backends.iter().map(connector).collect(), config, Patience::default())
+                .unwrap();
         assert!(fleet.wait_ready(backends.len()).await);
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
         let media = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
@@ -76,7 +86,11 @@ impl TestPipeline {
     }
 
     /// Prepares a request of this prompt.
-    pub async fn prepare(&self, prompt: Prompt, sampling: Sampling) -> Result<Prepared, RequestError> {
+    pub async fn prepare(
+        &self,
+        prompt: Prompt,
+        sampling: Sampling,
+    ) -> Result<Prepared, RequestError> {
         self.prepare_shown(prompt, sampling, Entries::default()).await
     }
 
@@ -87,15 +101,26 @@ impl TestPipeline {
         sampling: Sampling,
         entries: Entries,
     ) -> Result<Prepared, RequestError> {
-        let request =
-            GenerateRequest { prompt, sampling, cache_salt: None, priority: 0, tools: None, without_reasoning: false };
+        let request = GenerateRequest {
+            prompt,
+            sampling,
+            cache_salt: None,
+            priority: 0,
+            tools: None,
+            without_reasoning: false,
+        };
         let caller = Caller { entries, ..caller() };
         prepare(&self.pipeline, request, None, &caller, self.pipeline.fleet.classes()).await
     }
 
     /// Prepares a request of a prompt of some tokens.
     pub async fn text(&self, sampling: Sampling) -> Prepared {
-        self.prepare(Prompt::Text("the quick brown fox jumps over the lazy dog".to_owned()), sampling).await.unwrap()
+        self.prepare(
+            Prompt::Text("the quick brown fox jumps over the lazy dog".to_owned()),
+            sampling,
+        )
+        .await
+        .unwrap()
     }
 }
 
@@ -104,7 +129,10 @@ fn caller() -> Caller {
         id: RequestId::new("test").unwrap(),
         trace: None,
         arrived: Instant::now(),
-        cpu: CpuBudget::new(Owner::at(Ipv4Addr::LOCALHOST.into()), PipelineLimits::default().request_cost),
+        cpu: CpuBudget::new(
+            Owner::at(Ipv4Addr::LOCALHOST.into()),
+            PipelineLimits::default().request_cost,
+        ),
         session: None,
         credentials: None,
         tried: Attempts::default(),
@@ -125,16 +153,24 @@ pub fn broken_picture() -> Prompt {
 }
 
 fn about(url: String) -> Prompt {
-    let content =
-        ChatContent::Parts(vec![ChatPart::Media(Modality::Image), ChatPart::Text("what is this?".to_owned())]);
-    let message = ChatMessage { role: "user".to_owned(), content: Some(content), ..ChatMessage::default() };
+    let content = ChatContent::Parts(vec![
+        ChatPart::Media(Modality::Image),
+        ChatPart::Text("what is this?".to_owned()),
+    ]);
+    let message =
+        ChatMessage { role: "user".to_owned(), content: Some(content), ..ChatMessage::default() };
     let media = MediaRef {
         modality: Modality::Image,
         source: Some(MediaInput::Url(url.into())),
         uuid: None,
         field: "messages[0].content[0].image_url".to_owned(),
     };
-    Prompt::Chat(Chat { messages: vec![message], media: vec![media], add_generation_prompt: true, ..Chat::default() })
+    Prompt::Chat(Chat {
+        messages: vec![message],
+        media: vec![media],
+        add_generation_prompt: true,
+        ..Chat::default()
+    })
 }
 
 /// Loads the model with these parsers of its answers, by vLLM's names of them.

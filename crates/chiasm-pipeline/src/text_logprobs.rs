@@ -1,8 +1,8 @@
 //! Log probabilities of the tokens of a continuation's text.
 //!
-//! An answer may have reasoning, calls and markers beside its text, and text may be held back until a
-//! stop string or a marker can be ruled out. So tokens wait here with their bytes until text is sent. The
-//! text is then looked up in these bytes.
+//! An answer may have reasoning, calls and markers beside its text, and text may be held back until
+//! a stop string or a marker can be ruled out. So tokens wait here with their bytes until text is
+//! sent. The text is then looked up in these bytes.
 
 use std::collections::VecDeque;
 
@@ -38,8 +38,8 @@ impl TextTokens {
         self.bytes.extend(bytes);
     }
 
-    /// Moves the tokens of text that is sent now to `taken`. Tokens before them have become something
-    /// else and are dropped.
+    /// Moves the tokens of text that is sent now to `taken`. Tokens before them have become
+    /// something else and are dropped.
     pub(super) fn take(&mut self, text: &str, taken: &mut Vec<TextLogprob>) {
         // Text that is not in the bytes, such as a replacement character, takes all waiting tokens.
         let found = find(&self.bytes, text.as_bytes());

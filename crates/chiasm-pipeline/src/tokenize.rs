@@ -15,12 +15,12 @@ use super::prompt_price::SMALL_TOKENS;
 use crate::Pipeline;
 use crate::cpu::price;
 
-/// Conversations are counted also where no worker has room for them, up to so many tokens: media may be made as large as a request
-/// likes, and become as many.
+/// Conversations are counted also where no worker has room for them, up to so many tokens: media
+/// may be made as large as a request likes, and become as many.
 const MOST_TOKENS: usize = 1 << 20;
 
-/// The tokens that an engine would be given. Where workers differ in what media items become, it is those of the class that has
-/// been there for the longest time.
+/// The tokens that an engine would be given. Where workers differ in what media items become, it is
+/// those of the class that has been there for the longest time.
 ///
 /// # Errors
 /// Those of [`prepare`], but not for a prompt that is too long for the workers, or empty.
@@ -38,12 +38,18 @@ pub async fn tokenize(
     let (small, cost) = (text.len() <= quick, price::tokenizing(text.len(), quick));
     let deadlines = Deadlines::of(caller.arrived, &pipeline.limits);
     let encode = move || model.tokenizer.encode(&text, add_special_tokens);
-    let tokens = within(deadlines.first_token, pipeline.cpu.run_or_here(small, &caller.cpu, cost, encode)).await?;
+    let tokens =
+        within(deadlines.first_token, pipeline.cpu.run_or_here(small, &caller.cpu, cost, encode))
+            .await?;
     let tokens = tokens.map_err(|error| RequestError::from(error).at("prompt"))?;
     tokens.map(Arc::new).map_err(|error| RequestError::from(error).at("prompt"))
 }
 
-async fn tokenize_chat(pipeline: &Pipeline, chat: Chat, caller: &Caller) -> Result<Arc<Vec<TokenId>>, RequestError> {
+async fn tokenize_chat(
+    pipeline: &Pipeline,
+    chat: Chat,
+    caller: &Caller,
+) -> Result<Arc<Vec<TokenId>>, RequestError> {
     let request = GenerateRequest {
         prompt: Prompt::Chat(chat),
         sampling: Sampling::default(),
@@ -52,8 +58,10 @@ async fn tokenize_chat(pipeline: &Pipeline, chat: Chat, caller: &Caller) -> Resu
         tools: None,
         without_reasoning: false,
     };
-    let roomy =
-        |class: &PresentClass| PresentClass { max_model_len: class.max_model_len.max(MOST_TOKENS), ..class.clone() };
+    let roomy = |class: &PresentClass| PresentClass {
+        max_model_len: class.max_model_len.max(MOST_TOKENS),
+        ..class.clone()
+    };
     let classes: PresentClasses = pipeline.fleet.classes().iter().map(roomy).collect();
     let prepared = prepare(pipeline, request, None, caller, classes).await?;
     prepared.plans.into_iter().next().map(|plan| plan.tokens).ok_or_else(RequestError::not_ready)
@@ -72,7 +80,8 @@ pub async fn detokenize(
     let model = pipeline.model.clone();
     // Each may have a hundred bytes.
     if tokens.len() > MOST_TOKENS {
-        let message = format!("'{field}' has {} tokens, at most {MOST_TOKENS} are allowed", tokens.len());
+        let message =
+            format!("'{field}' has {} tokens, at most {MOST_TOKENS} are allowed", tokens.len());
         return Err(RequestError::invalid(field, message));
     }
     if !tokens.is_empty() {
@@ -81,6 +90,8 @@ pub async fn detokenize(
     let (small, cost) = (tokens.len() <= SMALL_TOKENS / 16, price::detokenizing(tokens.len()));
     let deadlines = Deadlines::of(caller.arrived, &pipeline.limits);
     let decode = move || model.tokenizer.decode(&tokens, false);
-    let text = within(deadlines.first_token, pipeline.cpu.run_or_here(small, &caller.cpu, cost, decode)).await?;
+    let text =
+        within(deadlines.first_token, pipeline.cpu.run_or_here(small, &caller.cpu, cost, decode))
+            .await?;
     text.map_err(|error| RequestError::from(error).at(field))
 }

@@ -9,10 +9,11 @@ use chiasm_types::WorkerId;
 /// `generation/attempts.rs`.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
-    /// The workers not to pick, in this order: those that it was moved away from, those that declined it, and those
-    /// that could not take it, which may be tried again.
+    /// The workers not to pick, in this order: those that it was moved away from, those that
+    /// declined it, and those that could not take it, which may be tried again.
     pub exclude: Vec<WorkerId>,
-    /// The number of workers that it was moved away from: dead, failed or suspect. They are first in `exclude`.
+    /// The number of workers that it was moved away from: dead, failed or suspect. They are first
+    /// in `exclude`.
     pub lost: usize,
     /// The number of workers that declined it. They are next in `exclude`, and not tried again.
     pub declined: usize,

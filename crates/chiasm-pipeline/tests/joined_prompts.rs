@@ -31,12 +31,15 @@ impl Vocabulary for Model {
 
     fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
         let tokens = self.vocabulary.iter().map(|(text, id)| (text, std::slice::from_ref(id)));
-        let known: Vec<_> = tokens.chain(self.texts.iter().map(|(text, ids)| (text, ids.as_slice()))).collect();
+        let known: Vec<_> =
+            tokens.chain(self.texts.iter().map(|(text, ids)| (text, ids.as_slice()))).collect();
         let mut encoded = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {
-            let longest =
-                known.iter().filter(|(text, _)| rest.starts_with(text.as_str())).max_by_key(|(text, _)| text.len());
+            let longest = known
+                .iter()
+                .filter(|(text, _)| rest.starts_with(text.as_str()))
+                .max_by_key(|(text, _)| text.len());
             let (text, ids) = longest.ok_or_else(|| VocabularyError::NoToken(rest.to_owned()))?;
             encoded.extend(ids.iter().copied().map(TokenId));
             rest = &rest[text.len()..];
@@ -71,40 +74,61 @@ struct Placeholder {
 }
 
 fn golden(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../chiasm-vision/tests/goldens/families/gemma3").join(file)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../chiasm-vision/tests/goldens/families/gemma3")
+        .join(file)
 }
 
 #[test]
 fn line_breaks_around_images_join_as_in_vllm() {
-    let Cases { models } = serde_json::from_slice(&std::fs::read(golden("cases.json")).unwrap()).unwrap();
-    let Prompts { prompts } = serde_json::from_slice(&std::fs::read(golden("prompts.json")).unwrap()).unwrap();
+    let Cases { models } =
+        serde_json::from_slice(&std::fs::read(golden("cases.json")).unwrap()).unwrap();
+    let Prompts { prompts } =
+        serde_json::from_slice(&std::fs::read(golden("prompts.json")).unwrap()).unwrap();
     let mut compared = 0;
     for prompt in prompts {
         let dir = golden("models").join(&prompt.model);
         let model = VisionModel::from_model_dir(&dir, &models[&prompt.model]).unwrap().unwrap();
         let kwargs = model.parse_kwargs(&prompt.kwargs).unwrap();
-        let runs = prompt
-            .images
-            .iter()
-            .map(|&[width, height]| model.plan(ImageSize { width, height }, &kwargs).unwrap().placeholder);
+        let runs = prompt.images.iter().map(|&[width, height]| {
+            model.plan(ImageSize { width, height }, &kwargs).unwrap().placeholder
+        });
         let runs: Vec<_> = runs.collect();
         let ImagePrompt { marker, joins, .. } = model.prompt();
         let tokens: Vec<_> = prompt.tokens.iter().copied().map(TokenId).collect();
-        let items: Vec<_> = runs.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect();
+        let items: Vec<_> =
+            runs.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect();
         let of_image = Marker { modality: &Modality::Image, tokens: marker };
         let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &items).unwrap();
         if prompt.expanded.is_empty() {
-            // vLLM fails a prompt in which one line break follows an image; ours stays within its tokens.
-            assert!(expanded.placeholders.iter().all(|place| place.offset + place.length <= expanded.tokens.len()));
+            // vLLM fails a prompt in which one line break follows an image; ours stays within its
+            // tokens.
+            assert!(
+                expanded
+                    .placeholders
+                    .iter()
+                    .all(|place| place.offset + place.length <= expanded.tokens.len())
+            );
             continue;
         }
         compared += 1;
-        let theirs = prompt.expanded.iter().flat_map(|&(token, count)| std::iter::repeat_n(TokenId(token), count));
+        let theirs = prompt
+            .expanded
+            .iter()
+            .flat_map(|&(token, count)| std::iter::repeat_n(TokenId(token), count));
         assert!(expanded.tokens.iter().copied().eq(theirs), "{:?}", prompt.text);
         assert_eq!(expanded.placeholders.len(), prompt.placeholders.len());
         for (ours, theirs) in expanded.placeholders.iter().zip(&prompt.placeholders) {
-            assert_eq!((ours.offset, ours.length), (theirs.offset, theirs.length), "{:?}", prompt.text);
-            let mask = theirs.embeds.iter().flat_map(|&(count, embeds)| std::iter::repeat_n(embeds, count));
+            assert_eq!(
+                (ours.offset, ours.length),
+                (theirs.offset, theirs.length),
+                "{:?}",
+                prompt.text
+            );
+            let mask = theirs
+                .embeds
+                .iter()
+                .flat_map(|&(count, embeds)| std::iter::repeat_n(embeds, count));
             assert!(ours.is_embed.iter().flatten().copied().eq(mask), "{:?}", prompt.text);
         }
     }

@@ -1,5 +1,5 @@
-//! How long an item of vLLM's processor takes as the frontend sees it: a side of `cargo xtask bench-peers processor`, told over
-//! pipes what to do, one JSON object per line in and out.
+//! How long an item of vLLM's processor takes as the frontend sees it: a side of `cargo xtask
+//! bench-peers processor`, told over pipes what to do, one JSON object per line in and out.
 //!
 //! ```text
 //! item --python PROGRAM --model DIR --media DIR
@@ -8,9 +8,10 @@
 //! out  {"ms": [milliseconds of each], "said": [the sum of all bytes of its tensors]}
 //! ```
 //!
-//! Kinds are files of the folder `--media`. The first line out is said once the processor is ready. A time is that from the file in
-//! this process's memory to the tensors in this process's memory: a copy of the file, the call, and a copy of the tensors, which in
-//! the frontend goes to the engine's shared memory. That memory was used before, as slots are.
+//! Kinds are files of the folder `--media`. The first line out is said once the processor is ready.
+//! A time is that from the file in this process's memory to the tensors in this process's memory: a
+//! copy of the file, the call, and a copy of the tensors, which in the frontend goes to the
+//! engine's shared memory. That memory was used before, as slots are.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
@@ -21,7 +22,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use chiasm_processor::{ItemCall, ItemLimits, ItemTensor, ItemValue, MadeItem, Processor, ProcessorOptions, Sandbox};
+use chiasm_processor::{
+    ItemCall, ItemLimits, ItemTensor, ItemValue, MadeItem, Processor, ProcessorOptions, Sandbox,
+};
 use serde::Deserialize;
 use serde_json::{Map, json};
 
@@ -80,11 +83,19 @@ fn options(python: &str, model: &str) -> ProcessorOptions {
 }
 
 /// Has an item made and copies its tensors to `out`.
-async fn item(processor: &Processor, kind: &str, file: Bytes, out: &mut Vec<u8>) -> Result<(), Failure> {
+async fn item(
+    processor: &Processor,
+    kind: &str,
+    file: Bytes,
+    out: &mut Vec<u8>,
+) -> Result<(), Failure> {
     let none = Map::new();
     let modality = if kind == "image" { kind } else { "video" };
-    let made = processor.item(ItemCall { modality, file, processor_kwargs: &none, io_kwargs: &none }).await?;
-    let tensors: Vec<&ItemTensor> = made.fields.iter().flat_map(|field| tensors(&field.value)).collect();
+    let made = processor
+        .item(ItemCall { modality, file, processor_kwargs: &none, io_kwargs: &none })
+        .await?;
+    let tensors: Vec<&ItemTensor> =
+        made.fields.iter().flat_map(|field| tensors(&field.value)).collect();
     out.resize(tensors.iter().map(|tensor| tensor.bytes()).sum(), 0);
     copy(&made, &tensors, out)
 }

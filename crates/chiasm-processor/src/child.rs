@@ -16,7 +16,8 @@ use crate::memory::{Memory, Spares};
 use crate::message::{Call, Ready, Reply};
 use crate::server::Server;
 
-/// Files of up to this many bytes are copied in place: that takes a hundred microseconds, and other threads some tens.
+/// Files of up to this many bytes are copied in place: that takes a hundred microseconds, and other
+/// threads some tens.
 const IN_PLACE: usize = 512 << 10;
 
 /// A child that answers one call at a time. Dropping it kills it.
@@ -30,13 +31,17 @@ pub(crate) struct Child {
 
 impl Child {
     /// Waits for the first words of a child that was just forked.
-    pub(crate) async fn greeted(server: Arc<Server>, mut connection: Connection) -> Result<Self, ProcessorError> {
+    pub(crate) async fn greeted(
+        server: Arc<Server>,
+        mut connection: Connection,
+    ) -> Result<Self, ProcessorError> {
         let gone = |what: String| ProcessorError::Gone(format!("a child {what}"));
         let ready = connection.receive::<Ready>().await;
         let Ready { ready } = ready.map_err(|error| gone(format!("ended at once: {error}")))?;
         let pid = Pid::from_raw(ready).ok_or_else(|| gone("has no number".to_owned()))?;
         // It lives, as it has just spoken and waits for a call: the number is its own.
-        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| gone(error.to_string()))?;
+        let process =
+            pidfd_open(pid, PidfdFlags::empty()).map_err(|error| gone(error.to_string()))?;
         Ok(Self { connection, process, spares: Arc::default(), server })
     }
 
@@ -65,7 +70,8 @@ impl Child {
         copied.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Asks something. After an error other than [`ProcessorError::Refused`] the child is of no use any more.
+    /// Asks something. After an error other than [`ProcessorError::Refused`] the child is of no use
+    /// any more.
     pub(crate) async fn call(
         &mut self,
         call: &Call<'_>,
@@ -84,7 +90,9 @@ impl Child {
                 Err(ProcessorError::Nonsense(error.to_string()))
             }
             // The server's end is the reason then, and not the call.
-            Ok(Err(_)) if self.server.is_ending().await => Err(ProcessorError::Gone("it ended meanwhile".to_owned())),
+            Ok(Err(_)) if self.server.is_ending().await => {
+                Err(ProcessorError::Gone("it ended meanwhile".to_owned()))
+            }
             Ok(Err(_)) => Err(ProcessorError::Died),
         }
     }

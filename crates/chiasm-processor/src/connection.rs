@@ -1,4 +1,5 @@
-//! Messages over a Unix socket: a length of four bytes, little-endian, then that many bytes of JSON. A file may come along.
+//! Messages over a Unix socket: a length of four bytes, little-endian, then that many bytes of
+//! JSON. A file may come along.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -32,7 +33,11 @@ impl Connection {
     }
 
     /// Says something, and hands over a file with it.
-    pub(crate) async fn send(&mut self, message: &impl Serialize, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    pub(crate) async fn send(
+        &mut self,
+        message: &impl Serialize,
+        file: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
         let mut bytes = vec![0; 4];
         serde_json::to_writer(&mut bytes, message)?;
         let length = u32::try_from(bytes.len() - 4).ok().filter(|&length| length <= MOST_BYTES);
@@ -64,7 +69,8 @@ impl Connection {
             bytes.resize(length.min(begin + STEP), 0);
             self.stream.read_exact(&mut bytes[begin..]).await?;
         }
-        serde_json::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+        serde_json::from_slice(&bytes)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
     /// Duplicates the connection, so that one task can wait for its end while others write to it.
@@ -78,8 +84,8 @@ impl Connection {
         while self.stream.readable().await.is_ok() && self.is_quiet() {}
     }
 
-    /// Returns `true` if the other end has closed the connection, or sent something unasked. Asks the
-    /// system, as the runtime may learn of this later.
+    /// Returns `true` if the other end has closed the connection, or sent something unasked. Asks
+    /// the system, as the runtime may learn of this later.
     pub(crate) fn is_over_now(&self) -> bool {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
         matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))

@@ -102,7 +102,11 @@ impl ItemParts {
                 .map_err(|error| nonsense(format!("the field '{}' {error}", field.name)))?;
             let rows = match &value {
                 ItemValue::Tensor(tensor) => {
-                    let dim = if field.dim < 0 { field.dim + tensor.shape.len() as i64 } else { field.dim };
+                    let dim = if field.dim < 0 {
+                        field.dim + tensor.shape.len() as i64
+                    } else {
+                        field.dim
+                    };
                     usize::try_from(dim).ok().and_then(|dim| tensor.shape.get(dim)).copied()
                 }
                 ItemValue::List(list) => Some(list.len()),
@@ -113,7 +117,9 @@ impl ItemParts {
                 FieldKind::Batched => TensorField::Batched { keep_on_cpu },
                 FieldKind::Shared => TensorField::Shared { keep_on_cpu },
                 FieldKind::Flat => {
-                    let rows = rows.ok_or_else(|| nonsense(format!("the field '{}' has no rows", field.name)))?;
+                    let rows = rows.ok_or_else(|| {
+                        nonsense(format!("the field '{}' has no rows", field.name))
+                    })?;
                     TensorField::Flat { rows, dim: field.dim, keep_on_cpu }
                 }
             };
@@ -163,12 +169,16 @@ fn value(said: SaidValue, memory: u64, used: &mut u64) -> Result<ItemValue, BadV
         SaidValue::Int(value) => Ok(ItemValue::Int(value)),
         SaidValue::Float(value) if value.is_finite() => Ok(ItemValue::Float(value)),
         SaidValue::Float(_) | SaidValue::Other(_) => Err(BadValue::Kind),
-        SaidValue::List(list) => {
-            list.into_iter().map(|said| value(said, memory, used)).collect::<Result<_, _>>().map(ItemValue::List)
-        }
+        SaidValue::List(list) => list
+            .into_iter()
+            .map(|said| value(said, memory, used))
+            .collect::<Result<_, _>>()
+            .map(ItemValue::List),
         SaidValue::Tensor { dtype, shape, offset, length } => {
             let dtype = Dtype::from_torch_name(&dtype).ok_or(BadValue::ElementType(dtype))?;
-            let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, &extent| bytes.checked_mul(extent as u64));
+            let bytes = shape
+                .iter()
+                .try_fold(dtype.size() as u64, |bytes, &extent| bytes.checked_mul(extent as u64));
             let end = offset.checked_add(length).filter(|&end| end <= memory);
             match end {
                 Some(end) if bytes == Some(length) && shape.len() <= MOST_DIMENSIONS => {
@@ -192,9 +202,12 @@ mod tests {
 
     fn made(field: Value) -> Result<MadeItem, ProcessorError> {
         let memory = Arc::<Spares>::default().memory(&[1, 2, 3, 4, 5, 6], 64).unwrap();
-        let updates =
-            vec![serde_json::from_value(json!({"mode": "replace", "target": [5], "full": [[7, 3]]})).unwrap()];
-        let parts = ItemParts::new(&memory, serde_json::from_value(json!([field])).unwrap(), updates)?;
+        let updates = vec![
+            serde_json::from_value(json!({"mode": "replace", "target": [5], "full": [[7, 3]]}))
+                .unwrap(),
+        ];
+        let parts =
+            ItemParts::new(&memory, serde_json::from_value(json!([field])).unwrap(), updates)?;
         Ok(parts.with(memory))
     }
 
@@ -204,8 +217,12 @@ mod tests {
 
     #[test]
     fn a_tensor_is_read_from_where_it_lies() {
-        let item = made(field(json!({"dtype": "uint8", "shape": [1, 3], "offset": 2, "length": 3}))).unwrap();
-        let ItemField { field, value: ItemValue::Tensor(tensor), .. } = &item.fields[0] else { panic!("a tensor") };
+        let item =
+            made(field(json!({"dtype": "uint8", "shape": [1, 3], "offset": 2, "length": 3})))
+                .unwrap();
+        let ItemField { field, value: ItemValue::Tensor(tensor), .. } = &item.fields[0] else {
+            panic!("a tensor")
+        };
         assert_eq!(*field, TensorField::Flat { rows: 3, dim: -1, keep_on_cpu: false });
         let mut out = [0; 3];
         item.read(tensor, &mut out).unwrap();
@@ -239,7 +256,8 @@ mod tests {
 
     #[test]
     fn memory_that_was_cut_off_is_noticed() {
-        let item = made(field(json!({"dtype": "uint8", "shape": [3], "offset": 60, "length": 3}))).unwrap();
+        let item = made(field(json!({"dtype": "uint8", "shape": [3], "offset": 60, "length": 3})))
+            .unwrap();
         item.memory.cut_off(61);
         let ItemValue::Tensor(tensor) = &item.fields[0].value else { panic!("a tensor") };
         assert!(matches!(item.read(tensor, &mut [0; 3]), Err(ProcessorError::Nonsense(_))));

@@ -1,13 +1,16 @@
-//! vLLM's own processor of a model, in locked processes beside the frontend: what Chiasm has no native code for is read and
-//! turned into tensors by the very code that `vllm serve` runs.
+//! vLLM's own processor of a model, in locked processes beside the frontend: what Chiasm has no
+//! native code for is read and turned into tensors by the very code that `vllm serve` runs.
 //!
-//! A [`Processor`] is a Python process with vLLM's imports, the model's configuration and its processor (`python/chiasm_processor`,
-//! which this crate carries along), and children of it by fork. A child makes the tensors of an item, expands a prompt whose items
-//! are known, or writes a conversation with them; it is made to be killed. [`Processor::item`], [`Processor::prompt`] and [`Processor::chat`] wait for a free child, within bounds; a child
-//! that takes too long, dies or answers nonsense costs that call and no other.
+//! A [`Processor`] is a Python process with vLLM's imports, the model's configuration and its
+//! processor (`python/chiasm_processor`, which this crate carries along), and children of it by
+//! fork. A child makes the tensors of an item, expands a prompt whose items are known, or writes a
+//! conversation with them; it is made to be killed. [`Processor::item`], [`Processor::prompt`] and
+//! [`Processor::chat`] wait for a free child, within bounds; a child that takes too long, dies or
+//! answers nonsense costs that call and no other.
 //!
-//! An item's file and tensors lie in memory of its own ([`MadeItem`]), which only the child that makes them and this process ever see.
-//! Nothing that a child says is believed without a look: places lie within the memory, tensors have the bytes that their shapes need.
+//! An item's file and tensors lie in memory of its own ([`MadeItem`]), which only the child that
+//! makes them and this process ever see. Nothing that a child says is believed without a look:
+//! places lie within the memory, tensors have the bytes that their shapes need.
 //!
 //! | module | is |
 //! |---|---|
@@ -40,7 +43,9 @@ mod supervisor;
 
 pub use error::ProcessorError;
 pub use item::{ItemField, ItemTensor, ItemValue, MadeItem};
-pub use message::{ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode};
+pub use message::{
+    ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode,
+};
 pub use options::{ItemLimits, ProcessorOptions, Sandbox};
 pub use processor::{ItemCall, Processor};
 pub use python::{python_of, script};

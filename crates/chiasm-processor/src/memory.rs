@@ -8,14 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
 
-/// Bytes of an item's memory that are kept for the next item of the same child: to find and clear their pages again takes longer than
-/// to write them.
+/// Bytes of an item's memory that are kept for the next item of the same child: to find and clear
+/// their pages again takes longer than to write them.
 const KEPT_BYTES: u64 = 32 << 20;
-/// Memories that are kept: of the item that a child made last, and of the one before, which is read while the child is busy again.
+/// Memories that are kept: of the item that a child made last, and of the one before, which is read
+/// while the child is busy again.
 const KEPT: usize = 2;
 
-/// Memory that has no name. It is read and written by copies: whoever else has it open can change its contents, but not what has been
-/// copied. It is open in this process and in one child, whose next item may come in it; no other child ever sees it.
+/// Memory that has no name. It is read and written by copies: whoever else has it open can change
+/// its contents, but not what has been copied. It is open in this process and in one child, whose
+/// next item may come in it; no other child ever sees it.
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// There until this is dropped.
@@ -57,7 +59,10 @@ impl Spares {
 
 impl Region {
     fn new(length: u64) -> io::Result<Self> {
-        let file = File::from(memfd_create("chiasm-item", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        let file = File::from(memfd_create(
+            "chiasm-item",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?);
         file.set_len(length)?;
         // A child that has been taken over can't fill the machine's memory with it.
         fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SEAL)?;
@@ -71,8 +76,15 @@ impl Region {
 
     /// Lets the pages behind so many bytes go.
     fn give_back_beyond(&self, bytes: u64) -> io::Result<()> {
-        let Some(rest) = self.length.checked_sub(bytes).filter(|&rest| rest > 0) else { return Ok(()) };
-        Ok(fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, bytes, rest)?)
+        let Some(rest) = self.length.checked_sub(bytes).filter(|&rest| rest > 0) else {
+            return Ok(());
+        };
+        Ok(fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            bytes,
+            rest,
+        )?)
     }
 }
 
@@ -119,7 +131,13 @@ mod tests {
     }
 
     fn blocks(spares: &Spares) -> Vec<u64> {
-        spares.0.lock().unwrap().iter().map(|region| region.file.metadata().unwrap().blocks() * 512).collect()
+        spares
+            .0
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|region| region.file.metadata().unwrap().blocks() * 512)
+            .collect()
     }
 
     #[test]
@@ -139,7 +157,9 @@ mod tests {
         // Two are enough.
         assert_eq!(blocks(&spares).len(), KEPT);
         let other = spares.memory(b"a", 2 << 20).unwrap();
-        assert!(![of_first, of_second, of_third].contains(&inode(&other)) && other.length() == 2 << 20);
+        assert!(
+            ![of_first, of_second, of_third].contains(&inode(&other)) && other.length() == 2 << 20
+        );
     }
 
     #[test]

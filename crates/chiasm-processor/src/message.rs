@@ -1,4 +1,5 @@
-//! What is said between frontend, fork server and children: JSON, as `messages.py` and `greeting.py` have it.
+//! What is said between frontend, fork server and children: JSON, as `messages.py` and
+//! `greeting.py` have it.
 
 use std::collections::BTreeMap;
 
@@ -18,16 +19,20 @@ const MOST_TOKENS: usize = 1 << 24;
 pub struct Greeting {
     /// The version of vLLM.
     pub vllm: String,
-    /// How many items of each modality a prompt may have; `None` for any number. Modalities that are not named are not taken.
+    /// How many items of each modality a prompt may have; `None` for any number. Modalities that
+    /// are not named are not taken.
     pub limits: BTreeMap<String, Option<u64>>,
-    /// The most embeddings that one item of each modality becomes. Engines have room for as many at once.
+    /// The most embeddings that one item of each modality becomes. Engines have room for as many at
+    /// once.
     pub max_tokens: BTreeMap<String, u64>,
-    /// How items of each modality are written in a conversation whose content is one string: one text for all, one for each if they
-    /// are numbered, or none if nothing is written.
+    /// How items of each modality are written in a conversation whose content is one string: one
+    /// text for all, one for each if they are numbered, or none if nothing is written.
     pub placeholders: BTreeMap<String, Vec<String>>,
-    /// The name of the class of the model's video processor, after which vLLM chooses how a video is read.
+    /// The name of the class of the model's video processor, after which vLLM chooses how a video
+    /// is read.
     pub video_processor: Option<String>,
-    /// Methods that write items in prompts in a way of the processor's own. Without any, replacing targets is all there is.
+    /// Methods that write items in prompts in a way of the processor's own. Without any, replacing
+    /// targets is all there is.
     pub own_prompts: Vec<String>,
     /// How vLLM's own frontend writes conversations, by vLLM's name.
     pub renderer: String,
@@ -56,21 +61,31 @@ pub(crate) struct Ready {
 #[derive(Serialize)]
 #[serde(tag = "call", rename_all = "lowercase")]
 pub(crate) enum Call<'a> {
-    Item { modality: &'a str, length: u64, processor_kwargs: &'a Map<String, Value>, io_kwargs: &'a Map<String, Value> },
-    Prompt { token_ids: &'a [u32], items: &'a [KnownItem<'a>], processor_kwargs: &'a Map<String, Value> },
+    Item {
+        modality: &'a str,
+        length: u64,
+        processor_kwargs: &'a Map<String, Value>,
+        io_kwargs: &'a Map<String, Value>,
+    },
+    Prompt {
+        token_ids: &'a [u32],
+        items: &'a [KnownItem<'a>],
+        processor_kwargs: &'a Map<String, Value>,
+    },
     Chat(ChatCall<'a>),
 }
 
 /// A conversation to be written.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ChatCall<'a> {
-    /// The messages as in a request. Where an item goes stands a part of its modality without a URL, such as
-    /// `{"type": "image_url", "image_url": null, "uuid": "0"}`, whose `uuid` is the item's number.
+    /// The messages as in a request. Where an item goes stands a part of its modality without a
+    /// URL, such as `{"type": "image_url", "image_url": null, "uuid": "0"}`, whose `uuid` is the
+    /// item's number.
     pub messages: &'a RawValue,
     /// The items.
     pub items: &'a [KnownItem<'a>],
-    /// Other fields of the request that change what is written: `add_generation_prompt`, `continue_final_message`,
-    /// `chat_template_kwargs`.
+    /// Other fields of the request that change what is written: `add_generation_prompt`,
+    /// `continue_final_message`, `chat_template_kwargs`.
     pub settings: &'a Map<String, Value>,
     /// `mm_processor_kwargs` of the request.
     pub processor_kwargs: &'a Map<String, Value>,
@@ -162,8 +177,8 @@ pub enum Target {
 }
 
 impl PromptUpdate {
-    /// How many tokens are written, and how many of them become embeddings. `None` if the two runs do not fit each other, or are longer
-    /// than any prompt.
+    /// How many tokens are written, and how many of them become embeddings. `None` if the two runs
+    /// do not fit each other, or are longer than any prompt.
     pub fn tokens(&self) -> Option<(usize, usize)> {
         let tokens = total(self.full.iter().map(|&(_, count)| count))?;
         let Some(mask) = &self.is_embed else { return Some((tokens, tokens)) };
@@ -197,7 +212,8 @@ struct SaidPlaceholder {
 pub struct ExpandedPrompt {
     /// All tokens.
     pub tokens: Vec<TokenId>,
-    /// Where each item stands, in the order of the items. Two may share a range when no token of it is for both.
+    /// Where each item stands, in the order of the items. Two may share a range when no token of it
+    /// is for both.
     pub placeholders: Vec<Placeholder>,
 }
 
@@ -213,15 +229,21 @@ impl SaidPrompt {
         let placed = |said: SaidPlaceholder| {
             let end = said.offset.checked_add(said.length).filter(|&end| end <= length);
             let mask = said.is_embed.map(|runs| {
-                let total = runs.iter().try_fold(0_usize, |sum, &(_, count)| sum.checked_add(count));
-                (total == Some(said.length))
-                    .then(|| runs.into_iter().flat_map(|(embeds, count)| std::iter::repeat_n(embeds, count)).collect())
+                let total =
+                    runs.iter().try_fold(0_usize, |sum, &(_, count)| sum.checked_add(count));
+                (total == Some(said.length)).then(|| {
+                    runs.into_iter()
+                        .flat_map(|(embeds, count)| std::iter::repeat_n(embeds, count))
+                        .collect()
+                })
             });
             match (end, mask) {
                 (None, _) | (_, Some(None)) => Err(wrong("an item beside its prompt")),
-                (Some(_), mask) => {
-                    Ok(Placeholder { offset: said.offset, length: said.length, is_embed: mask.flatten() })
-                }
+                (Some(_), mask) => Ok(Placeholder {
+                    offset: said.offset,
+                    length: said.length,
+                    is_embed: mask.flatten(),
+                }),
             }
         };
         let placeholders = placeholders.into_iter().map(placed).collect::<Result<_, _>>()?;
@@ -246,7 +268,10 @@ mod tests {
     #[test]
     fn tokens_of_an_update_are_counted_and_bounded() {
         assert_eq!(update(json!([[7, 3], [8, 1]]), None).tokens(), Some((4, 4)));
-        assert_eq!(update(json!([[7, 3], [8, 1]]), Some(json!([[true, 3], [false, 1]]))).tokens(), Some((4, 3)));
+        assert_eq!(
+            update(json!([[7, 3], [8, 1]]), Some(json!([[true, 3], [false, 1]]))).tokens(),
+            Some((4, 3))
+        );
         assert_eq!(update(json!([[7, 3]]), Some(json!([[true, 2]]))).tokens(), None);
         assert_eq!(update(json!([[7, usize::MAX], [7, 2]]), None).tokens(), None);
         assert_eq!(update(json!([[7, MOST_TOKENS + 1]]), None).tokens(), None);
@@ -258,7 +283,8 @@ mod tests {
             let said = json!({"token_ids": [1, 2, 3], "placeholders": placeholders});
             serde_json::from_value::<SaidPrompt>(said).unwrap().checked(1)
         };
-        let good = prompt(json!([{"offset": 1, "length": 2, "is_embed": [[true, 1], [false, 1]]}])).unwrap();
+        let good = prompt(json!([{"offset": 1, "length": 2, "is_embed": [[true, 1], [false, 1]]}]))
+            .unwrap();
         assert_eq!(good.placeholders[0].is_embed, Some(vec![true, false]));
         for placeholders in [
             json!([]),
@@ -267,7 +293,10 @@ mod tests {
             json!([{"offset": 0, "length": 2, "is_embed": [[true, 3]]}]),
             json!([{"offset": 0, "length": 2, "is_embed": [[true, usize::MAX], [true, 3]]}]),
         ] {
-            assert!(matches!(prompt(placeholders.clone()), Err(ProcessorError::Nonsense(_))), "{placeholders}");
+            assert!(
+                matches!(prompt(placeholders.clone()), Err(ProcessorError::Nonsense(_))),
+                "{placeholders}"
+            );
         }
     }
 

@@ -26,7 +26,8 @@ impl Sandbox {
     }
 }
 
-/// What no item may be beyond, as far as its container tells before it is decoded, and by what comes of it; 0 is no limit.
+/// What no item may be beyond, as far as its container tells before it is decoded, and by what
+/// comes of it; 0 is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ItemLimits {
     /// How long a video may last.

@@ -54,7 +54,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_lines_are_kept_and_long_ones_cut() {
-        let text = (0..30).map(|i| format!("{i}\n")).collect::<String>() + &"x".repeat(10_000) + "\nend";
+        let text =
+            (0..30).map(|i| format!("{i}\n")).collect::<String>() + &"x".repeat(10_000) + "\nend";
         let lines = LastLines::default();
         follow(text.as_bytes(), lines.clone()).await;
         let kept = lines.text();

@@ -27,7 +27,8 @@ pub struct ItemCall<'a> {
     pub io_kwargs: &'a Map<String, Value>,
 }
 
-/// A model's processor, in processes of its own. Clones are the same one; the processes end with the last.
+/// A model's processor, in processes of its own. Clones are the same one; the processes end with
+/// the last.
 #[derive(Clone)]
 pub struct Processor {
     inner: Arc<Inner>,
@@ -51,14 +52,16 @@ struct Children {
 }
 
 impl Processor {
-    /// Starts the fork server and waits until it is ready: some ten seconds, or half a minute with a model that this user's vLLM has
-    /// never seen. Must be called within a tokio runtime.
+    /// Starts the fork server and waits until it is ready: some ten seconds, or half a minute with
+    /// a model that this user's vLLM has never seen. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`ProcessorError::NoPython`], [`ProcessorError::NotServed`] with the reason, [`ProcessorError::Gone`].
+    /// [`ProcessorError::NoPython`], [`ProcessorError::NotServed`] with the reason,
+    /// [`ProcessorError::Gone`].
     pub async fn start(options: ProcessorOptions) -> Result<Self, ProcessorError> {
         let (server, greeting) = Supervisor::start(&options).await?;
-        let children = |count: usize| Children { turns: Semaphore::new(count), idle: Mutex::default() };
+        let children =
+            |count: usize| Children { turns: Semaphore::new(count), idle: Mutex::default() };
         let inner = Inner {
             greeting,
             server,
@@ -75,7 +78,8 @@ impl Processor {
         &self.inner.greeting
     }
 
-    /// Makes an item's tensors, in memory that is the caller's then. Dropping the future ends the work.
+    /// Makes an item's tensors, in memory that is the caller's then. Dropping the future ends the
+    /// work.
     ///
     /// # Errors
     /// All of [`ProcessorError`].
@@ -113,7 +117,8 @@ impl Processor {
         items: &[KnownItem<'_>],
         processor_kwargs: &Map<String, Value>,
     ) -> Result<ExpandedPrompt, ProcessorError> {
-        self.expanded(&Call::Prompt { token_ids: tokens, items, processor_kwargs }, items.len()).await
+        self.expanded(&Call::Prompt { token_ids: tokens, items, processor_kwargs }, items.len())
+            .await
     }
 
     /// Writes a conversation as vLLM does it by code, if [`Greeting::writes_conversations`].
@@ -124,7 +129,11 @@ impl Processor {
         self.expanded(&Call::Chat(call), call.items.len()).await
     }
 
-    async fn expanded(&self, call: &Call<'_>, items: usize) -> Result<ExpandedPrompt, ProcessorError> {
+    async fn expanded(
+        &self,
+        call: &Call<'_>,
+        items: usize,
+    ) -> Result<ExpandedPrompt, ProcessorError> {
         let inner = &self.inner;
         let _turn = inner.prompts.turn().await?;
         let child = inner.child(&inner.prompts).await?;

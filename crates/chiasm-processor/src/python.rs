@@ -15,12 +15,18 @@ const SOURCES: [(&str, &str); 12] = [
     ("__init__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__init__.py")),
     ("__main__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__main__.py")),
     ("child.py", include_str!("../../../python/chiasm_processor/chiasm_processor/child.py")),
-    ("conversation.py", include_str!("../../../python/chiasm_processor/chiasm_processor/conversation.py")),
+    (
+        "conversation.py",
+        include_str!("../../../python/chiasm_processor/chiasm_processor/conversation.py"),
+    ),
     ("fields.py", include_str!("../../../python/chiasm_processor/chiasm_processor/fields.py")),
     ("greeting.py", include_str!("../../../python/chiasm_processor/chiasm_processor/greeting.py")),
     ("limits.py", include_str!("../../../python/chiasm_processor/chiasm_processor/limits.py")),
     ("messages.py", include_str!("../../../python/chiasm_processor/chiasm_processor/messages.py")),
-    ("processor.py", include_str!("../../../python/chiasm_processor/chiasm_processor/processor.py")),
+    (
+        "processor.py",
+        include_str!("../../../python/chiasm_processor/chiasm_processor/processor.py"),
+    ),
     ("sandbox.py", include_str!("../../../python/chiasm_processor/chiasm_processor/sandbox.py")),
     ("server.py", include_str!("../../../python/chiasm_processor/chiasm_processor/server.py")),
     ("updates.py", include_str!("../../../python/chiasm_processor/chiasm_processor/updates.py")),
@@ -29,8 +35,9 @@ const SOURCES: [(&str, &str); 12] = [
 /// The name of the package.
 pub(crate) const PACKAGE: &str = "chiasm_processor";
 
-/// Variables that Python, vLLM and the libraries below them read; those that end in `_` by their beginnings. Nothing else of the
-/// environment goes to processes that read foreign files: it may hold secrets.
+/// Variables that Python, vLLM and the libraries below them read; those that end in `_` by their
+/// beginnings. Nothing else of the environment goes to processes that read foreign files: it may
+/// hold secrets.
 const VARIABLES: [&str; 17] = [
     "HF_HOME",
     "HF_HUB_CACHE",
@@ -59,12 +66,16 @@ const SECRETS: [&str; 4] = ["KEY", "TOKEN", "SECRET", "PASSWORD"];
 /// # Errors
 /// [`ProcessorError::NoPython`] if there is no such command, or no Python that belongs to it.
 pub fn python_of(vllm: &Path) -> Result<PathBuf, ProcessorError> {
-    let missing = |reason: &str| ProcessorError::NoPython { command: vllm.to_owned(), reason: reason.to_owned() };
+    let missing = |reason: &str| ProcessorError::NoPython {
+        command: vllm.to_owned(),
+        reason: reason.to_owned(),
+    };
     let command = if vllm.components().count() > 1 {
         vllm.to_owned()
     } else {
         let folders = env::var_os("PATH").unwrap_or_default();
-        let found = env::split_paths(&folders).map(|folder| folder.join(vllm)).find(|path| path.is_file());
+        let found =
+            env::split_paths(&folders).map(|folder| folder.join(vllm)).find(|path| path.is_file());
         found.ok_or_else(|| missing("it is not in PATH"))?
     };
     let command = command.canonicalize().map_err(|error| missing(&error.to_string()))?;
@@ -83,8 +94,8 @@ fn first_line(script: &Path) -> Option<PathBuf> {
     name.starts_with("python").then_some(python)
 }
 
-/// A start of `python` with this program, which can import the package and has the variables of the processor. The folder with the
-/// package has to outlive it.
+/// A start of `python` with this program, which can import the package and has the variables of the
+/// processor. The folder with the package has to outlive it.
 ///
 /// # Errors
 /// The system's, if the folder can't be made.
@@ -107,14 +118,20 @@ pub(crate) fn unpack() -> io::Result<TempDir> {
 /// The environment of the processor, with the package's folder among Python's.
 pub(crate) fn environment(package: &Path) -> Vec<(OsString, OsString)> {
     let is_known = |name: &str| {
-        let known = |known: &&str| if known.ends_with('_') { name.starts_with(known) } else { name == *known };
+        let known = |known: &&str| {
+            if known.ends_with('_') { name.starts_with(known) } else { name == *known }
+        };
         VARIABLES.iter().any(known) && !SECRETS.iter().any(|secret| name.contains(secret))
     };
-    let mut environment: Vec<_> = env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_known)).collect();
+    let mut environment: Vec<_> =
+        env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_known)).collect();
     let own = env::var_os("PYTHONPATH").unwrap_or_default();
-    let folders = [package.to_owned()].into_iter().chain(env::split_paths(&own).filter(|path| *path != Path::new("")));
+    let folders = [package.to_owned()]
+        .into_iter()
+        .chain(env::split_paths(&own).filter(|path| *path != Path::new("")));
     environment.retain(|(name, _)| name != "PYTHONPATH");
-    environment.push(("PYTHONPATH".into(), env::join_paths(folders).unwrap_or_else(|_| package.into())));
+    environment
+        .push(("PYTHONPATH".into(), env::join_paths(folders).unwrap_or_else(|_| package.into())));
     // The current folder is no place for modules. Python before 3.11 does not know that.
     environment.push(("PYTHONSAFEPATH".into(), "1".into()));
     // It needs no GPU, and a process that has one open can't be forked.
@@ -150,8 +167,11 @@ mod tests {
 
     #[test]
     fn all_sources_are_carried_along() {
-        let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/chiasm_processor/chiasm_processor");
-        let files = fs::read_dir(package).unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../python/chiasm_processor/chiasm_processor");
+        let files = fs::read_dir(package)
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().file_name().into_string().ok());
         let mut names: Vec<_> = files.filter(|name| name.ends_with(".py")).collect();
         names.sort();
         assert_eq!(names, SOURCES.map(|(name, _)| name));

@@ -32,11 +32,12 @@ const END_PATIENCE: Duration = Duration::from_millis(50);
 /// How long what a process printed last may take to be read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// A running fork server, shared with its children. Dropping the last reference kills the process, and
-/// what is left of its own children with it.
+/// A running fork server, shared with its children. Dropping the last reference kills the process,
+/// and what is left of its own children with it.
 pub(crate) struct Server {
     connection: Mutex<Connection>,
-    /// The same connection, to notice the end of the process: nothing else comes from there any more.
+    /// The same connection, to notice the end of the process: nothing else comes from there any
+    /// more.
     end: Connection,
     /// The number of forks in a row that were not answered in time.
     unanswered: AtomicU32,
@@ -48,7 +49,9 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts one and waits until it knows what its model's processor is.
-    pub(crate) async fn start(options: &ProcessorOptions) -> Result<(Self, Greeting), ProcessorError> {
+    pub(crate) async fn start(
+        options: &ProcessorOptions,
+    ) -> Result<(Self, Greeting), ProcessorError> {
         let gone = |error: io::Error| ProcessorError::Gone(error.to_string());
         // Read once: children have the modules of the server.
         let sources = python::unpack().map_err(gone)?;
@@ -72,14 +75,17 @@ impl Server {
             // Ctrl-C at a terminal is for the frontend, whose requests in flight may still need it.
             .process_group(0)
             .kill_on_drop(true);
-        let mut process = command
-            .spawn()
-            .map_err(|error| ProcessorError::NoPython { command: options.python.clone(), reason: error.to_string() })?;
+        let mut process = command.spawn().map_err(|error| ProcessorError::NoPython {
+            command: options.python.clone(),
+            reason: error.to_string(),
+        })?;
         // It holds the other end of the connection, whose closing tells of the server's end.
         drop(command);
         let last = LastLines::default();
-        let stdout = process.stdout.take().map(|output| tokio::spawn(output::follow(output, last.clone())));
-        let stderr = process.stderr.take().map(|output| tokio::spawn(output::follow(output, last.clone())));
+        let stdout =
+            process.stdout.take().map(|output| tokio::spawn(output::follow(output, last.clone())));
+        let stderr =
+            process.stderr.take().map(|output| tokio::spawn(output::follow(output, last.clone())));
         match timeout(options.startup_timeout, connection.receive::<FirstWords>()).await {
             Ok(Ok(FirstWords::Greeting(greeting))) => {
                 let server = Self {

@@ -1,4 +1,5 @@
-//! The task that keeps a fork server running. Requests start none, and a cancelled request cancels no start.
+//! The task that keeps a fork server running. Requests start none, and a cancelled request cancels
+//! no start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,9 @@ enum State {
 impl Supervisor {
     /// Starts a fork server and waits until it is ready. It is replaced in the background when it
     /// ends or forks no children any more.
-    pub(crate) async fn start(options: &ProcessorOptions) -> Result<(Self, Greeting), ProcessorError> {
+    pub(crate) async fn start(
+        options: &ProcessorOptions,
+    ) -> Result<(Self, Greeting), ProcessorError> {
         let started = Instant::now();
         let (server, greeting) = Server::start(options).await?;
         let server = Arc::new(server);
@@ -102,7 +105,9 @@ impl Restarts {
                 Ok(_) => gone("it is another one than at the start; start chiasm serve again"),
                 // The first start has succeeded, so the reason may pass: clients may try again.
                 Err(ProcessorError::NotServed(reason)) => ProcessorError::Gone(reason),
-                Err(error @ ProcessorError::NoPython { .. }) => ProcessorError::Gone(error.to_string()),
+                Err(error @ ProcessorError::NoPython { .. }) => {
+                    ProcessorError::Gone(error.to_string())
+                }
                 Err(error) => error,
             };
             tracing::warn!(error = %reason, "vLLM's processor could not be started again");

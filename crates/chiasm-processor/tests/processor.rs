@@ -1,5 +1,6 @@
-//! Children that hang, die and lie cost the call that they were given, and no other. The fork server here is a small program that
-//! does as it is told; vLLM's own processor is in the tests of `python/chiasm_processor` and of `chiasm`.
+//! Children that hang, die and lie cost the call that they were given, and no other. The fork
+//! server here is a small program that does as it is told; vLLM's own processor is in the tests of
+//! `python/chiasm_processor` and of `chiasm`.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use chiasm_processor::{
-    ItemCall, ItemLimits, ItemValue, KnownItem, MadeItem, Processor, ProcessorError, ProcessorOptions, Sandbox,
+    ItemCall, ItemLimits, ItemValue, KnownItem, MadeItem, Processor, ProcessorError,
+    ProcessorOptions, Sandbox,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Map;
@@ -37,7 +39,9 @@ async fn start() -> Processor {
 
 async fn item(processor: &Processor, order: &str) -> Result<MadeItem, ProcessorError> {
     let (file, none) = (Bytes::copy_from_slice(order.as_bytes()), Map::new());
-    processor.item(ItemCall { modality: "image", file, processor_kwargs: &none, io_kwargs: &none }).await
+    processor
+        .item(ItemCall { modality: "image", file, processor_kwargs: &none, io_kwargs: &none })
+        .await
 }
 
 /// The process that made an item.
@@ -46,7 +50,8 @@ fn maker(made: &MadeItem) -> usize {
 }
 
 fn is_alive(process: usize) -> bool {
-    std::fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    std::fs::read_to_string(format!("/proc/{process}/stat"))
+        .is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 async fn ends(process: usize) {
@@ -129,7 +134,8 @@ async fn calls_wait_for_children_and_only_so_many() {
 async fn a_call_that_nobody_waits_for_ends_with_its_child() {
     let processor = start().await;
     let made = item(&processor, "make").await.unwrap();
-    let abandoned = tokio::time::timeout(Duration::from_millis(100), item(&processor, "hang")).await;
+    let abandoned =
+        tokio::time::timeout(Duration::from_millis(100), item(&processor, "hang")).await;
     assert!(abandoned.is_err());
     ends(maker(&made)).await;
     item(&processor, "make").await.unwrap();
@@ -137,7 +143,8 @@ async fn a_call_that_nobody_waits_for_ends_with_its_child() {
 
 type Begun = JoinHandle<Result<MadeItem, ProcessorError>>;
 
-/// Begins an item that is made once `path` exists. Returns when a child has it, with its fork server.
+/// Begins an item that is made once `path` exists. Returns when a child has it, with its fork
+/// server.
 async fn begin(processor: &Processor, path: &Path) -> (Begun, usize) {
     let made = item(processor, "make").await.unwrap();
     let server = server_of(maker(&made));
@@ -287,9 +294,18 @@ async fn hung_server_is_replaced_although_callers_give_up() {
 #[tokio::test]
 async fn what_can_t_be_started_says_why() {
     let error = Processor::start(options("fail")).await.err().unwrap();
-    assert!(matches!(&error, ProcessorError::NotServed(why) if why.contains("takes no media")), "{error}");
+    assert!(
+        matches!(&error, ProcessorError::NotServed(why) if why.contains("takes no media")),
+        "{error}"
+    );
     let error = Processor::start(options("vanish")).await.err().unwrap();
-    assert!(matches!(&error, ProcessorError::Gone(why) if why.contains("the last words")), "{error}");
+    assert!(
+        matches!(&error, ProcessorError::Gone(why) if why.contains("the last words")),
+        "{error}"
+    );
     let nothing = ProcessorOptions { python: "/no/such/python".into(), ..options("serve") };
-    assert!(matches!(Processor::start(nothing).await.err().unwrap(), ProcessorError::NoPython { .. }));
+    assert!(matches!(
+        Processor::start(nothing).await.err().unwrap(),
+        ProcessorError::NoPython { .. }
+    ));
 }

@@ -1,11 +1,12 @@
 //! Times tokenizing against `tokenizers`, alternately, and checks that the tokens are the same:
 //! `cargo run --release -p chiasm-prompt --example tokenize [-- model directory …]`.
 //!
-//! Prints a Markdown table for each model: microseconds per 1,000 tokens in one thread, and their ratio. Only the ratios
-//! mean something on a shared machine. `new` is the first round after loading, with words that neither side has seen,
-//! `again` the best of further rounds for each text. English is this repository's documentation, code its
-//! sources, and Chinese is made of frequent words in random order. Without directories the model is the demo's, whose
-//! vocabulary is tiny.
+//! Prints a Markdown table for each model: microseconds per 1,000 tokens in one thread, and their
+//! ratio. Only the ratios mean something on a shared machine. `new` is the first round after
+//! loading, with words that neither side has seen, `again` the best of further rounds for each
+//! text. English is this repository's documentation, code its sources, and Chinese is made of
+//! frequent words in random order. Without directories the model is the demo's, whose vocabulary is
+//! tiny.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -130,7 +131,8 @@ fn chinese(bytes: usize) -> String {
     let words: Vec<&str> = WORDS.split_whitespace().collect();
     let mut state = 1u64;
     let mut below = |end: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % end
     };
     let mut text = String::new();

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use chiasm_types::Modality;
 
-/// An error of this crate. [`PromptError::is_request_fault`] tells a bad request from a bad model directory.
+/// An error of this crate. [`PromptError::is_request_fault`] tells a bad request from a bad model
+/// directory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PromptError {
@@ -35,7 +36,9 @@ pub enum PromptError {
         reason: String,
     },
     /// There are several chat templates and none of them is named `default`.
-    #[error("the chat templates of {path} ({names}) have no default; choose one by a template file of its own")]
+    #[error(
+        "the chat templates of {path} ({names}) have no default; choose one by a template file of its own"
+    )]
     NoDefaultTemplate {
         /// The file that has them.
         path: PathBuf,
@@ -92,7 +95,9 @@ pub enum PromptError {
         name: String,
     },
     /// Both `add_generation_prompt` and `continue_final_message`.
-    #[error("add_generation_prompt and continue_final_message exclude each other; set one of them to false")]
+    #[error(
+        "add_generation_prompt and continue_final_message exclude each other; set one of them to false"
+    )]
     ContinueAndGenerate,
     /// `continue_final_message` with a conversation whose end can't be continued.
     #[error("continue_final_message is set, but {reason}")]
@@ -137,7 +142,8 @@ pub enum PromptError {
 }
 
 impl PromptError {
-    /// Whether the request is to blame (HTTP 400) rather than the model directory or this server (HTTP 500).
+    /// Whether the request is to blame (HTTP 400) rather than the model directory or this server
+    /// (HTTP 500).
     pub fn is_request_fault(&self) -> bool {
         match self {
             Self::Unreadable { .. }
@@ -165,7 +171,9 @@ impl PromptError {
     pub fn parameter(&self) -> Option<&'static str> {
         match self {
             Self::ReservedKwarg { .. } => Some("chat_template_kwargs"),
-            Self::ContinueAndGenerate | Self::CannotContinue { .. } => Some("continue_final_message"),
+            Self::ContinueAndGenerate | Self::CannotContinue { .. } => {
+                Some("continue_final_message")
+            }
             Self::BadToolCalls { .. } => Some("tool_calls"),
             Self::TemplateRefused { .. }
             | Self::TemplateFailed { .. }

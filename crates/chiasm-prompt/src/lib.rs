@@ -8,8 +8,8 @@
 //! | answer's tokens → text, never half a character | [`Detokenizer`] |
 //! | text → text up to a stop string | [`StopStrings`] |
 //!
-//! The measure is vLLM 0.33 with `transformers` 5.20: the same request must become the same token ids. Everything here
-//! is synchronous CPU work without I/O after loading.
+//! The measure is vLLM 0.33 with `transformers` 5.20: the same request must become the same token
+//! ids. Everything here is synchronous CPU work without I/O after loading.
 //!
 //! ```no_run
 //! use chiasm_prompt::{ChatContent, ChatMessage, ChatTemplate, Detokenizer, RenderOptions, Tokenizer};
@@ -51,5 +51,7 @@ pub use error::PromptError;
 pub use expand::{Expanded, Item, Marker, Markers, expand};
 pub use message::{ChatContent, ChatMessage, ChatPart, ExtendedPart};
 pub use stop::{StopStep, StopStrings};
-pub use template::{ChatTemplate, ContentFormat, MarkerText, RenderLimits, RenderOptions, check_template_kwargs};
+pub use template::{
+    ChatTemplate, ContentFormat, MarkerText, RenderLimits, RenderOptions, check_template_kwargs,
+};
 pub use tokenizer::{TokenCacheCounts, Tokenizer};

@@ -1,4 +1,5 @@
-//! A conversation as the chat template's user hands it over: parsed, with media items reduced to their places.
+//! A conversation as the chat template's user hands it over: parsed, with media items reduced to
+//! their places.
 
 use chiasm_types::Modality;
 use serde_json::{Map, Value};
@@ -26,8 +27,8 @@ pub struct ChatMessage {
     pub name: Option<String>,
     /// The id of the call that a `tool` message answers. Ignored for other roles.
     pub tool_call_id: Option<String>,
-    /// The calls of an `assistant` message: a list of `{"id", "type": "function", "function": {"name", "arguments"}}`
-    /// with `arguments` as JSON text. Ignored for other roles.
+    /// The calls of an `assistant` message: a list of `{"id", "type": "function", "function":
+    /// {"name", "arguments"}}` with `arguments` as JSON text. Ignored for other roles.
     pub tool_calls: Option<Value>,
     /// What the model thought before an `assistant` message. Ignored for other roles.
     pub reasoning: Option<String>,
@@ -49,7 +50,8 @@ pub enum ChatPart {
     Text(String),
     /// The place of the next media item of this modality.
     Media(Modality),
-    /// One of the others, with what only this template asks of a part: the language of a text that is to be translated, say.
+    /// One of the others, with what only this template asks of a part: the language of a text that
+    /// is to be translated, say.
     Extended(Box<ExtendedPart>),
 }
 
@@ -58,7 +60,8 @@ pub enum ChatPart {
 pub struct ExtendedPart {
     /// The part without them, which is not extended.
     pub part: ChatPart,
-    /// They are in the part's dict behind what it says, and nowhere where the template wants its content as a string.
+    /// They are in the part's dict behind what it says, and nowhere where the template wants its
+    /// content as a string.
     pub fields: Map<String, Value>,
 }
 
@@ -79,7 +82,9 @@ impl ChatMessage {
         let content = match &self.content {
             None => 0,
             Some(ChatContent::Text(text)) => text.len(),
-            Some(ChatContent::Parts(parts)) => parts.iter().filter_map(ChatPart::text).map(str::len).sum(),
+            Some(ChatContent::Parts(parts)) => {
+                parts.iter().filter_map(ChatPart::text).map(str::len).sum()
+            }
         };
         content + self.reasoning.as_ref().map_or(0, String::len)
     }

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 use crate::PromptError;
 use crate::model_file::read_object;
 
-/// The names that every tokenizer may give to tokens (`SPECIAL_TOKENS_ATTRIBUTES`, `transformers` 5.19).
+/// The names that every tokenizer may give to tokens (`SPECIAL_TOKENS_ATTRIBUTES`, `transformers`
+/// 5.19).
 const STANDARD_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
@@ -32,11 +33,15 @@ impl SpecialTokens {
             // Only directories without the decoder are old enough for this file to count.
             config.extend(read_object(&dir.join("special_tokens_map.json"))?.unwrap_or_default());
         }
-        let mut tokens =
-            Self { split: config.get("split_special_tokens") == Some(&Value::Bool(true)), ..Self::default() };
+        let mut tokens = Self {
+            split: config.get("split_special_tokens") == Some(&Value::Bool(true)),
+            ..Self::default()
+        };
         if let Some(Value::Object(added)) = added {
-            let mut by_id: Vec<(u64, Value)> =
-                added.into_iter().filter_map(|(id, token)| Some((id.parse().ok()?, token))).collect();
+            let mut by_id: Vec<(u64, Value)> = added
+                .into_iter()
+                .filter_map(|(id, token)| Some((id.parse().ok()?, token)))
+                .collect();
             by_id.sort_by_key(|(id, _)| *id);
             tokens.added = by_id.into_iter().map(|(_, token)| token).collect();
         }
@@ -51,10 +56,13 @@ impl SpecialTokens {
     }
 
     fn read_names(&mut self, config: &Map<String, Value>) {
-        let standard = STANDARD_NAMES.iter().filter_map(|name| Some(((*name).to_owned(), config.get(*name)?)));
+        let standard =
+            STANDARD_NAMES.iter().filter_map(|name| Some(((*name).to_owned(), config.get(*name)?)));
         let own = config
             .iter()
-            .filter(|(name, _)| name.ends_with("_token") && !STANDARD_NAMES.contains(&name.as_str()))
+            .filter(|(name, _)| {
+                name.ends_with("_token") && !STANDARD_NAMES.contains(&name.as_str())
+            })
             .map(|(name, value)| (name.clone(), value));
         let mut all: Vec<_> = standard.chain(own).collect();
         if let Some(Value::Object(extra)) = config.get("extra_special_tokens") {
@@ -70,8 +78,11 @@ impl SpecialTokens {
     }
 
     fn read_extra(&mut self, config: &Map<String, Value>) {
-        let listed = |key| config.get(key).and_then(Value::as_array).filter(|list| !list.is_empty());
-        if let Some(list) = listed("extra_special_tokens").or_else(|| listed("additional_special_tokens")) {
+        let listed =
+            |key| config.get(key).and_then(Value::as_array).filter(|list| !list.is_empty());
+        if let Some(list) =
+            listed("extra_special_tokens").or_else(|| listed("additional_special_tokens"))
+        {
             self.extra = list.iter().filter_map(token_text).map(str::to_owned).collect();
         }
     }
@@ -99,7 +110,8 @@ mod tests {
         let config = r#"{"eos_token": {"content": "</s>"}, "bos_token": null, "image_token": "<image>", "a_token": 3,
             "extra_special_tokens": {"boi": "<boi>"}}"#;
         let tokens = read(&[("tokenizer_config.json", config)]);
-        let named: Vec<_> = tokens.named.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        let named: Vec<_> =
+            tokens.named.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
         assert_eq!(named, [("eos_token", "</s>"), ("image_token", "<image>"), ("boi", "<boi>")]);
     }
 

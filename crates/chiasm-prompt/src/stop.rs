@@ -6,9 +6,10 @@ use memchr::memmem::Finder;
 
 /// Watches a text that arrives in pieces for stop strings.
 ///
-/// Text is given back as soon as it can no longer be part of a stop string. Which string stops, and where, is decided
-/// as vLLM does (`vllm/v1/engine/detokenizer.py`, `check_stop_strings`): the one that *ends* first in the text, and among those that end
-/// at the same place the one that comes first in the list. How the text is cut into pieces makes no difference.
+/// Text is given back as soon as it can no longer be part of a stop string. Which string stops, and
+/// where, is decided as vLLM does (`vllm/v1/engine/detokenizer.py`, `check_stop_strings`): the one
+/// that *ends* first in the text, and among those that end at the same place the one that comes
+/// first in the list. How the text is cut into pieces makes no difference.
 ///
 /// ```
 /// use chiasm_prompt::StopStrings;
@@ -32,7 +33,8 @@ pub struct StopStrings {
     stopped: bool,
 }
 
-/// A string, and what finds it: to make that anew for each token takes longer than all else that is done with one.
+/// A string, and what finds it: to make that anew for each token takes longer than all else that is
+/// done with one.
 #[derive(Debug)]
 struct Stop {
     text: String,
@@ -68,7 +70,8 @@ impl StopStrings {
         self.add(text, true)
     }
 
-    /// Adds a piece of text within which no stop string may end: that of the first `min_tokens` tokens.
+    /// Adds a piece of text within which no stop string may end: that of the first `min_tokens`
+    /// tokens.
     ///
     /// A stop string that begins in it and ends in a later [`push`](Self::push) does stop.
     pub fn push_unwatched(&mut self, text: &str) -> String {
@@ -98,8 +101,12 @@ impl StopStrings {
         if let Some((begin, stop)) = watched.then(|| self.first_to_end(old)).flatten() {
             let end = if self.include_stop { begin + stop.len() } else { begin };
             self.stopped = true;
-            // With `include_stop` all of the old text was given out, and the stop string ends after it.
-            return StopStep { text: self.tail[self.given..end].to_owned(), stopped_by: Some(stop) };
+            // With `include_stop` all of the old text was given out, and the stop string ends after
+            // it.
+            return StopStep {
+                text: self.tail[self.given..end].to_owned(),
+                stopped_by: Some(stop),
+            };
         }
         let keep_from = self.tail.len() - self.undecided_length();
         let give_to = if self.include_stop { self.tail.len() } else { keep_from };
@@ -113,10 +120,14 @@ impl StopStrings {
     fn first_to_end(&self, old: usize) -> Option<(usize, String)> {
         let mut best: Option<(usize, &String)> = None;
         for Stop { text: stop, finder } in &*self.stops {
-            // A match must end behind `old`, so it begins behind `old - len`; that may be within a character, where none begins.
+            // A match must end behind `old`, so it begins behind `old - len`; that may be within a
+            // character, where none begins.
             let from = (old + 1).saturating_sub(stop.len());
-            let Some(begin) = finder.find(&self.tail.as_bytes()[from..]).map(|at| at + from) else { continue };
-            if best.is_none_or(|(other, other_stop)| begin + stop.len() < other + other_stop.len()) {
+            let Some(begin) = finder.find(&self.tail.as_bytes()[from..]).map(|at| at + from) else {
+                continue;
+            };
+            if best.is_none_or(|(other, other_stop)| begin + stop.len() < other + other_stop.len())
+            {
                 best = Some((begin, stop));
             }
         }
@@ -131,7 +142,9 @@ impl StopStrings {
             .filter(|at| self.tail.is_char_boundary(*at))
             .find(|at| {
                 let end = &self.tail[*at..];
-                self.stops.iter().any(|stop| stop.text.len() > end.len() && stop.text.starts_with(end))
+                self.stops
+                    .iter()
+                    .any(|stop| stop.text.len() > end.len() && stop.text.starts_with(end))
             })
             .map_or(0, |at| self.tail.len() - at)
     }

@@ -1,5 +1,5 @@
-//! Chats, completions and answers of whole model directories against what vLLM 0.33 with transformers 5.20 makes of
-//! them (`python/prompt_goldens`).
+//! Chats, completions and answers of whole model directories against what vLLM 0.33 with
+//! transformers 5.20 makes of them (`python/prompt_goldens`).
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -7,14 +7,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use chiasm_prompt::{
-    ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, ExtendedPart, Item, Marker,
-    MarkerText, Markers, RenderOptions, StopStrings, Tokenizer, expand,
+    ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, ExtendedPart,
+    Item, Marker, MarkerText, Markers, RenderOptions, StopStrings, Tokenizer, expand,
 };
 use chiasm_types::{Modality, Placeholder, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
-const MODELS: [&str; 10] =
-    ["developer", "llama2", "llama3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl", "translator", "vicuna"];
+const MODELS: [&str; 10] = [
+    "developer",
+    "llama2",
+    "llama3",
+    "llava",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3",
+    "qwen3_vl",
+    "translator",
+    "vicuna",
+];
 
 struct Golden {
     dir: PathBuf,
@@ -54,7 +64,11 @@ fn message(body: &Value) -> ChatMessage {
         };
         let mut fields = value.as_object().unwrap().clone();
         ["type", "text", "image_url"].iter().for_each(|field| drop(fields.shift_remove(*field)));
-        if fields.is_empty() { part } else { ChatPart::Extended(Box::new(ExtendedPart { part, fields })) }
+        if fields.is_empty() {
+            part
+        } else {
+            ChatPart::Extended(Box::new(ExtendedPart { part, fields }))
+        }
     };
     ChatMessage {
         role: text("role").unwrap(),
@@ -99,11 +113,15 @@ fn chats_become_the_same_text_and_tokens() {
             count += 1;
             let request = &requests[case["name"].as_str().unwrap()];
             let messages: Vec<_> = list(request, "messages").iter().map(message).collect();
-            let marker = MarkerText { modality: &Modality::Image, texts: &[json["image_text"].as_str().unwrap()] };
+            let marker = MarkerText {
+                modality: &Modality::Image,
+                texts: &[json["image_text"].as_str().unwrap()],
+            };
             let rendered = template.render(&messages, &[marker], &options(request));
             let matches = match (&rendered, case["error"].as_str()) {
                 (Ok(text), None) => {
-                    *text == case["prompt"] && tokenizer.encode(text, false).unwrap() == tokens(&case["tokens"])
+                    *text == case["prompt"]
+                        && tokenizer.encode(text, false).unwrap() == tokens(&case["tokens"])
                 }
                 (Err(error), Some(_)) => error.is_request_fault(),
                 _ => false,
@@ -123,7 +141,9 @@ fn chats_become_the_same_text_and_tokens() {
 fn images_take_the_same_places() {
     let mut count = 0;
     for Golden { dir, json } in goldens() {
-        let config: Value = serde_json::from_str(&std::fs::read_to_string(dir.join("config.json")).unwrap()).unwrap();
+        let config: Value =
+            serde_json::from_str(&std::fs::read_to_string(dir.join("config.json")).unwrap())
+                .unwrap();
         let marker = config["image_token_id"].as_u64().or(config["image_token_index"].as_u64());
         for case in list(&json, "chats").iter().filter(|case| case.get("expanded").is_some()) {
             count += 1;
@@ -132,10 +152,14 @@ fn images_take_the_same_places() {
             let of_image = Marker { modality: &Modality::Image, tokens: &marker_tokens };
             let markers = Markers { of: &[of_image], joins: &[] };
             let places = list(case, "placeholders").iter().map(tokens).collect::<Vec<_>>();
-            let places: Vec<_> = places.iter().map(|place| (place[0].0 as usize, place[1].0 as usize)).collect();
-            let runs = |&(_, count): &(usize, usize)| vec![TokenRun { token: marker, count, embeds: true }];
+            let places: Vec<_> =
+                places.iter().map(|place| (place[0].0 as usize, place[1].0 as usize)).collect();
+            let runs = |&(_, count): &(usize, usize)| {
+                vec![TokenRun { token: marker, count, embeds: true }]
+            };
             let items: Vec<_> = places.iter().map(runs).collect();
-            let items: Vec<_> = items.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect();
+            let items: Vec<_> =
+                items.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect();
             let prompt = tokens(&case["tokens"]);
             if prompt.iter().filter(|token| **token == marker).count() > items.len() {
                 // vLLM lets a marker in the text take the image's place. We refuse it.
@@ -144,9 +168,14 @@ fn images_take_the_same_places() {
             }
             let expanded = expand(&prompt, markers, &items).unwrap();
             let runs = list(case, "expanded").iter().map(tokens);
-            let theirs: Vec<_> = runs.flat_map(|run| std::iter::repeat_n(run[0], run[1].0 as usize)).collect();
+            let theirs: Vec<_> =
+                runs.flat_map(|run| std::iter::repeat_n(run[0], run[1].0 as usize)).collect();
             assert_eq!(expanded.tokens, theirs, "{dir:?} {case}");
-            let theirs = places.iter().map(|&(offset, length)| Placeholder { offset, length, is_embed: None });
+            let theirs = places.iter().map(|&(offset, length)| Placeholder {
+                offset,
+                length,
+                is_embed: None,
+            });
             assert_eq!(expanded.placeholders, theirs.collect::<Vec<_>>(), "{dir:?} {case}");
         }
     }
@@ -179,8 +208,13 @@ fn the_vocabulary_is_the_same() {
         let size = json["vocab_size"].as_u64().unwrap() as usize;
         assert_eq!(tokenizer.vocab_size(), size, "{dir:?}");
         assert_eq!(tokenizer.max_token_id(), Some(TokenId(size as u32 - 1)), "{dir:?}");
-        assert_eq!(tokenizer.eos_token(), json["eos_token_id"].as_u64().map(|id| TokenId(id as u32)), "{dir:?}");
-        let special: Vec<_> = (0..size as u32).map(TokenId).filter(|token| tokenizer.is_special(*token)).collect();
+        assert_eq!(
+            tokenizer.eos_token(),
+            json["eos_token_id"].as_u64().map(|id| TokenId(id as u32)),
+            "{dir:?}"
+        );
+        let special: Vec<_> =
+            (0..size as u32).map(TokenId).filter(|token| tokenizer.is_special(*token)).collect();
         assert_eq!(special, tokens(&json["special_ids"]), "{dir:?}");
     }
 }
@@ -193,7 +227,8 @@ fn answers_come_out_in_the_same_pieces() {
         for case in list(&json, "answers").iter().filter(|case| case.get("deltas").is_some()) {
             count += 1;
             let skip_special = case["skip_special"].as_bool().unwrap();
-            let mut detokenizer = Detokenizer::new(tokenizer.clone(), &tokens(&case["prompt"]), skip_special);
+            let mut detokenizer =
+                Detokenizer::new(tokenizer.clone(), &tokens(&case["prompt"]), skip_special);
             let deltas: Vec<String> =
                 tokens(&case["tokens"]).into_iter().map(|token| detokenizer.push(token)).collect();
             assert_eq!(Value::from(deltas), case["deltas"], "{dir:?} {case}");
@@ -210,8 +245,10 @@ fn answers_stop_at_the_same_place() {
         let tokenizer = Tokenizer::from_model_dir(&dir).unwrap();
         for case in list(&json, "answers").iter().filter(|case| case.get("stop").is_some()) {
             count += 1;
-            let stops = list(case, "stop").iter().map(|stop| stop.as_str().unwrap().to_owned()).collect();
-            let mut detokenizer = Detokenizer::new(tokenizer.clone(), &tokens(&case["prompt"]), true);
+            let stops =
+                list(case, "stop").iter().map(|stop| stop.as_str().unwrap().to_owned()).collect();
+            let mut detokenizer =
+                Detokenizer::new(tokenizer.clone(), &tokens(&case["prompt"]), true);
             let mut watch = StopStrings::new(stops, case["include"].as_bool().unwrap());
             let min_tokens = case["min_tokens"].as_u64().unwrap() as usize;
             let mut text = String::new();

@@ -10,7 +10,8 @@ use crate::{AnswerEvent, AnswerEvents};
 pub struct ChoiceDelta {
     /// The continuation's index, from 0.
     pub index: usize,
-    /// Reasoning, text and calls in their order. Empty while a character, a stop string or a marker is incomplete.
+    /// Reasoning, text and calls in their order. Empty while a character, a stop string or a marker
+    /// is incomplete.
     pub events: AnswerEvents,
     /// The number of new tokens that belong to reasoning.
     pub reasoning_tokens: usize,
@@ -103,9 +104,26 @@ impl ChoiceDelta {
 
     /// Returns the whole answer; `None` if it has no end.
     pub fn into_finished(self) -> Option<FinishedChoice> {
-        let Self { events, reasoning_tokens, tokens, logprobs, text_logprobs, prompt_logprobs, finish, .. } = self;
+        let Self {
+            events,
+            reasoning_tokens,
+            tokens,
+            logprobs,
+            text_logprobs,
+            prompt_logprobs,
+            finish,
+            ..
+        } = self;
         let finish = finish?;
-        Some(FinishedChoice { events, reasoning_tokens, tokens, logprobs, text_logprobs, prompt_logprobs, finish })
+        Some(FinishedChoice {
+            events,
+            reasoning_tokens,
+            tokens,
+            logprobs,
+            text_logprobs,
+            prompt_logprobs,
+            finish,
+        })
     }
 }
 
@@ -115,9 +133,15 @@ mod tests {
 
     #[test]
     fn appended_delta_adds_each_field() {
-        let one = PromptLogprobs { width: 1, tokens: vec![TokenId(7)], logprobs: vec![-0.5], ranks: vec![1] };
+        let one = PromptLogprobs {
+            width: 1,
+            tokens: vec![TokenId(7)],
+            logprobs: vec![-0.5],
+            ranks: vec![1],
+        };
         let prefill = Prefill { cached_tokens: 16, ..Prefill::default() };
-        let first = ChoiceDelta { reasoning_tokens: 1, tokens: vec![TokenId(1)], ..ChoiceDelta::default() };
+        let first =
+            ChoiceDelta { reasoning_tokens: 1, tokens: vec![TokenId(1)], ..ChoiceDelta::default() };
         let late = ChoiceDelta {
             reasoning_tokens: 2,
             tokens: vec![TokenId(2)],
@@ -129,7 +153,8 @@ mod tests {
         };
         let mut joined = first;
         joined.append(late.clone());
-        let expected = ChoiceDelta { reasoning_tokens: 3, tokens: vec![TokenId(1), TokenId(2)], ..late };
+        let expected =
+            ChoiceDelta { reasoning_tokens: 3, tokens: vec![TokenId(1), TokenId(2)], ..late };
         assert_eq!(joined, expected);
         // A later delta without them takes nothing away.
         joined.append(ChoiceDelta::default());

@@ -20,7 +20,8 @@ pub enum AnswerEvent {
     EndCall(CallEnd),
 }
 
-/// Events in order. The first one is held inline: nearly every delta has a single event, which then needs no list.
+/// Events in order. The first one is held inline: nearly every delta has a single event, which then
+/// needs no list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AnswerEvents {
     first: Option<AnswerEvent>,
@@ -53,7 +54,9 @@ impl AnswerEvents {
         match (self.last_mut(), event) {
             (_, AnswerEvent::Text(more) | AnswerEvent::Reasoning(more)) if more.is_empty() => {}
             (Some(AnswerEvent::Text(text)), AnswerEvent::Text(more)) => text.push_str(&more),
-            (Some(AnswerEvent::Reasoning(text)), AnswerEvent::Reasoning(more)) => text.push_str(&more),
+            (Some(AnswerEvent::Reasoning(text)), AnswerEvent::Reasoning(more)) => {
+                text.push_str(&more)
+            }
             (Some(AnswerEvent::Call(call)), AnswerEvent::Call(more))
                 if more.id.is_none() && more.index == call.index =>
             {
@@ -80,12 +83,14 @@ impl AnswerEvents {
         }
     }
 
-    /// Adds arguments of the call with this index, without a string of their own where its piece goes on.
+    /// Adds arguments of the call with this index, without a string of their own where its piece
+    /// goes on.
     pub fn push_arguments(&mut self, index: usize, more: &str) {
         match self.last_mut() {
             Some(AnswerEvent::Call(call)) if call.index == index => call.arguments.push_str(more),
             _ => {
-                let piece = ToolCallDelta { index, arguments: more.to_owned(), ..ToolCallDelta::default() };
+                let piece =
+                    ToolCallDelta { index, arguments: more.to_owned(), ..ToolCallDelta::default() };
                 self.push(AnswerEvent::Call(piece));
             }
         }
@@ -127,7 +132,9 @@ impl AnswerEvents {
         let mut calls: Vec<WholeCall<'_>> = Vec::new();
         for event in self.iter() {
             match (event, calls.last_mut()) {
-                (AnswerEvent::Call(call), _) => calls.push(WholeCall { call, end: CallEnd::Unfinished }),
+                (AnswerEvent::Call(call), _) => {
+                    calls.push(WholeCall { call, end: CallEnd::Unfinished })
+                }
                 (AnswerEvent::EndCall(end), Some(last)) => last.end = *end,
                 _ => {}
             }
@@ -161,7 +168,12 @@ mod tests {
 
     fn call(index: usize, name: Option<&str>, arguments: &str) -> AnswerEvent {
         let id = name.map(|name| format!("call_{name}"));
-        AnswerEvent::Call(ToolCallDelta { index, id, name: name.map(str::to_owned), arguments: arguments.to_owned() })
+        AnswerEvent::Call(ToolCallDelta {
+            index,
+            id,
+            name: name.map(str::to_owned),
+            arguments: arguments.to_owned(),
+        })
     }
 
     fn events(all: impl IntoIterator<Item = AnswerEvent>) -> AnswerEvents {
@@ -216,7 +228,8 @@ mod tests {
         joined.push_arguments(0, "}");
         joined.push(AnswerEvent::EndCall(CallEnd::Closed));
         joined.push_arguments(1, "x");
-        let expected = [call(0, Some("f"), "{}"), AnswerEvent::EndCall(CallEnd::Closed), call(1, None, "x")];
+        let expected =
+            [call(0, Some("f"), "{}"), AnswerEvent::EndCall(CallEnd::Closed), call(1, None, "x")];
         assert_eq!(joined, events(expected));
     }
 }

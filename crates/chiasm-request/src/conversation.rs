@@ -32,8 +32,8 @@ pub struct Chat {
 
 impl Chat {
     /// Takes the variables of a chat template. Of the same name the later counts, as in vLLM
-    /// (`ChatCompletionRequest.build_chat_params`): those of all conversations, `enable_thinking` from the effort, the
-    /// request's own, and `reasoning_effort`.
+    /// (`ChatCompletionRequest.build_chat_params`): those of all conversations, `enable_thinking`
+    /// from the effort, the request's own, and `reasoning_effort`.
     pub fn take_template_variables(&mut self, defaults: &ChatDefaults) -> Map<String, Value> {
         let mut variables = defaults.template_kwargs.clone();
         if let Some(effort) = &self.reasoning_effort {
@@ -46,23 +46,31 @@ impl Chat {
         variables
     }
 
-    /// What the variables of the chat template say of thinking, for those of vLLM's parsers that ask them: `thinking` or
-    /// `enable_thinking`. `None` if neither is set.
+    /// What the variables of the chat template say of thinking, for those of vLLM's parsers that
+    /// ask them: `thinking` or `enable_thinking`. `None` if neither is set.
     pub fn thinks(&self, defaults: &ChatDefaults) -> Option<bool> {
-        self.thinking_variables(defaults).into_iter().map(|(_, value)| value).reduce(|one, other| one || other)
+        self.thinking_variables(defaults)
+            .into_iter()
+            .map(|(_, value)| value)
+            .reduce(|one, other| one || other)
     }
 
     /// Those of the two variables that are set.
     pub fn thinking_variables(&self, defaults: &ChatDefaults) -> Vec<(&'static str, bool)> {
         // vLLM takes both for "not set".
         let is_set = |value: &&Value| !value.is_null() && *value != "auto";
-        let of = |variables: &'_ Map<String, Value>, name: &str| variables.get(name).filter(is_set).map(is_true);
+        let of = |variables: &'_ Map<String, Value>, name: &str| {
+            variables.get(name).filter(is_set).map(is_true)
+        };
         let of_effort = self.reasoning_effort.as_ref().map(|effort| effort != "none");
         let variable = |name: &'static str, of_effort: Option<bool>| {
             let own = of(&self.template_kwargs, name).or(of_effort);
             own.or_else(|| of(&defaults.template_kwargs, name)).map(|value| (name, value))
         };
-        [variable("thinking", None), variable("enable_thinking", of_effort)].into_iter().flatten().collect()
+        [variable("thinking", None), variable("enable_thinking", of_effort)]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 
@@ -92,7 +100,8 @@ pub struct MediaKwargs {
 pub struct MediaRef {
     /// What kind of thing it is, as the part's type says.
     pub modality: Modality,
-    /// The text of a URL or of the item itself, which may be a part of the body; `None` for an item that was seen before.
+    /// The text of a URL or of the item itself, which may be a part of the body; `None` for an item
+    /// that was seen before.
     pub source: Option<MediaInput>,
     /// What the client calls it.
     pub uuid: Option<String>,

@@ -4,7 +4,8 @@ use chiasm_types::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Sampling defaults and end tokens: `generation_config.json`, as vLLM's `--generation-config auto` reads it.
+/// Sampling defaults and end tokens: `generation_config.json`, as vLLM's `--generation-config auto`
+/// reads it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct GenerationConfig {
@@ -63,7 +64,8 @@ mod tests {
     #[test]
     fn end_tokens_may_be_one_or_many_and_other_keys_are_skipped() {
         let parse = |json| serde_json::from_str::<GenerationConfig>(json).unwrap();
-        let qwen = parse(r#"{"eos_token_id": [151645, 151643], "temperature": 0.01, "do_sample": true}"#);
+        let qwen =
+            parse(r#"{"eos_token_id": [151645, 151643], "temperature": 0.01, "do_sample": true}"#);
         assert_eq!(qwen.eos_tokens(), [TokenId(151645), TokenId(151643)]);
         assert_eq!(qwen.temperature, Some(0.01));
         assert_eq!(parse(r#"{"eos_token_id": 2}"#).eos_tokens(), [TokenId(2)]);

@@ -24,7 +24,9 @@ pub use answer::{ChoiceDelta, FinishedChoice, TextLogprob};
 pub use answer_events::{AnswerEvent, AnswerEvents, WholeCall};
 pub use conversation::{Chat, MediaKwargs, MediaRef};
 pub use defaults::{ChatDefaults, GenerationConfig};
-pub use outcome::{EncodeOutcome, MediaTokens, PrefillOutcome, RequestedSampling, RouteOutcome, StageTimes};
+pub use outcome::{
+    EncodeOutcome, MediaTokens, PrefillOutcome, RequestedSampling, RouteOutcome, StageTimes,
+};
 pub use request::{GenerateRequest, Prompt, Tokenizable};
 pub use sampling::{Sampling, ThinkingBudget};
 pub use tools::{ToolChoice, ToolUse};

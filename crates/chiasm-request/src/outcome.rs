@@ -14,7 +14,8 @@ use crate::Sampling;
 pub struct RouteOutcome {
     /// The worker that answers.
     pub worker: WorkerId,
-    /// Whoever encoded media items, if that was another worker than the one that computed the prompt.
+    /// Whoever encoded media items, if that was another worker than the one that computed the
+    /// prompt.
     pub encoded: Option<EncodeOutcome>,
     /// Whoever computed the prompt, if that was another worker.
     pub prefilled: Option<PrefillOutcome>,
@@ -40,7 +41,8 @@ pub struct RouteOutcome {
     pub picked: Duration,
     /// Time that its worker's backend took to take it, with the media items that it lacked.
     pub hand_off: Duration,
-    /// Time from its arrival until the engine began with its prompt, where that tells; known with the first output.
+    /// Time from its arrival until the engine began with its prompt, where that tells; known with
+    /// the first output.
     pub prefill_wait: Option<Duration>,
     /// Time from its arrival to the first output.
     pub first_token: Option<Duration>,
@@ -50,7 +52,8 @@ pub struct RouteOutcome {
     pub explained: Option<u64>,
 }
 
-/// Tokens of a prompt that stand for media items, by what these are. Those that only the model's own processor knows are left out.
+/// Tokens of a prompt that stand for media items, by what these are. Those that only the model's
+/// own processor knows are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MediaTokens {
     /// Tokens of images.
@@ -146,7 +149,10 @@ impl RouteOutcome {
     /// The value of a `Server-Timing` header: times in milliseconds that are known by now.
     pub fn server_timing(&self) -> String {
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        let mut timing = format!("prepare;dur={:.2}", milliseconds(self.took.fetch + self.took.plan + self.hand_off));
+        let mut timing = format!(
+            "prepare;dur={:.2}",
+            milliseconds(self.took.fetch + self.took.plan + self.hand_off)
+        );
         let known = [
             ("queue", self.prefill.queued),
             ("encode", self.encoded.map(|by| by.took)),

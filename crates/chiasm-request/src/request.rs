@@ -44,7 +44,8 @@ impl Prompt {
 
 /// What becomes tokens.
 pub enum Tokenizable {
-    /// A conversation, to be rendered by the model's chat template; its media items stand as their placeholders.
+    /// A conversation, to be rendered by the model's chat template; its media items stand as their
+    /// placeholders.
     Chat(Chat),
     /// Plain text.
     Text {

@@ -3,7 +3,8 @@
 use chiasm_backend::{Repetition, Structured};
 use chiasm_types::TokenId;
 
-/// Sampling as vLLM defines it; `None` leaves the choice to the model's `generation_config.json`, then to vLLM's default.
+/// Sampling as vLLM defines it; `None` leaves the choice to the model's `generation_config.json`,
+/// then to vLLM's default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Number of continuations, 1 or more.
@@ -40,9 +41,11 @@ pub struct Sampling {
     pub skip_special_tokens: Option<bool>,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
-    /// The log probabilities are those of the text's tokens alone, without reasoning, calls and markers.
+    /// The log probabilities are those of the text's tokens alone, without reasoning, calls and
+    /// markers.
     pub logprobs_of_text: bool,
-    /// Log probabilities of each prompt token and so many alternatives. The whole prompt is computed for them.
+    /// Log probabilities of each prompt token and so many alternatives. The whole prompt is
+    /// computed for them.
     pub prompt_logprobs: Option<u32>,
     /// The whole prompt is computed, whatever of it an engine holds.
     pub skip_reading_prefix_cache: bool,

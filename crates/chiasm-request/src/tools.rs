@@ -8,7 +8,8 @@ use serde_json::Value;
 /// The functions that a model may call in its answer to a conversation.
 #[derive(Clone, Debug)]
 pub struct ToolUse {
-    /// A list of `{"type": "function", "function": {"name", "description", "parameters"}}`, as chat templates are given it.
+    /// A list of `{"type": "function", "function": {"name", "description", "parameters"}}`, as chat
+    /// templates are given it.
     pub tools: Arc<Value>,
     /// Whether it has to.
     pub choice: ToolChoice,
@@ -25,7 +26,8 @@ pub struct ToolUse {
 pub enum ToolChoice {
     /// If it likes.
     Auto,
-    /// Calls are not parsed. The functions stay in the prompt unless the frontend leaves out those that may not be called.
+    /// Calls are not parsed. The functions stay in the prompt unless the frontend leaves out those
+    /// that may not be called.
     None,
     /// It calls one at least.
     Required,

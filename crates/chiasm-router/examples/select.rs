@@ -1,6 +1,7 @@
 //! How long picking a worker takes, at up to 1,000 workers with full caches and requests in flight.
 //!
-//! `cargo run --release -p chiasm-router --example select`; docs/routing.md has the numbers of one run.
+//! `cargo run --release -p chiasm-router --example select`; docs/routing.md has the numbers of one
+//! run.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::collections::VecDeque;
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use chiasm_kv::event::{BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_router::{
-    Clock, EngineStats, Policy, Reservation, RouteItem, RouteRequest, Router, RouterConfig, VirtualClock, WorkerInfo,
+    Clock, EngineStats, Policy, Reservation, RouteItem, RouteRequest, Router, RouterConfig,
+    VirtualClock, WorkerInfo,
 };
 use chiasm_types::{BlockSize, MmHash, PlanClassId, TokenId, WorkerId};
 
@@ -58,9 +60,15 @@ fn measure(workers: u32, policy: Policy) {
             max_encoder_tokens: usize::MAX,
         };
         router.add_worker(worker, info);
-        router.set_stats(worker, EngineStats { running: 4, waiting: 0, kv_usage: 0.5, ..EngineStats::default() });
+        router.set_stats(
+            worker,
+            EngineStats { running: 4, waiting: 0, kv_usage: 0.5, ..EngineStats::default() },
+        );
         for image in 0..IMAGES {
-            router.apply(worker, &Prompt::new(worker.0 * IMAGES + image - (image % 4) / 3, 0).stored());
+            router.apply(
+                worker,
+                &Prompt::new(worker.0 * IMAGES + image - (image % 4) / 3, 0).stored(),
+            );
         }
     }
     let mut running: VecDeque<(Reservation, Prompt)> = VecDeque::new();
@@ -85,7 +93,8 @@ fn measure(workers: u32, policy: Policy) {
         running.push_back((reservation.unwrap(), prompt));
         if running.len() > in_flight {
             times.push(time);
-            // A quarter of those in flight wait for their first tokens; the others' blocks are told.
+            // A quarter of those in flight wait for their first tokens; the others' blocks are
+            // told.
             let (reservation, prompt) = &mut running[in_flight * 3 / 4];
             router.apply(reservation.worker, &prompt.stored());
             reservation.first_token();
@@ -94,7 +103,12 @@ fn measure(workers: u32, policy: Policy) {
     }
     times.sort_unstable();
     let at = |part: f64| micros(times[(times.len() as f64 * part) as usize]);
-    println!("{workers:7} | {in_flight:9} | {policy:12} | {:5.1} | {:5.1} | {:6.1}", at(0.5), at(0.99), at(0.999));
+    println!(
+        "{workers:7} | {in_flight:9} | {policy:12} | {:5.1} | {:5.1} | {:6.1}",
+        at(0.5),
+        at(0.99),
+        at(0.999)
+    );
 }
 
 fn micros(time: Duration) -> f64 {
@@ -116,7 +130,10 @@ impl Prompt {
         tokens.resize(SYSTEM + IMAGE, TokenId(7));
         tokens.extend((0..QUESTION as u32).map(|token| TokenId(question.wrapping_mul(31) ^ token)));
         let media = [MediaSpan { hash: image, offset: SYSTEM, length: IMAGE }];
-        let keys = block_keys(&PromptBlocks { tokens: &tokens, media: &media, ..Default::default() }, BLOCK);
+        let keys = block_keys(
+            &PromptBlocks { tokens: &tokens, media: &media, ..Default::default() },
+            BLOCK,
+        );
         Self { tokens, image, keys }
     }
 
@@ -141,6 +158,10 @@ impl Prompt {
             extra_keys: Some(extra_keys),
             ..Default::default()
         };
-        KvEventBatch { timestamp: 0.0, events: vec![KvEvent::BlockStored(stored)], data_parallel_rank: None }
+        KvEventBatch {
+            timestamp: 0.0,
+            events: vec![KvEvent::BlockStored(stored)],
+            data_parallel_rank: None,
+        }
     }
 }

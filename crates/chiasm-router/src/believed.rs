@@ -1,4 +1,5 @@
-//! What a worker without KV events is believed to hold: the prompts that it has computed, for a while.
+//! What a worker without KV events is believed to hold: the prompts that it has computed, for a
+//! while.
 
 use std::time::Duration;
 
@@ -6,8 +7,8 @@ use chiasm_kv::BlockKey;
 use foldhash::fast::RandomState;
 use lru::LruCache;
 
-/// Blocks by their last use. Of one prompt the later blocks count as used before the earlier ones, so that a chain is
-/// forgotten from its end, as engines evict it.
+/// Blocks by their last use. Of one prompt the later blocks count as used before the earlier ones,
+/// so that a chain is forgotten from its end, as engines evict it.
 pub(crate) struct Believed {
     used: LruCache<BlockKey, Duration, RandomState>,
     capacity: usize,
@@ -22,8 +23,8 @@ impl Believed {
         }
     }
 
-    /// The worker has computed a prompt. Returns the blocks of it that it keeps; what it can't hold beside them any more is
-    /// added to `forgotten`, children before their parents.
+    /// The worker has computed a prompt. Returns the blocks of it that it keeps; what it can't hold
+    /// beside them any more is added to `forgotten`, children before their parents.
     pub(crate) fn computed<'k>(
         &mut self,
         keys: &'k [BlockKey],
@@ -62,7 +63,10 @@ mod tests {
 
     fn prompt(first: u32, blocks: u32) -> Vec<BlockKey> {
         let tokens: Vec<_> = (first..first + blocks).map(TokenId).collect();
-        block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, BlockSize::new(1).unwrap())
+        block_keys(
+            &PromptBlocks { tokens: &tokens, ..Default::default() },
+            BlockSize::new(1).unwrap(),
+        )
     }
 
     #[test]

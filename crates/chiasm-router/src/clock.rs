@@ -34,7 +34,9 @@ impl Clock {
     pub(crate) fn now(&self) -> Duration {
         match self {
             Self::System(start) => start.elapsed(),
-            Self::Virtual(VirtualClock(nanoseconds)) => Duration::from_nanos(nanoseconds.load(Ordering::Relaxed)),
+            Self::Virtual(VirtualClock(nanoseconds)) => {
+                Duration::from_nanos(nanoseconds.load(Ordering::Relaxed))
+            }
         }
     }
 }

@@ -62,12 +62,15 @@ impl FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|policy| policy.name() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == name)
+            .ok_or_else(|| UnknownPolicy(name.to_owned()))
     }
 }
 
-/// What the terms of a worker's cost count for. Only their ratios matter. See `docs/routing.md` for the formula and for
-/// the measurements behind the defaults.
+/// What the terms of a worker's cost count for. Only their ratios matter. See `docs/routing.md` for
+/// the formula and for the measurements behind the defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
     /// One block of the prompt that the worker has to compute.
@@ -78,26 +81,30 @@ pub struct Weights {
     pub encode: f64,
     /// One block's worth of image embeddings whose tensors have to be made and handed over.
     pub process: f64,
-    /// One unit of the work (`prefill`, `fetch` and `encode`) of requests that were given to the worker and have no token yet.
+    /// One unit of the work (`prefill`, `fetch` and `encode`) of requests that were given to the
+    /// worker and have no token yet.
     pub queue: f64,
     /// One block that a running request of the worker uses.
     pub load: f64,
-    /// One unit of the work (`prefill`, `fetch` and `encode`, and that of answering) that the worker did in the last seconds
-    /// beyond the mean of all workers.
+    /// One unit of the work (`prefill`, `fetch` and `encode`, and that of answering) that the
+    /// worker did in the last seconds beyond the mean of all workers.
     pub balance: f64,
 }
 
-/// What computing a prompt elsewhere than its answer counts for, in the unit of [`Weights`]; without meaning where no worker has a role.
+/// What computing a prompt elsewhere than its answer counts for, in the unit of [`Weights`];
+/// without meaning where no worker has a role.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageWeights {
     /// One block of a prompt that a worker gets from the one that has computed it.
     pub transfer: f64,
     /// The same where the two are on different machines.
     pub network_transfer: f64,
-    /// What a second worker costs whatever the length of the prompt: its steps until it has what it needs.
+    /// What a second worker costs whatever the length of the prompt: its steps until it has what it
+    /// needs.
     pub hop: f64,
-    /// One unit of the work (`prefill`, `fetch` and `encode`) that a worker whose role is to decode does for a prompt itself, for that
-    /// request and each other one there, whose answers wait meanwhile.
+    /// One unit of the work (`prefill`, `fetch` and `encode`) that a worker whose role is to decode
+    /// does for a prompt itself, for that request and each other one there, whose answers wait
+    /// meanwhile.
     pub disturb: f64,
 }
 
@@ -112,16 +119,17 @@ pub struct BusyThresholds {
     pub waiting: Option<u64>,
 }
 
-/// What answering takes of an engine, which the `balance` term of the cost counts as work. A property of the model and the device
-/// that it runs on; `docs/routing.md` says how to find it for others than the default's, a 7-billion-parameter vision model
-/// on a GPU of the H100's class.
+/// What answering takes of an engine, which the `balance` term of the cost counts as work. A
+/// property of the model and the device that it runs on; `docs/routing.md` says how to find it for
+/// others than the default's, a 7-billion-parameter vision model on a GPU of the H100's class.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoding {
-    /// Steps per second of an engine that decodes, at least 0: one over the usual time between two tokens of an answer. In each
-    /// step a running request's token costs as much as a token of a prompt.
+    /// Steps per second of an engine that decodes, at least 0: one over the usual time between two
+    /// tokens of an answer. In each step a running request's token costs as much as a token of a
+    /// prompt.
     pub steps_per_second: f64,
-    /// The time of one step that goes into reading a block's keys and values, as a part of the time that it takes to compute a
-    /// prompt block; at least 0.
+    /// The time of one step that goes into reading a block's keys and values, as a part of the time
+    /// that it takes to compute a prompt block; at least 0.
     pub read_per_block: f64,
 }
 
@@ -136,49 +144,63 @@ pub struct RouterConfig {
     pub stages: StageWeights,
     /// What answering takes of the engines.
     pub decoding: Decoding,
-    /// Spreads choices: a worker's chance falls by e for so much cost more than the lowest, in the unit of the weights.
-    /// With 0 the lowest cost always wins, which is best for one frontend; several frontends that don't see each other's
-    /// requests may want a little.
+    /// Spreads choices: a worker's chance falls by e for so much cost more than the lowest, in the
+    /// unit of the weights. With 0 the lowest cost always wins, which is best for one frontend;
+    /// several frontends that don't see each other's requests may want a little.
     pub temperature: f64,
     /// When workers are busy.
     pub busy: BusyThresholds,
     /// Seed of every random choice; `None` for another one at each start.
     pub seed: Option<u64>,
-    /// How long the blocks of a request that got its first token stay promised after its end, when the events that
-    /// confirm them are still on their way. Engines publish them no later than that token, so this bridges the way
-    /// through the sockets, no more.
+    /// How long the blocks of a request that got its first token stay promised after its end, when
+    /// the events that confirm them are still on their way. Engines publish them no later than that
+    /// token, so this bridges the way through the sockets, no more.
     pub promise_grace: Duration,
     /// How long a worker without events is believed to keep a block after its last use.
     pub believed_for: Duration,
-    /// Number of sessions whose workers are remembered, at most; beyond it the least recently used is forgotten.
+    /// Number of sessions whose workers are remembered, at most; beyond it the least recently used
+    /// is forgotten.
     pub max_sessions: usize,
-    /// Bytes on the heap for what workers hold, at most; beyond it the blocks of least recent use are forgotten. `None` for
-    /// no limit.
+    /// Bytes on the heap for what workers hold, at most; beyond it the blocks of least recent use
+    /// are forgotten. `None` for no limit.
     pub index_max_bytes: Option<usize>,
 }
 
-/// Found by the simulation in `docs/routing.md`, for a 7-billion-parameter vision model. `prefill` to `encode` and `process`
-/// is the ratio of the times that a block of each takes. Waiting work takes the time that it takes, so `queue` would be 1,
-/// but then each question of a burst about a new image would make another engine compute it, for nothing: waiting for the
-/// first one takes as long. `fetch` is arithmetic: a block of 16 tokens is 0.9 MB, 36 µs at 25 GB/s, and 0.57 ms to compute.
+/// Found by the simulation in `docs/routing.md`, for a 7-billion-parameter vision model. `prefill`
+/// to `encode` and `process` is the ratio of the times that a block of each takes. Waiting work
+/// takes the time that it takes, so `queue` would be 1, but then each question of a burst about a
+/// new image would make another engine compute it, for nothing: waiting for the first one takes as
+/// long. `fetch` is arithmetic: a block of 16 tokens is 0.9 MB, 36 µs at 25 GB/s, and 0.57 ms to
+/// compute.
 impl Default for Weights {
     fn default() -> Self {
-        Self { prefill: 16.0, fetch: 1.0, encode: 6.5, process: 1.75, queue: 0.75, load: 0.3, balance: 0.2 }
+        Self {
+            prefill: 16.0,
+            fetch: 1.0,
+            encode: 6.5,
+            process: 1.75,
+            queue: 0.75,
+            load: 0.3,
+            balance: 0.2,
+        }
     }
 }
 
-/// Found by the simulation in `docs/routing.md`, over six workloads on 2 prefill + 4 decode and 3 + 3 engines. `transfer` is arithmetic as
-/// `fetch` is, for the 25 GB/s of a network card, and matters little. `hop` would be 500 if all of two steps of an engine that decodes were
-/// lost; anything from 0 to 500 does nearly the same. `disturb` is a choice: the less, the more prompts are computed beside answers, which
-/// stop for them; the more, the longer prompts wait for the engines that prefill. From 0.02 to 0.05 neither gets out of hand.
+/// Found by the simulation in `docs/routing.md`, over six workloads on 2 prefill + 4 decode and 3 +
+/// 3 engines. `transfer` is arithmetic as `fetch` is, for the 25 GB/s of a network card, and
+/// matters little. `hop` would be 500 if all of two steps of an engine that decodes were lost;
+/// anything from 0 to 500 does nearly the same. `disturb` is a choice: the less, the more prompts
+/// are computed beside answers, which stop for them; the more, the longer prompts wait for the
+/// engines that prefill. From 0.02 to 0.05 neither gets out of hand.
 impl Default for StageWeights {
     fn default() -> Self {
         Self { transfer: 1.0, network_transfer: 2.0, hop: 300.0, disturb: 0.025 }
     }
 }
 
-/// The model of an engine in `docs/routing.md`: 8.7 ms a step (overhead, weights, and a few requests' tokens); 57 kB of keys
-/// and values a token at 2.5 TB/s, against 14 GFLOP at 400 TFLOP/s.
+/// The model of an engine in `docs/routing.md`: 8.7 ms a step (overhead, weights, and a few
+/// requests' tokens); 57 kB of keys and values a token at 2.5 TB/s, against 14 GFLOP at 400
+/// TFLOP/s.
 impl Default for Decoding {
     fn default() -> Self {
         Self { steps_per_second: 115.0, read_per_block: 6.4e-4 }

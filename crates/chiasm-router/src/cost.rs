@@ -21,7 +21,8 @@ pub struct Terms {
     pub excess: f64,
 }
 
-/// Tokens of the blocks that costs count in, whatever blocks workers have: so those of one fleet may have blocks of several sizes.
+/// Tokens of the blocks that costs count in, whatever blocks workers have: so those of one fleet
+/// may have blocks of several sizes.
 const BLOCK: f64 = 16.0;
 
 /// As many tokens in the blocks of costs.
@@ -42,7 +43,8 @@ impl Terms {
     }
 }
 
-/// Bytes of a token's embedding, as a part of those of its keys and values: 7 of 57 kB for the model that the weights were found with.
+/// Bytes of a token's embedding, as a part of those of its keys and values: 7 of 57 kB for the
+/// model that the weights were found with.
 const EMBEDDING_PART: f64 = 0.125;
 
 /// What it costs that a worker reads embeddings that fill so many blocks.

@@ -1,7 +1,8 @@
 //! Embeddings of media items that workers of a machine have encoded and leave for each other.
 //!
-//! What a worker says that it has left is known. That the store has let go of something is not told: it lets go of what was used longest
-//! ago, so that is what is forgotten here when more was left than there is room for.
+//! What a worker says that it has left is known. That the store has let go of something is not
+//! told: it lets go of what was used longest ago, so that is what is forgotten here when more was
+//! left than there is room for.
 
 use std::collections::HashMap;
 
@@ -10,7 +11,8 @@ use lru::LruCache;
 
 use crate::seat::Seat;
 
-/// An item counts as at least this part of its store, however small it is: a bound on memory, 65,536 items per machine.
+/// An item counts as at least this part of its store, however small it is: a bound on memory,
+/// 65,536 items per machine.
 const SMALLEST_PART: u64 = 1 << 16;
 
 /// The stores of all machines.
@@ -53,7 +55,8 @@ impl Embeddings {
         store.capacity = store.capacity.max(capacity);
     }
 
-    /// Such a worker is gone. With the last one of its machine all is forgotten: a store goes with whoever has started its workers.
+    /// Such a worker is gone. With the last one of its machine all is forgotten: a store goes with
+    /// whoever has started its workers.
     pub(crate) fn left(&mut self, machine: u64, capacity: u64) {
         let Some(store) = self.stores.get_mut(&machine).filter(|_| capacity > 0) else { return };
         store.workers -= 1;
@@ -96,7 +99,10 @@ impl Embeddings {
     /// A request waits no longer for an item to be encoded.
     pub(crate) fn end(&mut self, machine: u64, item: MmHash, by: Seat) {
         let Some(store) = self.stores.get_mut(&machine) else { return };
-        let Some(encoding) = store.encoding.get_mut(&item).filter(|encoding| encoding.by == by) else { return };
+        let Some(encoding) = store.encoding.get_mut(&item).filter(|encoding| encoding.by == by)
+        else {
+            return;
+        };
         encoding.requests -= 1;
         if encoding.requests == 0 {
             store.encoding.remove(&item);
@@ -148,7 +154,10 @@ mod tests {
         embeddings.forget(0, item(0));
         embeddings.forget(0, item(1));
         embeddings.kept(0, item(4), 400);
-        assert_eq!([0, 2, 3, 4].map(|number| embeddings.has(0, item(number))), [false, true, true, true]);
+        assert_eq!(
+            [0, 2, 3, 4].map(|number| embeddings.has(0, item(number))),
+            [false, true, true, true]
+        );
     }
 
     #[test]

@@ -10,8 +10,8 @@ pub enum RouteError {
     /// Every worker that could take the request is suspect. Each may answer again at any time.
     #[error("all {0} workers that could take the request say nothing")]
     Silent(usize),
-    /// Every worker that could take the request is busier than [`BusyThresholds`](crate::BusyThresholds) allow. Retryable
-    /// once requests have ended.
+    /// Every worker that could take the request is busier than
+    /// [`BusyThresholds`](crate::BusyThresholds) allow. Retryable once requests have ended.
     #[error("all {0} workers are busy; try again later")]
     Busy(usize),
 }

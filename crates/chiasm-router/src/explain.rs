@@ -5,7 +5,8 @@ use chiasm_types::{PlanClassId, WorkerId};
 use crate::config::{Policy, Weights};
 use crate::cost::Terms;
 
-/// What was compared when a worker was picked, as [`Router::select_explained`](crate::Router::select_explained) saw it.
+/// What was compared when a worker was picked, as
+/// [`Router::select_explained`](crate::Router::select_explained) saw it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// The worker that got the request.
@@ -23,7 +24,8 @@ pub struct Explanation {
 /// What a worker was picked by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// The lowest cost, or with a temperature one near it. [`Considered::cost`] is what was compared.
+    /// The lowest cost, or with a temperature one near it. [`Considered::cost`] is what was
+    /// compared.
     Cost(Policy),
     /// An earlier request of the same session went there; costs were not compared.
     Session,
@@ -44,11 +46,13 @@ pub struct Considered {
     pub blocks: u64,
     /// Leading blocks that it held.
     pub overlap: u32,
-    /// Leading blocks that it would hold when requests in flight were computed; no fewer than `overlap`.
+    /// Leading blocks that it would hold when requests in flight were computed; no fewer than
+    /// `overlap`.
     pub expected: u32,
     /// Leading blocks that it held with those on the CPU and in storage.
     pub loadable: u32,
-    /// What the cost is made of. Without [`Decision::Cost`] neither promises nor media items were looked for.
+    /// What the cost is made of. Without [`Decision::Cost`] neither promises nor media items were
+    /// looked for.
     pub terms: Terms,
     /// The cost that was compared; 0 without [`Decision::Cost`].
     pub cost: f64,

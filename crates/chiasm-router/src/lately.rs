@@ -1,10 +1,13 @@
-//! How much work workers did lately: who does more than the others for long, and not just for a moment.
+//! How much work workers did lately: who does more than the others for long, and not just for a
+//! moment.
 //!
-//! The cost's other terms see what waits and what runs now. Popular prompts keep the few workers that hold them busier than
-//! the rest without making anybody wait, so that no copy would be made elsewhere until many have to.
+//! The cost's other terms see what waits and what runs now. Popular prompts keep the few workers
+//! that hold them busier than the rest without making anybody wait, so that no copy would be made
+//! elsewhere until many have to.
 //!
-//! A worker's sum grows with each first token, by what its request waited for, and by what answering takes while requests run.
-//! It fades, so that it is about [`FADING`] times the work that the worker does per second.
+//! A worker's sum grows with each first token, by what its request waited for, and by what
+//! answering takes while requests run. It fades, so that it is about [`FADING`] times the work that
+//! the worker does per second.
 
 use std::time::Duration;
 
@@ -37,7 +40,8 @@ impl Lately {
         self.sum += by;
     }
 
-    /// Brings the sums of all workers up to date, if it is time to. `prefill` is what computing a block costs.
+    /// Brings the sums of all workers up to date, if it is time to. `prefill` is what computing a
+    /// block costs.
     pub(crate) fn fade<'a>(
         &mut self,
         now: Duration,
@@ -56,7 +60,8 @@ impl Lately {
         self.sum = 0.0;
         for worker in workers {
             let in_use = worker.blocks_in_use as f64 * worker.info.block_size.get() as f64;
-            let blocks = in_blocks(worker.requests as f64) + decoding.read_per_block * in_blocks(in_use);
+            let blocks =
+                in_blocks(worker.requests as f64) + decoding.read_per_block * in_blocks(in_use);
             let answering = prefill * decoding.steps_per_second * blocks;
             worker.lately = left * worker.lately + grown * answering;
             self.sum += worker.lately;

@@ -1,8 +1,9 @@
 //! Which worker gets a request.
 //!
-//! A [`Router`] knows the workers, what their caches hold (from KV events) and what was given to them. For each request it
-//! picks one by its [`Policy`] and hands out a [`Reservation`]: while it lives, the request counts as load of the worker,
-//! and the blocks that the worker will compute for it are promised to those who come after.
+//! A [`Router`] knows the workers, what their caches hold (from KV events) and what was given to
+//! them. For each request it picks one by its [`Policy`] and hands out a [`Reservation`]: while it
+//! lives, the request counts as load of the worker, and the blocks that the worker will compute for
+//! it are promised to those who come after.
 //!
 //! ```
 //! use chiasm_router::{RouteRequest, Router, RouterConfig, WorkerInfo};
@@ -78,7 +79,9 @@ mod worker;
 
 pub use chiasm_kv::Chore;
 pub use clock::{Clock, VirtualClock};
-pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, StageWeights, UnknownPolicy, Weights};
+pub use config::{
+    BusyThresholds, Decoding, Policy, RouterConfig, StageWeights, UnknownPolicy, Weights,
+};
 pub use cost::Terms;
 pub use error::RouteError;
 pub use explain::{Considered, Decision, Explanation};

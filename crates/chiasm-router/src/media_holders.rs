@@ -1,12 +1,13 @@
-//! Which workers could reuse a media item without its KV blocks: its tensors in the receiver cache, its embeddings in
-//! the encoder cache.
+//! Which workers could reuse a media item without its KV blocks: its tensors in the receiver cache,
+//! its embeddings in the encoder cache.
 //!
-//! An estimate from the router's own decisions; nothing but the choice of a worker depends on it. Both caches evict by
-//! last use, so an item is taken to be there as long as what came into the cache after its last use fits beside it. For
-//! that a worker has an odometer per cache: what has come in altogether. An item bears the reading at its last use.
+//! An estimate from the router's own decisions; nothing but the choice of a worker depends on it.
+//! Both caches evict by last use, so an item is taken to be there as long as what came into the
+//! cache after its last use fits beside it. For that a worker has an odometer per cache: what has
+//! come in altogether. An item bears the reading at its last use.
 //!
-//! vLLM's encoder cache drops entries in the order in which they were last let go (`EncoderCacheManager`), its receiver
-//! cache in the order of last use.
+//! vLLM's encoder cache drops entries in the order in which they were last let go
+//! (`EncoderCacheManager`), its receiver cache in the order of last use.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,8 @@ use chiasm_types::MmHash;
 
 use crate::seat::Seat;
 
-/// An item counts as at least this part of its cache, however small it is: a bound on memory, 4,096 items per worker.
+/// An item counts as at least this part of its cache, however small it is: a bound on memory, 4,096
+/// items per worker.
 const SMALLEST_PART: u64 = 4096;
 
 /// Items swept at once at the least.
@@ -78,7 +80,8 @@ impl Odometer {
     }
 
     fn holds(&self, last: Option<Reading>, size: u64) -> bool {
-        self.capacity > 0 && last.is_some_and(|last| self.driven - last + self.counts(size) <= self.capacity)
+        self.capacity > 0
+            && last.is_some_and(|last| self.driven - last + self.counts(size) <= self.capacity)
     }
 
     /// The reading for an item that is used now.
@@ -127,8 +130,8 @@ impl MediaHolders {
         }
     }
 
-    /// Forgets what no worker has any more, when enough has come together to be worth the while: on average constant time
-    /// per noted item.
+    /// Forgets what no worker has any more, when enough has come together to be worth the while: on
+    /// average constant time per noted item.
     pub(crate) fn sweep_if_due(&mut self, odometers: impl Fn(Seat) -> Option<Odometers>) {
         if self.entries < self.sweep_at.max(SWEEP) {
             return;
@@ -171,7 +174,13 @@ mod tests {
         MmHash::new([number; 32])
     }
 
-    fn reusable(holders: &MediaHolders, of: Odometers, item: u8, elements: u64, embeds: usize) -> Reusable {
+    fn reusable(
+        holders: &MediaHolders,
+        of: Odometers,
+        item: u8,
+        elements: u64,
+        embeds: usize,
+    ) -> Reusable {
         holders
             .of(hash(item), elements, embeds, |_| Some(of))
             .next()
@@ -179,7 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// With items of one size, and none used again after others came in, the estimate is the LRU cache itself.
+        /// With items of one size, and none used again after others came in, the estimate is the
+        /// LRU cache itself.
         #[test]
         fn first_uses_fill_the_cache_in_order(capacity in 1..20_u64, count in 0..40_u8) {
             let (mut holders, mut of) = (MediaHolders::default(), odometers(100 * capacity, capacity));
@@ -193,7 +203,8 @@ mod tests {
             }
         }
 
-        /// Whatever is used, what was used last is there, and no more than fits beside it in the end.
+        /// Whatever is used, what was used last is there, and no more than fits beside it in the
+        /// end.
         #[test]
         fn what_was_used_last_is_there(uses in proptest::collection::vec((0..12_u8, any::<bool>()), 1..60)) {
             let (mut holders, mut of) = (MediaHolders::default(), odometers(400, 4));
@@ -220,7 +231,11 @@ mod tests {
         for item in 0..50_000_u32 {
             let mut bytes = [0; 32];
             bytes[..4].copy_from_slice(&item.to_le_bytes());
-            holders.note(SEAT, &mut of, ItemUse { hash: MmHash::new(bytes), elements: 1, embeds: Some(1) });
+            holders.note(
+                SEAT,
+                &mut of,
+                ItemUse { hash: MmHash::new(bytes), elements: 1, embeds: Some(1) },
+            );
             holders.sweep_if_due(|_| Some(of));
             assert!(holders.len() <= 2 * 4096, "{}", holders.len());
         }

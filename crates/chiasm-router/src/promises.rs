@@ -1,4 +1,5 @@
-//! Blocks that a worker does not hold yet but will, because requests in flight make it compute them.
+//! Blocks that a worker does not hold yet but will, because requests in flight make it compute
+//! them.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -7,8 +8,8 @@ use chiasm_kv::{BlockKey, BuildBlockKeyHasher};
 
 use crate::seat::Seat;
 
-/// Promised blocks of ended requests that are kept at most: a bound on memory (100 MB), not a tuned number. At 16 tokens
-/// per block these are 16 million prompt tokens ended within the grace time.
+/// Promised blocks of ended requests that are kept at most: a bound on memory (100 MB), not a tuned
+/// number. At 16 tokens per block these are 16 million prompt tokens ended within the grace time.
 const MAX_LINGERING: usize = 1 << 20;
 
 /// Shards of the table: each grows by itself, so that no selection waits for all of it to be moved.
@@ -16,8 +17,9 @@ const SHARDS: usize = 64;
 
 /// The promises of all workers.
 ///
-/// A promise ends when events confirm the block, for all who made it, or with the last request that made it. A request
-/// that ended well can leave its promises behind for a while, until the events arrive.
+/// A promise ends when events confirm the block, for all who made it, or with the last request that
+/// made it. A request that ended well can leave its promises behind for a while, until the events
+/// arrive.
 pub(crate) struct Promises {
     by_block: Box<[Shard]>,
     blocks: usize,
@@ -37,8 +39,8 @@ struct Promisers {
 struct Promise {
     seat: Seat,
     requests: u32,
-    /// The request that made it first. Earlier requests, whose promise of the same block was confirmed before this one
-    /// was made, have no part in it.
+    /// The request that made it first. Earlier requests, whose promise of the same block was
+    /// confirmed before this one was made, have no part in it.
     since: RequestNumber,
 }
 
@@ -67,15 +69,20 @@ impl Promises {
 
     /// The workers that promise a block, in no order.
     pub(crate) fn of(&self, block: BlockKey) -> impl Iterator<Item = Seat> {
-        self.by_block[shard_of(block)].get(&block).into_iter().flat_map(Promisers::iter).map(|promise| promise.seat)
+        self.by_block[shard_of(block)]
+            .get(&block)
+            .into_iter()
+            .flat_map(Promisers::iter)
+            .map(|promise| promise.seat)
     }
 
     pub(crate) fn contains(&self, seat: Seat, block: BlockKey) -> bool {
         self.of(block).any(|other| other == seat)
     }
 
-    /// The end of the run of `keys` that a worker promises from number `from` on, which it does promise. Promises are made
-    /// and confirmed in the order of the prompt, so the run has no holes, and its end is found by galloping and halving.
+    /// The end of the run of `keys` that a worker promises from number `from` on, which it does
+    /// promise. Promises are made and confirmed in the order of the prompt, so the run has no
+    /// holes, and its end is found by galloping and halving.
     pub(crate) fn run_end(&self, seat: Seat, keys: &[BlockKey], from: usize) -> usize {
         let mut step = 1;
         while from + step < keys.len() && self.contains(seat, keys[from + step]) {
@@ -159,8 +166,16 @@ impl Promises {
         }
     }
 
-    fn part_of(&mut self, seat: Seat, request: RequestNumber, block: BlockKey) -> Option<&mut Promise> {
-        self.by_block[shard_of(block)].get_mut(&block)?.get_mut(seat).filter(|promise| promise.since <= request)
+    fn part_of(
+        &mut self,
+        seat: Seat,
+        request: RequestNumber,
+        block: BlockKey,
+    ) -> Option<&mut Promise> {
+        self.by_block[shard_of(block)]
+            .get_mut(&block)?
+            .get_mut(seat)
+            .filter(|promise| promise.since <= request)
     }
 
     fn remove(&mut self, seat: Seat, block: BlockKey) {
@@ -203,10 +218,11 @@ impl Promisers {
         if self.first.seat == new.seat {
             return &mut self.first;
         }
-        let at = self.more.iter().position(|promise| promise.seat == new.seat).unwrap_or_else(|| {
-            self.more.push(new);
-            self.more.len() - 1
-        });
+        let at =
+            self.more.iter().position(|promise| promise.seat == new.seat).unwrap_or_else(|| {
+                self.more.push(new);
+                self.more.len() - 1
+            });
         &mut self.more[at]
     }
 }

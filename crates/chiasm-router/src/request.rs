@@ -14,8 +14,8 @@ pub struct RouteRequest<'a> {
     pub media: &'a [RouteItem],
     /// The class of the workers that these keys, tokens and items are for.
     pub class: PlanClassId,
-    /// Embeddings, in tokens, that a worker must be able to encode at once: those of an item that is larger than the
-    /// model's own settings make any; else 0.
+    /// Embeddings, in tokens, that a worker must be able to encode at once: those of an item that
+    /// is larger than the model's own settings make any; else 0.
     pub encoder_tokens: usize,
     /// Requests with the same number go to the same worker as long as it is there and not busy.
     pub session: Option<u64>,

@@ -12,14 +12,16 @@ use crate::worker::Knowledge;
 
 /// A request's place on a worker: load and promised blocks. Dropping it gives both back.
 ///
-/// The promised blocks stay for a grace time when [`first_token`](Self::first_token) was called, see
-/// [`RouterConfig::promise_grace`](crate::RouterConfig::promise_grace). Otherwise nobody computed them and they go at once,
-/// so that a retry on another worker finds no trace of the failed try.
+/// The promised blocks stay for a grace time when [`first_token`](Self::first_token) was called,
+/// see [`RouterConfig::promise_grace`](crate::RouterConfig::promise_grace). Otherwise nobody
+/// computed them and they go at once, so that a retry on another worker finds no trace of the
+/// failed try.
 #[must_use = "the request counts as load of the worker only while its reservation lives"]
 pub struct Reservation {
     /// The worker that gets the request.
     pub worker: WorkerId,
-    /// Leading blocks of the prompt that the worker holds, as confirmed by its events. Promised ones don't count here.
+    /// Leading blocks of the prompt that the worker holds, as confirmed by its events. Promised
+    /// ones don't count here.
     pub overlap_blocks: usize,
     /// Blocks of the prompt, the last one possibly part full.
     pub total_blocks: usize,
@@ -46,8 +48,8 @@ impl Reservation {
         }
     }
 
-    /// The worker has left the embeddings of a media item that it was to encode, which take so many bytes: from now on workers of its machine
-    /// are taken to find them.
+    /// The worker has left the embeddings of a media item that it was to encode, which take so many
+    /// bytes: from now on workers of its machine are taken to find them.
     pub fn encoded(&self, item: MmHash, bytes: u64) {
         if let Some(hold) = &self.hold {
             self.shared.encoded(hold, item, bytes);

@@ -168,12 +168,17 @@ impl Roster {
 
     /// The workers in the order of their ids.
     pub(crate) fn workers(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
-        self.order.iter().filter_map(|(id, place)| Some((*id, self.places[*place as usize].as_ref()?)))
+        self.order
+            .iter()
+            .filter_map(|(id, place)| Some((*id, self.places[*place as usize].as_ref()?)))
     }
 
     /// What the workers without events are believed to hold.
     pub(crate) fn believed_mut(&mut self) -> impl Iterator<Item = (WorkerId, &mut Believed)> {
-        self.places.iter_mut().flatten().filter_map(|worker| Some((worker.id, worker.believed.as_mut()?)))
+        self.places
+            .iter_mut()
+            .flatten()
+            .filter_map(|worker| Some((worker.id, worker.believed.as_mut()?)))
     }
 
     pub(crate) fn get(&self, id: WorkerId) -> Option<&Worker> {
@@ -210,12 +215,14 @@ impl Roster {
     pub(crate) fn sweep_media(&mut self) {
         let Self { media, places, .. } = self;
         media.sweep_if_due(|seat| {
-            let worker = places.get(seat.place as usize)?.as_ref().filter(|worker| worker.seat == seat);
+            let worker =
+                places.get(seat.place as usize)?.as_ref().filter(|worker| worker.seat == seat);
             worker.map(|worker| worker.odometers)
         });
     }
 
-    /// Gives a request to a worker, with promises for the last of its `keys`. `None` when the worker is gone.
+    /// Gives a request to a worker, with promises for the last of its `keys`. `None` when the
+    /// worker is gone.
     pub(crate) fn hold(
         &mut self,
         seat: Seat,

@@ -5,13 +5,16 @@ use crate::reservation::Reservation;
 /// Where a request goes.
 #[derive(Debug)]
 pub struct Route {
-    /// Workers that encode media items before the prompt is computed, in no order: each may begin at once.
+    /// Workers that encode media items before the prompt is computed, in no order: each may begin
+    /// at once.
     pub encodes: Vec<Encodes>,
-    /// Media items that whoever computes the prompt needs the embeddings of and finds them, as they were encoded before.
+    /// Media items that whoever computes the prompt needs the embeddings of and finds them, as they
+    /// were encoded before.
     pub embedded: Vec<MmHash>,
     /// The worker that answers.
     pub answers: Reservation,
-    /// The worker that computes the prompt before, if that is another one: the one that answers gets its keys and values from there.
+    /// The worker that computes the prompt before, if that is another one: the one that answers
+    /// gets its keys and values from there.
     pub prefills: Option<Reservation>,
 }
 

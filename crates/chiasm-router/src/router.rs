@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{BlockKey, Chore, IndexStats, KeyScheme, KvError, Snapshot, SnapshotError, WorkerIndexStats};
+use chiasm_kv::{
+    BlockKey, Chore, IndexStats, KeyScheme, KvError, Snapshot, SnapshotError, WorkerIndexStats,
+};
 use chiasm_types::{MmHash, WorkerId};
 
 use crate::believed::Believed;
@@ -24,8 +26,9 @@ use crate::worker::{Admission, EngineStats, Worker, WorkerInfo, WorkerSnapshot};
 
 /// Picks workers. Cheap to clone; all clones are the same router.
 ///
-/// All methods are short and never wait for anything but each other: fine to call from async code. What takes time in proportion
-/// to a worker's blocks, to give them back or to shed, goes to whoever [`Router::in_background`] names.
+/// All methods are short and never wait for anything but each other: fine to call from async code.
+/// What takes time in proportion to a worker's blocks, to give them back or to shed, goes to
+/// whoever [`Router::in_background`] names.
 #[derive(Clone)]
 pub struct Router {
     shared: Arc<Shared>,
@@ -50,30 +53,40 @@ impl Router {
         Self::make(config, clock, Arc::new(|chore: Chore| chore()))
     }
 
-    /// A router that hands work that takes long to `run`, which has to run it once, on a thread that may block. Other routers
-    /// do it within the call. `run` may be called with a lock of the router held, so it must not use the router.
-    pub fn in_background(config: RouterConfig, run: impl Fn(Chore) + Send + Sync + 'static) -> Self {
+    /// A router that hands work that takes long to `run`, which has to run it once, on a thread
+    /// that may block. Other routers do it within the call. `run` may be called with a lock of the
+    /// router held, so it must not use the router.
+    pub fn in_background(
+        config: RouterConfig,
+        run: impl Fn(Chore) + Send + Sync + 'static,
+    ) -> Self {
         Self::make(config, Clock::default(), Arc::new(run))
     }
 
-    fn make(config: RouterConfig, clock: Clock, background: Arc<dyn Fn(Chore) + Send + Sync>) -> Self {
+    fn make(
+        config: RouterConfig,
+        clock: Clock,
+        background: Arc<dyn Fn(Chore) + Send + Sync>,
+    ) -> Self {
         Self { shared: Arc::new(Shared::new(config, clock, background)) }
     }
 
-    /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its engine: what the old
-    /// one held or was given no longer counts.
+    /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its
+    /// engine: what the old one held or was given no longer counts.
     pub fn add_worker(&self, id: WorkerId, info: WorkerInfo) {
         self.add_worker_with(id, info, KeyScheme::Content);
     }
 
-    /// Does what [`Router::add_worker`] does, for a worker whose blocks have keys of a scheme. All workers of a class have one scheme.
+    /// Does what [`Router::add_worker`] does, for a worker whose blocks have keys of a scheme. All
+    /// workers of a class have one scheme.
     pub fn add_worker_with(&self, id: WorkerId, info: WorkerInfo, scheme: KeyScheme) {
         self.shared.index.add_worker_with(id, info.block_size, scheme);
         let replaced = self.shared.roster().add(id, info);
         self.shared.drop_later(replaced);
     }
 
-    /// Forgets a worker, its blocks and the promises of its requests. Reservations for it may live on.
+    /// Forgets a worker, its blocks and the promises of its requests. Reservations for it may live
+    /// on.
     pub fn remove_worker(&self, id: WorkerId) {
         let removed = self.shared.roster().remove(id);
         self.shared.index.remove_worker(id);
@@ -86,12 +99,17 @@ impl Router {
         self.confirm(id, &added);
     }
 
-    /// Does what [`Router::apply`] does, from the payload that the engine publishes. `look` sees the batch before it is
-    /// applied, and must not apply another.
+    /// Does what [`Router::apply`] does, from the payload that the engine publishes. `look` sees
+    /// the batch before it is applied, and must not apply another.
     ///
     /// # Errors
     /// When the payload can't be read; nothing was applied then, and `look` was not called.
-    pub fn apply_payload(&self, id: WorkerId, payload: &[u8], look: impl FnOnce(&KvEventBatch)) -> Result<(), KvError> {
+    pub fn apply_payload(
+        &self,
+        id: WorkerId,
+        payload: &[u8],
+        look: impl FnOnce(&KvEventBatch),
+    ) -> Result<(), KvError> {
         ADDED.with_borrow_mut(|added| {
             added.clear();
             added.shrink_to(MOST_ADDED);
@@ -101,13 +119,14 @@ impl Router {
         })
     }
 
-    /// What a worker is known to hold, as bytes for [`Router::restore`] of another router with the same
-    /// [`KeySecret`](chiasm_kv::KeySecret). `None` when the worker is unknown.
+    /// What a worker is known to hold, as bytes for [`Router::restore`] of another router with the
+    /// same [`KeySecret`](chiasm_kv::KeySecret). `None` when the worker is unknown.
     pub fn snapshot(&self, id: WorkerId) -> Option<Snapshot> {
         self.shared.index.snapshot(id)
     }
 
-    /// The revision of what a worker is known to hold, which a snapshot has too. `None` when the worker is unknown.
+    /// The revision of what a worker is known to hold, which a snapshot has too. `None` when the
+    /// worker is unknown.
     pub fn revision(&self, id: WorkerId) -> Option<u64> {
         self.shared.index.stats(id).map(|stats| stats.revision)
     }
@@ -131,7 +150,8 @@ impl Router {
         }
     }
 
-    /// Forgets what a worker holds, not the worker: its events were lost. What its requests in flight promise stays.
+    /// Forgets what a worker holds, not the worker: its events were lost. What its requests in
+    /// flight promise stays.
     pub fn reset_worker_blocks(&self, id: WorkerId) {
         let believed = self.shared.roster().get_mut(id).and_then(|worker| {
             let believed = worker.believed.as_mut()?;
@@ -149,14 +169,17 @@ impl Router {
         }
     }
 
-    /// Takes note of whether the events that were applied tell all that the worker holds, which they do from an empty cache
-    /// on. If not, blocks that follow unknown ones could not be learned for as long as the engine keeps those; so the worker
-    /// is also believed to hold what it computes, as one without events.
+    /// Takes note of whether the events that were applied tell all that the worker holds, which
+    /// they do from an empty cache on. If not, blocks that follow unknown ones could not be learned
+    /// for as long as the engine keeps those; so the worker is also believed to hold what it
+    /// computes, as one without events.
     pub fn set_history_known(&self, id: WorkerId, known: bool) {
         let believed = {
             let mut roster = self.shared.roster();
             let worker = roster.get_mut(id).filter(|worker| worker.info.publishes_events);
-            let Some(worker) = worker.filter(|worker| known == worker.believed.is_some()) else { return };
+            let Some(worker) = worker.filter(|worker| known == worker.believed.is_some()) else {
+                return;
+            };
             let new = (!known).then(|| Believed::new(worker.info.total_blocks));
             std::mem::replace(&mut worker.believed, new)
         };
@@ -167,16 +190,17 @@ impl Router {
         }
     }
 
-    /// Takes note of what a worker's engine says about itself. The cost goes by what the router itself gave to the worker,
-    /// which is known earlier; of the engine's counts it takes the waiting requests of others.
+    /// Takes note of what a worker's engine says about itself. The cost goes by what the router
+    /// itself gave to the worker, which is known earlier; of the engine's counts it takes the
+    /// waiting requests of others.
     pub fn set_stats(&self, id: WorkerId, stats: EngineStats) {
         if let Some(worker) = self.shared.roster().get_mut(id) {
             worker.tell(stats);
         }
     }
 
-    /// Takes note of whether a worker fails to answer: it is not picked then. A request that only such workers could take gets
-    /// [`RouteError::Silent`].
+    /// Takes note of whether a worker fails to answer: it is not picked then. A request that only
+    /// such workers could take gets [`RouteError::Silent`].
     pub fn set_suspect(&self, id: WorkerId, suspect: bool) {
         if let Some(worker) = self.shared.roster().get_mut(id) {
             worker.suspect = suspect;
@@ -190,8 +214,9 @@ impl Router {
         }
     }
 
-    /// Takes note that a worker did not find the embeddings of some of these media items, whichever: they are encoded again when they are
-    /// needed next, or found by whoever is to encode them.
+    /// Takes note that a worker did not find the embeddings of some of these media items,
+    /// whichever: they are encoded again when they are needed next, or found by whoever is to
+    /// encode them.
     pub fn forget_embeddings(&self, id: WorkerId, items: &[MmHash]) {
         let mut roster = self.shared.roster();
         let Some(machine) = roster.get(id).map(|worker| worker.info.machine) else { return };
@@ -201,14 +226,16 @@ impl Router {
     /// Picks a worker for a request.
     ///
     /// # Errors
-    /// [`RouteError::NoWorker`] when there is none that the request does not exclude, [`RouteError::Busy`] when there are
-    /// some but all are busy, [`RouteError::Silent`] when all are suspect.
+    /// [`RouteError::NoWorker`] when there is none that the request does not exclude,
+    /// [`RouteError::Busy`] when there are some but all are busy, [`RouteError::Silent`] when all
+    /// are suspect.
     pub fn select(&self, request: &RouteRequest<'_>) -> Result<Reservation, RouteError> {
         self.select_planned(std::slice::from_ref(request))
     }
 
-    /// Picks a worker for a request that was planned for several classes of workers: each worker is judged by the plan of its
-    /// class, and workers of other classes don't get it. Session and exclusions are those of the first plan.
+    /// Picks a worker for a request that was planned for several classes of workers: each worker is
+    /// judged by the plan of its class, and workers of other classes don't get it. Session and
+    /// exclusions are those of the first plan.
     ///
     /// # Errors
     /// Those of [`Router::select`]; [`RouteError::NoWorker`] without a plan.
@@ -220,12 +247,15 @@ impl Router {
         Ok(Reservation::new(self.shared.clone(), &assignment, hold))
     }
 
-    /// Does what [`Router::select_planned`] does, and tells what was compared. Takes time and memory in proportion to the workers
-    /// beyond that: not for each request of many.
+    /// Does what [`Router::select_planned`] does, and tells what was compared. Takes time and
+    /// memory in proportion to the workers beyond that: not for each request of many.
     ///
     /// # Errors
     /// Those of [`Router::select_planned`].
-    pub fn select_explained(&self, plans: &[RouteRequest<'_>]) -> Result<(Reservation, Explanation), RouteError> {
+    pub fn select_explained(
+        &self,
+        plans: &[RouteRequest<'_>],
+    ) -> Result<(Reservation, Explanation), RouteError> {
         let mut scratch = self.shared.scratch().pop().unwrap_or_default();
         let mut explanation = None;
         let selected = self.shared.assign(plans, &mut scratch, |config, roster, scratch, plans| {
@@ -239,21 +269,27 @@ impl Router {
         Ok((Reservation::new(self.shared.clone(), &assignment, hold), explanation))
     }
 
-    /// Picks a worker that answers and, where workers have roles, it is allowed and cheaper, another one that computes the prompt before, and
-    /// others that encode its media items before that. Policies that know no costs split whatever may be split. Without workers that have
+    /// Picks a worker that answers and, where workers have roles, it is allowed and cheaper,
+    /// another one that computes the prompt before, and others that encode its media items before
+    /// that. Policies that know no costs split whatever may be split. Without workers that have
     /// roles it does what [`Router::select_planned`] does.
     ///
     /// # Errors
     /// Those of [`Router::select_planned`], of the worker that answers.
-    pub fn select_stages(&self, plans: &[RouteRequest<'_>], splitting: Splitting) -> Result<Route, RouteError> {
+    pub fn select_stages(
+        &self,
+        plans: &[RouteRequest<'_>],
+        splitting: Splitting,
+    ) -> Result<Route, RouteError> {
         let mut scratch = self.shared.scratch().pop().unwrap_or_default();
         let route = self.stages(plans, splitting, &mut scratch).map(|(route, _)| route);
         self.shared.scratch().push(scratch);
         route
     }
 
-    /// Does what [`Router::select_stages`] does, and tells what was compared of the workers that answer. Takes time and memory in
-    /// proportion to the workers beyond that: not for each request of many.
+    /// Does what [`Router::select_stages`] does, and tells what was compared of the workers that
+    /// answer. Takes time and memory in proportion to the workers beyond that: not for each request
+    /// of many.
     ///
     /// # Errors
     /// Those of [`Router::select_stages`].
@@ -277,8 +313,9 @@ impl Router {
         splitting: Splitting,
         scratch: &mut Scratch,
     ) -> Result<(Route, Stages), RouteError> {
-        let reservation =
-            |(hold, assignment): (Hold, &Assignment)| Reservation::new(self.shared.clone(), assignment, hold);
+        let reservation = |(hold, assignment): (Hold, &Assignment)| {
+            Reservation::new(self.shared.clone(), assignment, hold)
+        };
         let (mut stages, holds) = self.shared.assign_stages(plans, splitting, scratch)?;
         let encodes = holds.encodes.into_iter().zip(std::mem::take(&mut stages.encodes));
         let encodes = encodes.map(|(hold, Encoding { assignment, items })| Encodes {
@@ -294,22 +331,31 @@ impl Router {
         Ok((route, stages))
     }
 
-    /// Takes note of a request that another router has given to a worker: until it is dropped, and in its grace, it counts as one
-    /// that this router has given to it.
+    /// Takes note of a request that another router has given to a worker: until it is dropped, and
+    /// in its grace, it counts as one that this router has given to it.
     ///
     /// # Errors
     /// [`RouteError::NoWorker`] when the worker is not there, or of another class than the plan.
-    pub fn chosen_elsewhere(&self, worker: WorkerId, plan: &RouteRequest<'_>) -> Result<Reservation, RouteError> {
+    pub fn chosen_elsewhere(
+        &self,
+        worker: WorkerId,
+        plan: &RouteRequest<'_>,
+    ) -> Result<Reservation, RouteError> {
         let mut scratch = self.shared.scratch().pop().unwrap_or_default();
-        let hold = self.shared.assign(std::slice::from_ref(plan), &mut scratch, |config, roster, scratch, _| {
-            select::chosen_elsewhere(config, roster, scratch, plan, worker)
-        });
+        let hold = self.shared.assign(
+            std::slice::from_ref(plan),
+            &mut scratch,
+            |config, roster, scratch, _| {
+                select::chosen_elsewhere(config, roster, scratch, plan, worker)
+            },
+        );
         self.shared.scratch().push(scratch);
         let (hold, assignment) = hold?;
         Ok(Reservation::new(self.shared.clone(), &assignment, hold))
     }
 
-    /// What the index holds for all workers together. Takes a moment per worker: for reports, not for each request.
+    /// What the index holds for all workers together. Takes a moment per worker: for reports, not
+    /// for each request.
     pub fn index_totals(&self) -> IndexStats {
         self.shared.index.totals()
     }

@@ -72,7 +72,8 @@ pub(crate) struct OfPlan {
 
 const NONE: u32 = u32::MAX;
 
-/// Picks a worker. Takes time proportional to the workers and to what is held and promised of the request.
+/// Picks a worker. Takes time proportional to the workers and to what is held and promised of the
+/// request.
 pub(crate) fn choose(
     config: &RouterConfig,
     roster: &mut Roster,
@@ -102,7 +103,8 @@ pub(crate) fn choose(
     scratch.assignment(config, roster, plans, chosen, decision)
 }
 
-/// What it means that a worker gets a request whose choice was somebody else's: it may be busy, suspect or too small.
+/// What it means that a worker gets a request whose choice was somebody else's: it may be busy,
+/// suspect or too small.
 ///
 /// # Errors
 /// [`RouteError::NoWorker`] when it is not there, or there is no plan for it.
@@ -200,7 +202,9 @@ impl Scratch {
 
     /// Notes that the chosen worker now gets the request's items.
     pub(crate) fn note_media(&self, roster: &mut Roster, assignment: &Assignment) {
-        let Some(mut odometers) = roster.at(assignment.seat).map(|worker| worker.odometers) else { return };
+        let Some(mut odometers) = roster.at(assignment.seat).map(|worker| worker.odometers) else {
+            return;
+        };
         for (at, item) in self.plans[assignment.plan].items.sorted.iter().enumerate() {
             let embeds = (at >= assignment.encodes_from).then_some(item.embeds);
             let (hash, elements) = (item.hash, item.elements);
@@ -221,8 +225,8 @@ impl Scratch {
         }
     }
 
-    /// The workers of some roles that may get the request, in the order of their ids, with their overlaps and loads. Returns how many
-    /// are too busy.
+    /// The workers of some roles that may get the request, in the order of their ids, with their
+    /// overlaps and loads. Returns how many are too busy.
     fn gather(
         &mut self,
         config: &RouterConfig,
@@ -264,14 +268,20 @@ impl Scratch {
         // The block size of nearly all.
         let (mut size, mut blocks) = (0, 0);
         let mean_lately = roster.mean_lately();
-        for (id, worker) in
-            roster.workers().filter(|(_, worker)| worker.info.class == plan.class && takes(worker.info.role))
+        for (id, worker) in roster
+            .workers()
+            .filter(|(_, worker)| worker.info.class == plan.class && takes(worker.info.role))
         {
             while found.next_if(|(other, _)| *other < id).is_some() {}
-            let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
+            let overlap =
+                found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
             while lower.next_if(|(other, _)| *other < id).is_some() {}
-            let loadable = lower.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
-            if worker.admission == Admission::None || plan.exclude.contains(&id) || !fits(worker, plan) {
+            let loadable =
+                lower.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
+            if worker.admission == Admission::None
+                || plan.exclude.contains(&id)
+                || !fits(worker, plan)
+            {
                 continue;
             }
             if worker.suspect {
@@ -293,9 +303,17 @@ impl Scratch {
     }
 
     /// One worker alone, whatever it is busy with.
-    fn gather_one(&mut self, roster: &Roster, plan: &RouteRequest<'_>, id: WorkerId) -> Result<(), RouteError> {
+    fn gather_one(
+        &mut self,
+        roster: &Roster,
+        plan: &RouteRequest<'_>,
+        id: WorkerId,
+    ) -> Result<(), RouteError> {
         let Self { plans, candidates, candidate_at, .. } = self;
-        let worker = roster.get(id).filter(|worker| worker.info.class == plan.class).ok_or(RouteError::NoWorker)?;
+        let worker = roster
+            .get(id)
+            .filter(|worker| worker.info.class == plan.class)
+            .ok_or(RouteError::NoWorker)?;
         let overlaps = &plans.first().ok_or(RouteError::NoWorker)?.overlaps;
         let blocks = plan.prompt_tokens.div_ceil(worker.info.block_size.get()) as u64;
         let held = Held { overlap: overlaps.of(id), loadable: overlaps.of_lower_tiers(id), blocks };
@@ -319,7 +337,12 @@ impl Scratch {
         self.candidates.get(at).filter(|candidate| candidate.seat == seat).map(|_| at)
     }
 
-    fn pick(&mut self, config: &RouterConfig, roster: &mut Roster, plans: &[RouteRequest<'_>]) -> (usize, Decision) {
+    fn pick(
+        &mut self,
+        config: &RouterConfig,
+        roster: &mut Roster,
+        plans: &[RouteRequest<'_>],
+    ) -> (usize, Decision) {
         let policy = config.policy;
         let chosen = match policy {
             Policy::KvMedia | Policy::Kv => {
@@ -331,7 +354,10 @@ impl Scratch {
                     self.find_embeddings(config, roster, at as u32);
                 }
                 self.cost(config);
-                return (self.cheapest(&mut roster.rng, config.temperature), Decision::Cost(policy));
+                return (
+                    self.cheapest(&mut roster.rng, config.temperature),
+                    Decision::Cost(policy),
+                );
             }
             Policy::LeastLoaded => {
                 self.candidates.iter_mut().for_each(|candidate| candidate.cost = candidate.load);
@@ -345,7 +371,9 @@ impl Scratch {
             }
             Policy::Random => roster.rng.random_range(0..self.candidates.len()),
             Policy::RoundRobin => {
-                let after = roster.last.map_or(0, |last| self.candidates.partition_point(|other| other.id <= last));
+                let after = roster
+                    .last
+                    .map_or(0, |last| self.candidates.partition_point(|other| other.id <= last));
                 after % self.candidates.len()
             }
         };
@@ -353,8 +381,8 @@ impl Scratch {
         (chosen, Decision::Policy(policy))
     }
 
-    /// What requests in flight promise counts as held. A worker's promises for this prompt begin where its overlap ends,
-    /// so that one look per distinct overlap finds them.
+    /// What requests in flight promise counts as held. A worker's promises for this prompt begin
+    /// where its overlap ends, so that one look per distinct overlap finds them.
     fn expect_promised(&mut self, roster: &Roster, plan: u32, keys: &[BlockKey]) {
         if roster.promises.is_empty() {
             return;
@@ -379,7 +407,8 @@ impl Scratch {
     /// Media work that workers are spared because they have an item's tensors or embeddings.
     fn spare_media(&mut self, roster: &Roster, plan: u32) {
         for at in 0..self.plans[plan as usize].items.sorted.len() {
-            let RouteItem { hash, end, embeds, elements } = self.plans[plan as usize].items.sorted[at];
+            let RouteItem { hash, end, embeds, elements } =
+                self.plans[plan as usize].items.sorted[at];
             let odometers = |seat| roster.at(seat).map(|worker| worker.odometers);
             for (seat, held) in roster.media.of(hash, elements, embeds, odometers) {
                 let Some(at) = self.candidate_of(seat) else { continue };
@@ -409,13 +438,15 @@ impl Scratch {
                 known = expects;
                 encode = candidate.encode(items);
             }
-            candidate.cost = candidate.terms(encode, candidate.process(items)).cost(&config.weights);
+            candidate.cost =
+                candidate.terms(encode, candidate.process(items)).cost(&config.weights);
             candidate.cost += embedding_transfer(config, candidate.embedded);
             candidate.offer(encoders, encode, config);
         }
     }
 
-    /// The one with the lowest cost, each of several with equal chance; with a temperature, others too.
+    /// The one with the lowest cost, each of several with equal chance; with a temperature, others
+    /// too.
     fn cheapest(&self, rng: &mut SmallRng, temperature: f64) -> usize {
         let mut best = 0;
         let mut ties = 0;
@@ -446,7 +477,8 @@ impl Scratch {
 
 /// Whether the worker can be given such a request at all.
 fn fits(worker: &Worker, plan: &RouteRequest<'_>) -> bool {
-    plan.prompt_tokens <= worker.info.max_prompt_tokens && plan.encoder_tokens <= worker.info.max_encoder_tokens
+    plan.prompt_tokens <= worker.info.max_prompt_tokens
+        && plan.encoder_tokens <= worker.info.max_encoder_tokens
 }
 
 fn is_busy(busy: &BusyThresholds, worker: &Worker) -> bool {

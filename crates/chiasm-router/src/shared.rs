@@ -1,4 +1,5 @@
-//! What all clones of a router share: giving a request to workers under the lock of the roster, and taking it back.
+//! What all clones of a router share: giving a request to workers under the lock of the roster, and
+//! taking it back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,13 +16,15 @@ use crate::request::{RouteRequest, Splitting};
 use crate::roster::{Hold, Roster};
 use crate::select::{self, Assignment, Encoding, Scratch, Stages};
 
-/// Workers without events may be believed to hold a block for so much longer: looking at all of them takes a while.
+/// Workers without events may be believed to hold a block for so much longer: looking at all of
+/// them takes a while.
 const BELIEFS_PAUSE: Duration = Duration::from_secs(1);
-/// Blocks of a worker that are forgotten at once, in about a millisecond; the rest with the next requests.
+/// Blocks of a worker that are forgotten at once, in about a millisecond; the rest with the next
+/// requests.
 const MOST_FORGOTTEN: usize = 4096;
 
-/// The index has locks of its own. They may be taken while the roster is locked, not the other way round. No lock is held
-/// longer than a call.
+/// The index has locks of its own. They may be taken while the roster is locked, not the other way
+/// round. No lock is held longer than a call.
 pub(crate) struct Shared {
     pub(crate) config: RouterConfig,
     pub(crate) clock: Clock,
@@ -45,9 +48,14 @@ pub(crate) struct StageHolds {
 
 impl Shared {
     /// Creates the state of a router without workers.
-    pub(crate) fn new(config: RouterConfig, clock: Clock, background: Arc<dyn Fn(Chore) + Send + Sync>) -> Self {
+    pub(crate) fn new(
+        config: RouterConfig,
+        clock: Clock,
+        background: Arc<dyn Fn(Chore) + Send + Sync>,
+    ) -> Self {
         let roster = Mutex::new(Roster::new(&config));
-        let index = config.index_max_bytes.map_or_else(PrefixIndex::new, PrefixIndex::with_max_bytes);
+        let index =
+            config.index_max_bytes.map_or_else(PrefixIndex::new, PrefixIndex::with_max_bytes);
         let run = background.clone();
         let index = index.in_background(move |chore| run(chore));
         Self {
@@ -67,7 +75,12 @@ impl Shared {
         &self,
         plans: &[RouteRequest<'_>],
         scratch: &mut Scratch,
-        choose: impl FnOnce(&RouterConfig, &mut Roster, &mut Scratch, &[RouteRequest<'_>]) -> Result<Assignment, RouteError>,
+        choose: impl FnOnce(
+            &RouterConfig,
+            &mut Roster,
+            &mut Scratch,
+            &[RouteRequest<'_>],
+        ) -> Result<Assignment, RouteError>,
     ) -> Result<(Hold, Assignment), RouteError> {
         let (mut roster, batches) = self.look_up(plans, scratch);
         let assignment = choose(&self.config, &mut roster, scratch, plans)?;
@@ -78,7 +91,8 @@ impl Shared {
         Ok((hold, assignment))
     }
 
-    /// Gives a request to the workers that are chosen for its stages: who they are, and what it holds of each.
+    /// Gives a request to the workers that are chosen for its stages: who they are, and what it
+    /// holds of each.
     pub(crate) fn assign_stages(
         &self,
         plans: &[RouteRequest<'_>],
@@ -88,7 +102,9 @@ impl Shared {
         let (mut roster, batches) = self.look_up(plans, scratch);
         let stages = select::choose_stages(&self.config, &mut roster, scratch, plans, splitting)?;
         let prefills = stages.prefills.as_ref();
-        let prefills = prefills.map(|assignment| self.hold(&mut roster, batches, plans, assignment)).transpose()?;
+        let prefills = prefills
+            .map(|assignment| self.hold(&mut roster, batches, plans, assignment))
+            .transpose()?;
         let answers = self.hold(&mut roster, batches, plans, &stages.answers)?;
         let mut encodes = Vec::with_capacity(stages.encodes.len());
         for Encoding { assignment, items } in &stages.encodes {
@@ -97,7 +113,8 @@ impl Shared {
             roster.encode(&mut hold, items);
             encodes.push(hold);
         }
-        let given = stages.encodes.iter().map(|encoding| &encoding.assignment).chain(&stages.prefills);
+        let given =
+            stages.encodes.iter().map(|encoding| &encoding.assignment).chain(&stages.prefills);
         given.for_each(|assignment| roster.use_admission(assignment.seat));
         roster.use_admission(stages.answers.seat);
         if self.config.policy == Policy::KvMedia {
@@ -108,8 +125,13 @@ impl Shared {
         Ok((stages, StageHolds { answers, prefills, encodes }))
     }
 
-    /// Finds what workers hold of a request, before the roster is locked. The number is that of the batches which had been applied then.
-    fn look_up(&self, plans: &[RouteRequest<'_>], scratch: &mut Scratch) -> (MutexGuard<'_, Roster>, u64) {
+    /// Finds what workers hold of a request, before the roster is locked. The number is that of the
+    /// batches which had been applied then.
+    fn look_up(
+        &self,
+        plans: &[RouteRequest<'_>],
+        scratch: &mut Scratch,
+    ) -> (MutexGuard<'_, Roster>, u64) {
         let batches = self.batches.load(Ordering::Acquire);
         let now = self.clock.now();
         self.expire_beliefs(now);
@@ -131,9 +153,16 @@ impl Shared {
         assignment: &Assignment,
     ) -> Result<Hold, RouteError> {
         let keys = plans.get(assignment.plan).map_or(&[][..], |plan| plan.keys);
-        let hold = roster.hold(assignment.seat, assignment.blocks, assignment.pending, keys, assignment.overlap);
+        let hold = roster.hold(
+            assignment.seat,
+            assignment.blocks,
+            assignment.pending,
+            keys,
+            assignment.overlap,
+        );
         let hold = hold.ok_or(RouteError::NoWorker)?;
-        // Blocks that were confirmed between the lookup and the promise would stay promised, after their eviction too.
+        // Blocks that were confirmed between the lookup and the promise would stay promised, after
+        // their eviction too.
         if roster.at(assignment.seat).is_some_and(|worker| worker.events_at > batches) {
             let held = self.index.overlap(assignment.id, keys);
             for key in keys.iter().take(held).skip(assignment.overlap) {
@@ -147,7 +176,10 @@ impl Shared {
         let mut roster = self.roster();
         roster.computed(hold);
         let keys = std::mem::take(&mut hold.believed);
-        let Some(believed) = roster.at_mut(hold.seat).and_then(|worker| worker.believed.as_mut()) else { return };
+        let Some(believed) = roster.at_mut(hold.seat).and_then(|worker| worker.believed.as_mut())
+        else {
+            return;
+        };
         let now = self.clock.now();
         let mut forgotten = Vec::new();
         let kept = believed.computed(&keys, now, &mut forgotten);
@@ -162,7 +194,8 @@ impl Shared {
         self.roster().encoded(hold, item, bytes);
     }
 
-    /// What was believed for long enough is forgotten, up to [`BELIEFS_PAUSE`] later, and much of it bit by bit.
+    /// What was believed for long enough is forgotten, up to [`BELIEFS_PAUSE`] later, and much of
+    /// it bit by bit.
     fn expire_beliefs(&self, now: Duration) {
         if nanoseconds(now) < self.beliefs_expire_at.load(Ordering::Acquire) {
             return;
@@ -174,7 +207,8 @@ impl Shared {
         for (id, believed) in roster.believed_mut() {
             believed.expire(since, MOST_FORGOTTEN, &mut forgotten);
             self.index.forget(id, &forgotten);
-            let pause = if forgotten.len() < MOST_FORGOTTEN { BELIEFS_PAUSE } else { Duration::ZERO };
+            let pause =
+                if forgotten.len() < MOST_FORGOTTEN { BELIEFS_PAUSE } else { Duration::ZERO };
             forgotten.clear();
             if let Some(oldest) = believed.oldest() {
                 next = next.min(nanoseconds((oldest + self.config.believed_for).max(now + pause)));
@@ -183,7 +217,8 @@ impl Shared {
         self.beliefs_expire_at.store(next, Ordering::Release);
     }
 
-    /// Has someone else drop what a worker is believed to hold: with a large cache it takes a while.
+    /// Has someone else drop what a worker is believed to hold: with a large cache it takes a
+    /// while.
     pub(crate) fn drop_later(&self, believed: Option<Believed>) {
         if let Some(believed) = believed.filter(|believed| believed.oldest().is_some()) {
             (self.background)(Box::new(move || drop(believed)));
@@ -195,8 +230,8 @@ impl Shared {
         self.roster().release(hold, until);
     }
 
-    // A thread that panicked in one of the methods above can at worst have left a number wrong: no reason to fail all
-    // requests from then on.
+    // A thread that panicked in one of the methods above can at worst have left a number wrong: no
+    // reason to fail all requests from then on.
 
     pub(crate) fn roster(&self) -> MutexGuard<'_, Roster> {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)

@@ -14,24 +14,27 @@ pub struct WorkerInfo {
     pub total_blocks: u64,
     /// Tokens per block, as in the engine's events.
     pub block_size: BlockSize,
-    /// Whether the engine tells what happens to its cache. If not, the router goes by its own decisions, see
-    /// [`Knowledge::Approximate`].
+    /// Whether the engine tells what happens to its cache. If not, the router goes by its own
+    /// decisions, see [`Knowledge::Approximate`].
     pub publishes_events: bool,
-    /// Embeddings that the engine's encoder cache holds, in tokens; 0 when it keeps none between requests.
+    /// Embeddings that the engine's encoder cache holds, in tokens; 0 when it keeps none between
+    /// requests.
     pub encoder_cache_tokens: u64,
-    /// Elements of media items' tensors that the engine's receiver cache holds, in the form that the engine is sent; 0 for
-    /// none.
+    /// Elements of media items' tensors that the engine's receiver cache holds, in the form that
+    /// the engine is sent; 0 for none.
     pub receiver_cache_elements: u64,
     /// The class whose plan of a request counts for the worker.
     pub class: PlanClassId,
     /// Which stages of requests it computes.
     pub role: Role,
-    /// The machine that it runs on, as a number: workers of one machine find each other's embeddings.
+    /// The machine that it runs on, as a number: workers of one machine find each other's
+    /// embeddings.
     pub machine: u64,
-    /// Bytes of embeddings that workers of its machine have encoded and all of them find there; 0 where they leave none for each other.
+    /// Bytes of embeddings that workers of its machine have encoded and all of them find there; 0
+    /// where they leave none for each other.
     pub embedding_store_bytes: u64,
-    /// Where prompts are handed over, as a number: workers that have the same hand prompts to each other. That of the machine, or that of
-    /// a network, which is none of a machine's.
+    /// Where prompts are handed over, as a number: workers that have the same hand prompts to each
+    /// other. That of the machine, or that of a network, which is none of a machine's.
     pub hands_over_in: u64,
     /// Longest prompt that leaves room for an answer, in tokens.
     pub max_prompt_tokens: usize,
@@ -42,14 +45,16 @@ pub struct WorkerInfo {
 /// How far the router's knowledge of a worker's KV cache can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Knowledge {
-    /// Every event since the engine's cache was empty has been applied, but for those on their way. What the router says
-    /// the engine holds, it holds.
+    /// Every event since the engine's cache was empty has been applied, but for those on their way.
+    /// What the router says the engine holds, it holds.
     Exact,
-    /// Events are being fetched: at the start, or after some were lost. What the router says may be out of date.
+    /// Events are being fetched: at the start, or after some were lost. What the router says may be
+    /// out of date.
     CatchingUp,
-    /// The engine publishes no events, or some are lost for good. The router believes that the engine keeps what it was
-    /// given, for [`RouterConfig::believed_for`](crate::RouterConfig::believed_for) and as much as its cache has room for,
-    /// beside what events tell.
+    /// The engine publishes no events, or some are lost for good. The router believes that the
+    /// engine keeps what it was given, for
+    /// [`RouterConfig::believed_for`](crate::RouterConfig::believed_for) and as much as its cache
+    /// has room for, beside what events tell.
     Approximate,
 }
 
@@ -85,7 +90,8 @@ pub struct EngineStats {
     pub waiting: u64,
     /// Part of its KV cache in use, 0 to 1.
     pub kv_usage: f64,
-    /// Prompt tokens that the engine has to compute for requests of other frontends before their first tokens.
+    /// Prompt tokens that the engine has to compute for requests of other frontends before their
+    /// first tokens.
     pub pending_tokens_of_others: u64,
     /// The engine finishes what it has, and is given nothing new.
     pub draining: bool,
@@ -104,7 +110,8 @@ pub struct WorkerSnapshot {
     pub requests: usize,
     /// Prompt blocks of the live reservations. Those that share blocks count each.
     pub blocks_in_use: u64,
-    /// Prompt tokens that the worker has to compute before its requests in flight have their first tokens.
+    /// Prompt tokens that the worker has to compute before its requests in flight have their first
+    /// tokens.
     pub pending_tokens: u64,
     /// Blocks that requests in flight will leave behind and events have not confirmed.
     pub promised_blocks: usize,
@@ -128,7 +135,8 @@ pub(crate) struct Worker {
     pub(crate) lately: f64,
     pub(crate) odometers: Odometers,
     pub(crate) engine: Option<EngineStats>,
-    /// Requests that waited in the engine when it last told, and were not this router's: such as another frontend's.
+    /// Requests that waited in the engine when it last told, and were not this router's: such as
+    /// another frontend's.
     pub(crate) waiting_of_others: u64,
     /// It does not answer.
     pub(crate) suspect: bool,
@@ -152,8 +160,8 @@ pub(crate) struct Pending {
 }
 
 impl Worker {
-    /// Takes note of what the engine says about itself. Which of its requests are others' shows only now: it may say nothing more
-    /// for a second, in which this router's own come and go.
+    /// Takes note of what the engine says about itself. Which of its requests are others' shows
+    /// only now: it may say nothing more for a second, in which this router's own come and go.
     pub(crate) fn tell(&mut self, stats: EngineStats) {
         let of_others = (stats.running + stats.waiting).saturating_sub(self.requests as u64);
         self.waiting_of_others = stats.waiting.min(of_others);

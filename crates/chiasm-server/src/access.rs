@@ -25,15 +25,21 @@ pub struct ApiKeys {
 }
 
 impl ApiKeys {
-    /// A request needs one of these keys, unless there are none; one for metrics only if `protects_metrics`.
+    /// A request needs one of these keys, unless there are none; one for metrics only if
+    /// `protects_metrics`.
     pub fn new(keys: impl IntoIterator<Item = impl AsRef<[u8]>>, protects_metrics: bool) -> Self {
-        Self { digests: keys.into_iter().map(|key| blake3::hash(key.as_ref())).collect(), protects_metrics }
+        Self {
+            digests: keys.into_iter().map(|key| blake3::hash(key.as_ref())).collect(),
+            protects_metrics,
+        }
     }
 
     /// The answer, a 401, to a request that is not let through.
     pub(crate) fn refusal(&self, request: &Request) -> Option<Response> {
         let path = request.uri().path();
-        let is_open = OPEN.contains(&path) || (path == METRICS && !self.protects_metrics) || asks_itself(path);
+        let is_open = OPEN.contains(&path)
+            || (path == METRICS && !self.protects_metrics)
+            || asks_itself(path);
         if self.digests.is_empty() || is_open {
             return None;
         }
@@ -94,7 +100,8 @@ impl CurrentKeys {
     }
 }
 
-/// The live page's paths: browsers can't send a key along with them, so they look for a session themselves.
+/// The live page's paths: browsers can't send a key along with them, so they look for a session
+/// themselves.
 fn asks_itself(path: &str) -> bool {
     path.strip_prefix(paths::PAGE).is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
@@ -108,7 +115,8 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
     if !headers.contains_key(header::AUTHORIZATION) {
         return only(&X_API_KEY).map(|key| key.as_bytes().trim_ascii());
     }
-    let (scheme, key) = only(&header::AUTHORIZATION)?.as_bytes().split_at_checked("Bearer ".len())?;
+    let (scheme, key) =
+        only(&header::AUTHORIZATION)?.as_bytes().split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
 }
 
@@ -126,7 +134,9 @@ mod tests {
 
     fn status(keys: &ApiKeys, path: &str, authorization: &[&str]) -> u16 {
         let builder = Request::builder().uri(path);
-        let builder = authorization.iter().fold(builder, |builder, value| builder.header("authorization", *value));
+        let builder = authorization
+            .iter()
+            .fold(builder, |builder, value| builder.header("authorization", *value));
         match keys.refusal(&builder.body(Body::empty()).unwrap()) {
             None => 200,
             Some(refused) => {
@@ -143,9 +153,16 @@ mod tests {
             for fine in ["Bearer one", "bearer two", "Bearer  two "] {
                 assert_eq!(status(&keys, path, &[fine]), 200, "{path} {fine}");
             }
-            for wrong in
-                [&[][..], &[""], &["Bearer"], &["Bearer "], &["Bearer on"], &["Bearer onee"], &["Basic one"], &["one"]]
-            {
+            for wrong in [
+                &[][..],
+                &[""],
+                &["Bearer"],
+                &["Bearer "],
+                &["Bearer on"],
+                &["Bearer onee"],
+                &["Basic one"],
+                &["one"],
+            ] {
                 assert_eq!(status(&keys, path, wrong), 401, "{path} {wrong:?}");
             }
             assert_eq!(status(&keys, path, &["Bearer one", "Bearer one"]), 401);
@@ -160,8 +177,11 @@ mod tests {
         let keys = ApiKeys::new(["one", "two"], false);
         let status = |headers: &[(&str, &str)]| {
             let builder = Request::builder().uri("/v1/messages");
-            let builder = headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value));
-            keys.refusal(&builder.body(Body::empty()).unwrap()).map_or(200, |refused| refused.status().as_u16())
+            let builder = headers
+                .iter()
+                .fold(builder, |builder, (name, value)| builder.header(*name, *value));
+            keys.refusal(&builder.body(Body::empty()).unwrap())
+                .map_or(200, |refused| refused.status().as_u16())
         };
         assert_eq!(status(&[("x-api-key", "two")]), 200);
         assert_eq!(status(&[("x-api-key", "three")]), 401);

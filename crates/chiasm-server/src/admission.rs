@@ -18,7 +18,8 @@ use crate::metrics::InFlight;
 use crate::record::Record;
 use crate::slots::{NoSlot, Slot};
 
-/// A request's place among those in flight, until its answer has been read to the end or dropped. Clones are the same place.
+/// A request's place among those in flight, until its answer has been read to the end or dropped.
+/// Clones are the same place.
 #[derive(Clone)]
 pub(crate) struct Admission {
     pub(crate) record: Record,
@@ -27,15 +28,16 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Lets the request end, from now on, when its client closes the connection or only its own side of it: the two can't be told
-    /// apart without sending something. What is wrong with a request's fields is told before this.
+    /// Lets the request end, from now on, when its client closes the connection or only its own
+    /// side of it: the two can't be told apart without sending something. What is wrong with a
+    /// request's fields is told before this.
     pub(crate) fn ends_with_client(&self) {
         self.connection.ends_with_client();
     }
 }
 
-/// A request that has arrived whole, and has a place among those in flight. While it comes it holds none: slow clients would
-/// keep out all others.
+/// A request that has arrived whole, and has a place among those in flight. While it comes it holds
+/// none: slow clients would keep out all others.
 pub(crate) struct Admitted<T> {
     pub(crate) caller: Caller,
     pub(crate) admission: Admission,
@@ -56,9 +58,15 @@ impl<T: RequestBody> FromRequest<Arc<EndpointState>> for Admitted<T> {
         let arriving = async {
             // A body that will find no slot needs no memory either.
             let refused = state.slots.check(owner).err().map(no_slot);
-            let body =
-                arrival::arrive(&head, body, refused, &state.http_limits, state.pipeline.media.budget(), &connection)
-                    .await?;
+            let body = arrival::arrive(
+                &head,
+                body,
+                refused,
+                &state.http_limits,
+                state.pipeline.media.budget(),
+                &connection,
+            )
+            .await?;
             connection.engage();
             let slot = state.slots.take(owner).map_err(no_slot)?;
             Ok::<_, HttpError>((slot, body::parse(state, &cpu, body).await?))
@@ -77,7 +85,9 @@ fn no_slot(why: NoSlot) -> HttpError {
     match why {
         NoSlot::AllTaken(limit) => HttpError::unavailable(
             "requests_full",
-            format!("{limit} requests are in flight, as many as allowed (--max-requests); try again later"),
+            format!(
+                "{limit} requests are in flight, as many as allowed (--max-requests); try again later"
+            ),
         ),
         NoSlot::ForOthers(held) => HttpError::over_share(format!(
             "{held} of your requests are in flight; what is left is for others who ask too (--max-requests); try again later"

@@ -29,9 +29,10 @@ pub(crate) struct Arrived {
     pub(crate) values: u64,
 }
 
-/// Reads the JSON body of a request with this head. One that is `refused` already, is no JSON or is too large gets its answer
-/// when a part of it has been read and thrown away: a client that is still sending when its connection is closed sees a broken
-/// connection instead. A client that asked before it sends is told at once.
+/// Reads the JSON body of a request with this head. One that is `refused` already, is no JSON or is
+/// too large gets its answer when a part of it has been read and thrown away: a client that is
+/// still sending when its connection is closed sees a broken connection instead. A client that
+/// asked before it sends is told at once.
 pub(crate) async fn arrive(
     head: &Parts,
     body: Body,
@@ -48,10 +49,12 @@ pub(crate) async fn arrive(
     }
 }
 
-/// The refusal of a body that is not plain JSON by these headers, if it is not. Whoever does not say what it sends is refused too:
-/// a web page may post to any address, this machine's included, as long as it does not call that JSON.
+/// The refusal of a body that is not plain JSON by these headers, if it is not. Whoever does not
+/// say what it sends is refused too: a web page may post to any address, this machine's included,
+/// as long as it does not call that JSON.
 fn no_json(headers: &HeaderMap) -> Option<HttpError> {
-    let encoded = |coding: &HeaderValue| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
+    let encoded =
+        |coding: &HeaderValue| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
     if headers.get_all(header::CONTENT_ENCODING).iter().any(encoded) {
         let message = "compressed bodies are not read; send the JSON as it is";
         return Some(HttpError::unsupported_body("content-encoding", message));
@@ -68,7 +71,10 @@ fn no_json(headers: &HeaderMap) -> Option<HttpError> {
 }
 
 fn large(limits: &HttpLimits) -> HttpError {
-    HttpError::large_body(format!("the body has more than {} bytes (--max-body-bytes)", limits.body_bytes))
+    HttpError::large_body(format!(
+        "the body has more than {} bytes (--max-body-bytes)",
+        limits.body_bytes
+    ))
 }
 
 /// Reads a body. Of one that is refused as much as the limit allows is thrown away.
@@ -141,7 +147,8 @@ impl<'a> Pace<'a> {
     /// The body's next data, or `Some(None)` for a frame without; `None` at its end.
     async fn next(&mut self, body: &mut Body) -> Result<Option<Option<Bytes>>, HttpError> {
         let least = self.limits.min_body_rate as f64 * PATIENCE.as_secs_f64();
-        let until = if least > 0.0 { self.deadline.min(self.since + PATIENCE) } else { self.deadline };
+        let until =
+            if least > 0.0 { self.deadline.min(self.since + PATIENCE) } else { self.deadline };
         let frame = timeout_at(until, body.frame()).await.map_err(|_| self.too_slow(until))?;
         let Some(frame) = frame else { return Ok(None) };
         let data = frame.map_err(|_| HttpError::unreadable_body())?.into_data().ok();
@@ -155,9 +162,15 @@ impl<'a> Pace<'a> {
     fn too_slow(&self, until: Instant) -> HttpError {
         let HttpLimits { body_timeout, min_body_rate, .. } = self.limits;
         HttpError::slow_body(if until == self.deadline {
-            format!("the body did not arrive within {} s (--body-timeout)", body_timeout.as_secs_f64())
+            format!(
+                "the body did not arrive within {} s (--body-timeout)",
+                body_timeout.as_secs_f64()
+            )
         } else {
-            format!("less than {min_body_rate} bytes/s of the body came for {} s (--min-body-rate)", PATIENCE.as_secs())
+            format!(
+                "less than {min_body_rate} bytes/s of the body came for {} s (--min-body-rate)",
+                PATIENCE.as_secs()
+            )
         })
     }
 }

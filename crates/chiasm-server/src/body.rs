@@ -9,7 +9,8 @@ use crate::arrival::Arrived;
 use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 
-/// Bodies up to this size are parsed at once, in less than 200 µs. Bigger ones are parsed off the async threads.
+/// Bodies up to this size are parsed at once, in less than 200 µs. Bigger ones are parsed off the
+/// async threads.
 const SMALL: usize = 512 << 10;
 /// And those with many values, each of which takes as long as a hundred bytes.
 const FEW_VALUES: u64 = 4096;

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 /// The value of `waits_since` while the client is not waited for.
 const ENGAGED: u64 = u64::MAX;
 
-/// An open connection. It is *engaged* while a request that has arrived is answered, and else waits for its client: for a head,
-/// for the rest of a body, or for an answer to be read.
+/// An open connection. It is *engaged* while a request that has arrived is answered, and else waits
+/// for its client: for a head, for the rest of a body, or for an answer to be read.
 #[derive(Debug)]
 pub(crate) struct Connection {
     peer: IpAddr,
@@ -66,8 +66,9 @@ impl Connection {
     /// How long the client has been waited for; `None` while the connection is engaged.
     pub(crate) fn waits(&self, now: Instant) -> Option<Duration> {
         let since = self.waits_since.load(Ordering::Relaxed);
-        (since != ENGAGED)
-            .then(|| now.saturating_duration_since(self.opened).saturating_sub(Duration::from_millis(since)))
+        (since != ENGAGED).then(|| {
+            now.saturating_duration_since(self.opened).saturating_sub(Duration::from_millis(since))
+        })
     }
 
     /// A large body arrives until this is dropped.

@@ -1,5 +1,5 @@
-//! Connections of clients: HTTP/1.1, within TLS or not, as many as allowed, none that keeps others out by saying nothing or reading
-//! nothing.
+//! Connections of clients: HTTP/1.1, within TLS or not, as many as allowed, none that keeps others
+//! out by saying nothing or reading nothing.
 
 mod answer_body;
 mod bulk;
@@ -40,8 +40,9 @@ use crate::poll_epoch::with_epochs;
 use crate::settings::HttpLimits;
 use crate::tls::Certificate;
 
-/// What a connection reads into, and may keep while it is idle: hyper's own 400 kB would be gigabytes for all connections. A head
-/// that does not end within what is read into it once is refused.
+/// What a connection reads into, and may keep while it is idle: hyper's own 400 kB would be
+/// gigabytes for all connections. A head that does not end within what is read into it once is
+/// refused.
 const BUFFER: usize = 64 << 10;
 
 /// After no connection could be accepted, mostly because the process has no file descriptors left.
@@ -59,7 +60,8 @@ pub(crate) struct ConnectionSettings {
     pub(crate) layers: Arc<RequestLayers>,
 }
 
-/// Serves until `stop`, then lets requests in flight finish, as [`Server::serve`](crate::Server::serve) says.
+/// Serves until `stop`, then lets requests in flight finish, as
+/// [`Server::serve`](crate::Server::serve) says.
 pub(crate) async fn serve(
     listener: TcpListener,
     certificate: Option<Arc<Certificate>>,
@@ -69,7 +71,10 @@ pub(crate) async fn serve(
     let ConnectionSettings { limits, metrics, cpu, bulk, app, layers } = settings;
     let mut lobby = Lobby::before(Table::new(limits.connections, metrics.clone()));
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).half_close(true).max_buf_size(BUFFER);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout)
+        .half_close(true)
+        .max_buf_size(BUFFER);
     let graceful = GracefulShutdown::new();
     let (serving, _) = watch::channel(());
     let mut stop = std::pin::pin!(stop);
@@ -95,12 +100,16 @@ pub(crate) async fn serve(
             let channel = match handshake {
                 None => Channel::Plain(socket),
                 // Boxed, as connections that are not encrypted need not have its size.
-                Some(handshake) => match Box::pin(handshake.shake(socket, place.connection())).await {
-                    Some(channel) => channel,
-                    None => return,
-                },
+                Some(handshake) => {
+                    match Box::pin(handshake.shake(socket, place.connection())).await {
+                        Some(channel) => channel,
+                        None => return,
+                    }
+                }
             };
-            if let Err(error) = watcher.watch(http.serve_connection(TokioIo::new(channel), service)).await {
+            if let Err(error) =
+                watcher.watch(http.serve_connection(TokioIo::new(channel), service)).await
+            {
                 tracing::trace!(%error, "a connection ended early");
             }
         };
@@ -119,14 +128,16 @@ fn service(
     app: Router,
     layers: Arc<RequestLayers>,
     connection: Arc<Connection>,
-) -> impl Service<Request<Incoming>, Response = Response<AnswerBody>, Error = Infallible, Future: Send> + Send {
+) -> impl Service<Request<Incoming>, Response = Response<AnswerBody>, Error = Infallible, Future: Send>
++ Send {
     service_fn(move |request: Request<Incoming>| {
         // One with a body is not there before all of it is.
         if request.body().is_end_stream() {
             connection.engage();
         }
         let connection = connection.clone();
-        let answer = layers::answer(app.clone(), layers.clone(), connection.clone(), request.map(Body::new));
+        let answer =
+            layers::answer(app.clone(), layers.clone(), connection.clone(), request.map(Body::new));
         async { Ok(answer.await.map(|body| AnswerBody::new(body, connection))) }
     })
 }

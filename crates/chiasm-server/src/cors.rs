@@ -1,14 +1,14 @@
 //! Pages of which web sites may ask, as their visitors' browsers want to know (CORS,
 //! <https://fetch.spec.whatwg.org/#http-cors-protocol>).
 //!
-//! What is answered is what vLLM answers, which leaves it to Starlette's `CORSMiddleware`; but errors have the headers too, also
-//! those about keys.
+//! What is answered is what vLLM answers, which leaves it to Starlette's `CORSMiddleware`; but
+//! errors have the headers too, also those about keys.
 
 use axum::extract::Request;
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
-    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD,
-    ORIGIN, VARY,
+    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, ORIGIN, VARY,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::response::{IntoResponse, Response};
@@ -75,12 +75,14 @@ pub struct Cors {
 }
 
 impl Cors {
-    /// Pages of these origins may send these methods and headers, and those that each page may send anyway. With
-    /// `allows_credentials` browsers send along what they have for this server: cookies, certificates, passwords of HTTP.
+    /// Pages of these origins may send these methods and headers, and those that each page may send
+    /// anyway. With `allows_credentials` browsers send along what they have for this server:
+    /// cookies, certificates, passwords of HTTP.
     ///
     /// # Errors
-    /// [`CorsError`] for a name that is none. Origins are lower case, have no path and no port that is their scheme's own:
-    /// another one would be the origin of no page. `null` is that of pages without one.
+    /// [`CorsError`] for a name that is none. Origins are lower case, have no path and no port that
+    /// is their scheme's own: another one would be the origin of no page. `null` is that of pages
+    /// without one.
     pub fn new(
         origins: Allowed,
         methods: Allowed,
@@ -90,10 +92,14 @@ impl Cors {
         if let Some(origin) = names(&origins).find(|origin| !is_origin(origin)) {
             return Err(CorsError::Origin(origin.to_owned()));
         }
-        if let Some(method) = names(&methods).find(|method| Method::from_bytes(method.as_bytes()).is_err()) {
+        if let Some(method) =
+            names(&methods).find(|method| Method::from_bytes(method.as_bytes()).is_err())
+        {
             return Err(CorsError::Method(method.to_owned()));
         }
-        if let Some(header) = names(&headers).find(|header| HeaderName::from_bytes(header.as_bytes()).is_err()) {
+        if let Some(header) =
+            names(&headers).find(|header| HeaderName::from_bytes(header.as_bytes()).is_err())
+        {
             return Err(CorsError::Header(header.to_owned()));
         }
         let headers = match headers {
@@ -107,14 +113,16 @@ impl Cors {
             Allowed::All => METHODS.join(", "),
             Allowed::These(names) => names.join(", "),
         };
-        let told_methods = HeaderValue::try_from(&told_methods).map_err(|_| CorsError::Method(told_methods))?;
+        let told_methods =
+            HeaderValue::try_from(&told_methods).map_err(|_| CorsError::Method(told_methods))?;
         let told_headers = names(&headers).collect::<Vec<_>>().join(", ");
-        let told_headers = HeaderValue::try_from(&told_headers).map_err(|_| CorsError::Header(told_headers))?;
+        let told_headers =
+            HeaderValue::try_from(&told_headers).map_err(|_| CorsError::Header(told_headers))?;
         Ok(Self { origins, methods, headers, allows_credentials, told_methods, told_headers })
     }
 
-    /// The answer to a browser that asks what a page may send, without what [`Self::tell`] adds; `None` if the request is something
-    /// else. It needs no key, as browsers send none with it.
+    /// The answer to a browser that asks what a page may send, without what [`Self::tell`] adds;
+    /// `None` if the request is something else. It needs no key, as browsers send none with it.
     pub(crate) fn preflight(&self, request: &Request) -> Option<Response> {
         let headers = request.headers();
         let (origin, method) = (headers.get(ORIGIN)?, headers.get(ACCESS_CONTROL_REQUEST_METHOD)?);
@@ -123,8 +131,7 @@ impl Cors {
         }
         let asked = headers.get(ACCESS_CONTROL_REQUEST_HEADERS);
         let refused = |what: &HeaderName| {
-            let message =
-                "the server's --allowed-origins, --allowed-methods and --allowed-headers don't let pages do that";
+            let message = "the server's --allowed-origins, --allowed-methods and --allowed-headers don't let pages do that";
             Some(HttpError::refused_page(what.as_str(), message).into_response())
         };
         if !self.origins.has(origin.as_bytes()) {
@@ -144,9 +151,13 @@ impl Cors {
             // Browsers don't count Authorization among all.
             (Allowed::All, Some(asked)) => told.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked.clone()),
             (Allowed::All, None) => None,
-            (Allowed::These(_), _) => told.insert(ACCESS_CONTROL_ALLOW_HEADERS, self.told_headers.clone()),
+            (Allowed::These(_), _) => {
+                told.insert(ACCESS_CONTROL_ALLOW_HEADERS, self.told_headers.clone())
+            }
         };
-        let depends = HeaderValue::from_static("access-control-request-method, access-control-request-headers");
+        let depends = HeaderValue::from_static(
+            "access-control-request-method, access-control-request-headers",
+        );
         told.append(VARY, depends);
         Some(answer)
     }
@@ -156,11 +167,14 @@ impl Cors {
         names.all(|name| self.headers.has(&name.to_ascii_lowercase()))
     }
 
-    /// Lets the page that asked read an answer, if its origin may: `origin` is what its browser told.
+    /// Lets the page that asked read an answer, if its origin may: `origin` is what its browser
+    /// told.
     pub(crate) fn tell(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
         // Also of answers that nobody's page asked for: a cache may have a page's next.
         headers.append(VARY, HeaderValue::from_static("origin"));
-        let Some(origin) = origin.filter(|origin| self.origins.has(origin.as_bytes())) else { return };
+        let Some(origin) = origin.filter(|origin| self.origins.has(origin.as_bytes())) else {
+            return;
+        };
         // A browser that sends credentials takes no *.
         let is_any = self.origins == Allowed::All && !self.allows_credentials;
         let told = if is_any { HeaderValue::from_static("*") } else { origin.clone() };
@@ -179,7 +193,8 @@ fn names(allowed: &Allowed) -> impl Iterator<Item = &str> {
     names.iter().map(String::as_str)
 }
 
-/// Whether browsers name an origin like that (<https://html.spec.whatwg.org/#ascii-serialisation-of-an-origin>).
+/// Whether browsers name an origin like that
+/// (<https://html.spec.whatwg.org/#ascii-serialisation-of-an-origin>).
 fn is_origin(text: &str) -> bool {
     let Some((scheme, host)) = text.split_once("://") else { return text == "null" };
     let is_own_port = match scheme {
@@ -187,9 +202,15 @@ fn is_origin(text: &str) -> bool {
         "https" => host.ends_with(":443"),
         _ => false,
     };
-    let in_scheme = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
-    let in_host = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
-    !scheme.is_empty() && !host.is_empty() && !is_own_port && scheme.bytes().all(in_scheme) && host.bytes().all(in_host)
+    let in_scheme =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
+    let in_host =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
+    !scheme.is_empty()
+        && !host.is_empty()
+        && !is_own_port
+        && scheme.bytes().all(in_scheme)
+        && host.bytes().all(in_host)
 }
 
 #[cfg(test)]

@@ -35,7 +35,13 @@ pub(crate) struct EndpointState {
 
 impl EndpointState {
     /// Returns the caller of a request.
-    pub(crate) fn caller(&self, identity: Identity, cpu: CpuBudget, headers: &HeaderMap, entries: Entries) -> Caller {
+    pub(crate) fn caller(
+        &self,
+        identity: Identity,
+        cpu: CpuBudget,
+        headers: &HeaderMap,
+        entries: Entries,
+    ) -> Caller {
         let Identity { id, trace, arrived, .. } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
         Caller {
@@ -44,13 +50,15 @@ impl EndpointState {
             arrived,
             cpu,
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
-            credentials: access::credentials(headers).map(|key| Bytes::copy_from_slice(key.as_bytes())),
+            credentials: access::credentials(headers)
+                .map(|key| Bytes::copy_from_slice(key.as_bytes())),
             tried: Attempts::default(),
             entries,
         }
     }
 
-    /// Converts the error of a request. If all workers are busy, it is counted and has the status of `--busy-status`.
+    /// Converts the error of a request. If all workers are busy, it is counted and has the status
+    /// of `--busy-status`.
     pub(crate) fn http_error(&self, error: RequestError) -> HttpError {
         let is_busy = matches!(error.cause, Cause::Busy(_));
         let error = HttpError::from(error);

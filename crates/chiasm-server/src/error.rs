@@ -27,8 +27,8 @@ pub(crate) struct HttpError {
     pub(crate) error: ApiError,
     /// The value of `Retry-After`; `None` for a second where the status has one.
     pub(crate) retry_after: Option<Duration>,
-    /// The request's attempts, if a server that is given messages may still answer it. The client is not
-    /// sent this error then.
+    /// The request's attempts, if a server that is given messages may still answer it. The client
+    /// is not sent this error then.
     pub(crate) left_to_servers: Option<Box<Attempts>>,
 }
 
@@ -83,7 +83,11 @@ impl HttpError {
 
     /// 405: the path takes another method.
     pub(crate) fn method_not_allowed() -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not take that method")
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "method_not_allowed",
+            "this path does not take that method",
+        )
     }
 
     /// 400: the body could not be read to its end.
@@ -107,8 +111,8 @@ impl HttpError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    /// 400: a page of another web site may not send the request that its browser asks about; `header` of
-    /// the question says why.
+    /// 400: a page of another web site may not send the request that its browser asks about;
+    /// `header` of the question says why.
     pub(crate) fn refused_page(header: &str, message: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "cors_refused", message).at(header)
     }
@@ -199,7 +203,9 @@ fn status_of(kind: ErrorKind) -> StatusCode {
         ErrorKind::BadGateway => StatusCode::BAD_GATEWAY,
         ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         // It is a valid status.
-        ErrorKind::Overloaded => StatusCode::from_u16(OVERLOADED).unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
+        ErrorKind::Overloaded => {
+            StatusCode::from_u16(OVERLOADED).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
+        }
         ErrorKind::TimedOut => StatusCode::GATEWAY_TIMEOUT,
     }
 }
@@ -212,7 +218,8 @@ impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.error.openai_body())).into_response();
         if matches!(self.status.as_u16(), 429 | 503 | OVERLOADED) {
-            let seconds = self.retry_after.map_or(1, |after| after.as_secs_f64().ceil().max(1.0) as u64);
+            let seconds =
+                self.retry_after.map_or(1, |after| after.as_secs_f64().ceil().max(1.0) as u64);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response.extensions_mut().insert(Refusal(self.error));
@@ -250,11 +257,15 @@ impl From<RequestError> for HttpError {
         let message = cause.to_string();
         let told = match &cause {
             Cause::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, "invalid_value", message),
-            Cause::TooManyItems(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_value", message),
+            Cause::TooManyItems(_) => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_value", message)
+            }
             Cause::Cpu(CpuError::TooCostly { .. }) => {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_costly", message)
             }
-            Cause::ContextFull { .. } => Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message),
+            Cause::ContextFull { .. } => {
+                Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
+            }
             Cause::Media(error) => ApiError::from(error).into(),
             Cause::Prompt(error) if error.is_request_fault() => {
                 let told = Self::new(StatusCode::BAD_REQUEST, "invalid_prompt", message);
@@ -267,7 +278,9 @@ impl From<RequestError> for HttpError {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
             }
             Cause::Processor(error) => Self::from_processor(error, message),
-            Cause::NoWorker(_) | Cause::NoOtherWorker | Cause::Silent => Self::unavailable("no_engine", message),
+            Cause::NoWorker(_) | Cause::NoOtherWorker | Cause::Silent => {
+                Self::unavailable("no_engine", message)
+            }
             Cause::NoAdapter(_) => Self::unavailable("no_adapter", message).at("model"),
             Cause::Busy(_) => Self::unavailable("engines_busy", message),
             Cause::LeftToServers { why, tried } => Self {
@@ -275,8 +288,12 @@ impl From<RequestError> for HttpError {
                 ..Self::from(RequestError::from((**why).clone()))
             },
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
-            Cause::ServerFailed { status: 504, .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
-            Cause::ServerFailed { .. } => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
+            Cause::ServerFailed { status: 504, .. } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
+            }
+            Cause::ServerFailed { .. } => {
+                Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message)
+            }
             Cause::KeyRefused { .. } => Self::new(StatusCode::BAD_GATEWAY, "key_refused", message),
             Cause::Overloaded { status, retry_after, .. } => {
                 let refused = match status {
@@ -285,7 +302,9 @@ impl From<RequestError> for HttpError {
                 };
                 Self { retry_after: Some(*retry_after), ..refused }
             }
-            Cause::UnknownModel { .. } => Self::new(StatusCode::NOT_FOUND, "model_not_found", message).at("model"),
+            Cause::UnknownModel { .. } => {
+                Self::new(StatusCode::NOT_FOUND, "model_not_found", message).at("model")
+            }
             Cause::Rejected { status, .. } => {
                 let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_REQUEST);
                 Self::new(status, "invalid_value", message)
@@ -323,25 +342,32 @@ mod tests {
             (overloaded(503, 0.0), 503, Some("1")),
         ] {
             let response = HttpError::from(RequestError::from(cause)).into_response();
-            let told = response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap());
+            let told =
+                response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap());
             assert_eq!((response.status().as_u16(), told), (status, retry_after));
         }
     }
 
     fn overloaded(status: u16, seconds: f64) -> Cause {
-        Cause::Overloaded { status, retry_after: Duration::from_secs_f64(seconds), message: "words".to_owned() }
+        Cause::Overloaded {
+            status,
+            retry_after: Duration::from_secs_f64(seconds),
+            message: "words".to_owned(),
+        }
     }
 
     #[test]
     fn innermost_field_name_is_kept() {
-        let error = HttpError::from(RequestError::from(MediaError::Busy).at("messages[0]").at("messages"));
+        let error =
+            HttpError::from(RequestError::from(MediaError::Busy).at("messages[0]").at("messages"));
         assert_eq!((error.status.as_u16(), error.param()), (503, Some("messages[0]")));
     }
 
     #[tokio::test]
     async fn refusals_are_anthropics_at_its_paths_alone() {
         let text = async |path: &str| {
-            let response = in_words_of(path, HttpError::invalid("top_k", "too much").into_response());
+            let response =
+                in_words_of(path, HttpError::invalid("top_k", "too much").into_response());
             assert_eq!(
                 (response.status().as_u16(), response.headers()["content-type"].as_bytes()),
                 (400, &b"application/json"[..])

@@ -8,7 +8,8 @@ use crate::error::HttpError;
 
 const CONTINUE: &str = "100-continue";
 
-/// Refuses a request of HTTP/1.1 that does not name one host (RFC 9112, 3.2), or that expects what is not done here.
+/// Refuses a request of HTTP/1.1 that does not name one host (RFC 9112, 3.2), or that expects what
+/// is not done here.
 pub(crate) fn check(request: &Request) -> Result<(), HttpError> {
     if request.version() < Version::HTTP_11 {
         return Ok(());
@@ -27,7 +28,8 @@ pub(crate) fn expects_continue(version: Version, headers: &HeaderMap) -> bool {
     version >= Version::HTTP_11 && headers.get(header::EXPECT).is_some_and(is_continue)
 }
 
-/// Says that the connection ends where a client that waited to be told to send its body is refused: that body is not read.
+/// Says that the connection ends where a client that waited to be told to send its body is refused:
+/// that body is not read.
 pub(crate) fn closing(mut response: Response) -> Response {
     if !response.status().is_success() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -20,12 +20,14 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// The client's, or a new one. One that is too long or has characters that are not safe in a log is not taken over.
+    /// The client's, or a new one. One that is too long or has characters that are not safe in a
+    /// log is not taken over.
     pub(crate) fn new(headers: &HeaderMap, connection: Arc<Connection>) -> Self {
         let given = text(headers, "x-request-id").and_then(RequestId::new);
         let id = given.unwrap_or_else(|| RequestId::from_random(rand::random()));
         let parent = text(headers, "traceparent");
-        let trace = parent.and_then(|parent| TraceContext::parse(parent, text(headers, "tracestate")));
+        let trace =
+            parent.and_then(|parent| TraceContext::parse(parent, text(headers, "tracestate")));
         Self { id, trace, arrived: Instant::now(), connection }
     }
 }

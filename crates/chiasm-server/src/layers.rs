@@ -37,8 +37,8 @@ pub(crate) struct RequestLayers {
     pub(crate) recorder: Arc<Recorder>,
 }
 
-/// Answers a request by the paths of `app`, within all that surrounds an answer. This is no layer of `app`: one costs a request
-/// two allocations and a copy of the layers within it.
+/// Answers a request by the paths of `app`, within all that surrounds an answer. This is no layer
+/// of `app`: one costs a request two allocations and a copy of the layers within it.
 pub(crate) async fn answer(
     app: Router,
     layers: Arc<RequestLayers>,
@@ -86,7 +86,8 @@ async fn recorded(mut app: Router, layers: &Arc<RequestLayers>, mut request: Req
     response
 }
 
-/// Returns the name of the endpoint whose requests are counted and logged. `None` for any other request.
+/// Returns the name of the endpoint whose requests are counted and logged. `None` for any other
+/// request.
 fn counted_endpoint(request: &Request, adapters_may_change: bool) -> Option<&'static str> {
     if request.method() != Method::POST {
         return None;
@@ -104,7 +105,8 @@ fn counted_endpoint(request: &Request, adapters_may_change: bool) -> Option<&'st
     }
 }
 
-/// Begins the request's trace, if it is to be recorded: what is known of its identity from then on is the context of its own span.
+/// Begins the request's trace, if it is to be recorded: what is known of its identity from then on
+/// is the context of its own span.
 fn begin_trace(layers: &RequestLayers, request: &mut Request) -> Option<(RequestId, Traced)> {
     let traces = layers.recorder.traces.as_ref()?;
     let identity = request.extensions_mut().get_mut::<Identity>()?;

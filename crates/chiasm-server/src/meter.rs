@@ -1,5 +1,5 @@
-//! A streamed answer on its way to the client, and the count of its tokens: for `usage` in its chunks, and for metrics and log when
-//! it ends or is dropped.
+//! A streamed answer on its way to the client, and the count of its tokens: for `usage` in its
+//! chunks, and for metrics and log when it ends or is dropped.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -30,8 +30,8 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// The count of an answer whose prompts went where `attempted` says, before any new token. `reads_reasoning`: whether some of them
-    /// may be reasoning.
+    /// The count of an answer whose prompts went where `attempted` says, before any new token.
+    /// `reads_reasoning`: whether some of them may be reasoning.
     pub(crate) fn new(
         state: &Arc<EndpointState>,
         options: StreamOptions,
@@ -55,7 +55,8 @@ impl Meter {
         if let Some(prefill) = delta.prefill {
             usage.prefilled(prefill);
         }
-        usage.reasoning_tokens = usage.reasoning_tokens.map(|tokens| tokens + delta.reasoning_tokens);
+        usage.reasoning_tokens =
+            usage.reasoning_tokens.map(|tokens| tokens + delta.reasoning_tokens);
         self.in_chunks(prompt)
     }
 
@@ -88,8 +89,8 @@ const ENOUGH: usize = 16 << 10;
 /// Bytes of memory to write in that a thread keeps.
 const MOST_KEPT: usize = 4 * ENOUGH;
 
-/// A streamed answer: its deltas turned into events, of which each item is all that there are at a time. So whoever reads slowly,
-/// or several continuations at once, gets them by fewer writes.
+/// A streamed answer: its deltas turned into events, of which each item is all that there are at a
+/// time. So whoever reads slowly, or several continuations at once, gets them by fewer writes.
 pub(crate) struct Events<S, W, E> {
     /// `None` when all has been told.
     running: Option<Running<S, W, E>>,
@@ -113,9 +114,16 @@ struct Running<S, W, E> {
     span: Span,
 }
 
-/// The events of an answer. It begins with `begin`. `write` appends what there is to tell of a delta, or of the error that ends
-/// the deltas and is the stream's end then; `end` what comes last if no error came, with the usage of all if it is wanted.
-pub(crate) fn events<D, S, W, E>(begin: Vec<u8>, deltas: S, meter: Meter, write: W, end: E) -> Events<S, W, E>
+/// The events of an answer. It begins with `begin`. `write` appends what there is to tell of a
+/// delta, or of the error that ends the deltas and is the stream's end then; `end` what comes last
+/// if no error came, with the usage of all if it is wanted.
+pub(crate) fn events<D, S, W, E>(
+    begin: Vec<u8>,
+    deltas: S,
+    meter: Meter,
+    write: W,
+    end: E,
+) -> Events<S, W, E>
 where
     S: Stream<Item = Result<D, RequestError>> + Unpin,
     W: FnMut(Result<D, ApiError>, &mut Meter, &mut Vec<u8>) + Unpin,
@@ -160,7 +168,8 @@ where
     W: FnMut(Result<D, ApiError>, &mut Meter, &mut Vec<u8>) + Unpin,
     E: FnOnce(Option<Usage>, &mut Vec<u8>) + Unpin,
 {
-    /// Appends the events of the deltas that there are, up to [`ENOUGH`]. Ready when all has been told.
+    /// Appends the events of the deltas that there are, up to [`ENOUGH`]. Ready when all has been
+    /// told.
     fn tell(&mut self, context: &mut Context<'_>, events: &mut Vec<u8>) -> Poll<()> {
         while let Some(Running { deltas, meter, write, span, .. }) = &mut self.running {
             if events.len() >= ENOUGH {

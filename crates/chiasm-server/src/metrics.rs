@@ -1,4 +1,5 @@
-//! Metrics of requests and connections for Prometheus, and the page `/metrics` with those of all parts.
+//! Metrics of requests and connections for Prometheus, and the page `/metrics` with those of all
+//! parts.
 
 mod stream_end;
 mod vllm_names;
@@ -22,10 +23,11 @@ use crate::connection_metrics::ConnectionMetrics;
 use crate::log_counts::LogCounts;
 use crate::process_metrics::ProcessMetrics;
 
-/// The upper bounds, in seconds, of the buckets for times from a request's arrival to the end of its answer; vLLM has none below 300 ms.
+/// The upper bounds, in seconds, of the buckets for times from a request's arrival to the end of
+/// its answer; vLLM has none below 300 ms.
 const WHOLE_REQUEST: [f64; 24] = [
-    0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
-    480.0, 960.0, 1920.0, 7680.0,
+    0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 ];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -112,8 +114,8 @@ impl Metrics {
         metrics.register();
         pipeline.metrics.register(&mut metrics.registry);
         pipeline.fleet.metrics().register(&mut metrics.registry);
-        // Prometheus sees no increase in a series that appears with its first event, so an alert would
-        // miss the first failure.
+        // Prometheus sees no increase in a series that appears with its first event, so an alert
+        // would miss the first failure.
         for how in StreamEnd::ALL {
             drop(metrics.stream_ends.get_or_create(&HowLabel { how: how.name() }));
         }
@@ -123,9 +125,17 @@ impl Metrics {
     fn register(&mut self) {
         let r = &mut self.registry;
         r.register("requests", "Requests answered, by endpoint and status", self.requests.clone());
-        r.register("busy_refusals", "Requests refused because all workers were busy", self.busy.clone());
+        r.register(
+            "busy_refusals",
+            "Requests refused because all workers were busy",
+            self.busy.clone(),
+        );
         r.register("prompt_tokens", "Tokens of expanded prompts", self.prompt_tokens.clone());
-        r.register("cached_tokens", "Prompt tokens that engines found in their caches", self.cached_tokens.clone());
+        r.register(
+            "cached_tokens",
+            "Prompt tokens that engines found in their caches",
+            self.cached_tokens.clone(),
+        );
         r.register("completion_tokens", "New tokens", self.completion_tokens.clone());
         r.register(
             "log_lines_dropped",
@@ -154,7 +164,11 @@ impl Metrics {
             "Streamed answers, by how they ended: finished, failed, or left by the client",
             self.stream_ends.clone(),
         );
-        r.register("refusals", "Requests refused with an error, by status and the error's code", self.refusals.clone());
+        r.register(
+            "refusals",
+            "Requests refused with an error, by status and the error's code",
+            self.refusals.clone(),
+        );
         r.register("in_flight_requests", "Requests being answered", self.in_flight.clone());
         self.connections.register(r);
         r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
@@ -168,7 +182,9 @@ impl Metrics {
 
     /// A request is over, so long after its arrival.
     pub(crate) fn over(&self, endpoint: &'static str, after: Duration) {
-        self.request_duration.get_or_create(&EndpointLabel { endpoint }).observe(after.as_secs_f64());
+        self.request_duration
+            .get_or_create(&EndpointLabel { endpoint })
+            .observe(after.as_secs_f64());
     }
 
     /// A streamed answer has ended.
@@ -214,11 +230,17 @@ impl Metrics {
         let LogCounts { full, unwritten, repeated, panics } = now.log;
         self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
-            self.log_lines_dropped.get_or_create(&CauseLabel { cause }).inner().store(lines, Ordering::Relaxed);
+            self.log_lines_dropped
+                .get_or_create(&CauseLabel { cause })
+                .inner()
+                .store(lines, Ordering::Relaxed);
         }
         if let Some(ExportCounts { sent, full, refused }) = now.spans {
             for (outcome, spans) in [("sent", sent), ("full", full), ("refused", refused)] {
-                self.spans.get_or_create(&OutcomeLabel { outcome }).inner().store(spans, Ordering::Relaxed);
+                self.spans
+                    .get_or_create(&OutcomeLabel { outcome })
+                    .inner()
+                    .store(spans, Ordering::Relaxed);
             }
         }
         let mut text = String::new();

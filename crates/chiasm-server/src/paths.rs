@@ -10,7 +10,8 @@ pub(crate) const UNLOAD_LORA: &str = "/v1/unload_lora_adapter";
 /// The path below which all paths of the live page are.
 pub const PAGE: &str = "/ui";
 
-/// An endpoint whose requests are answered by a model, here or at a server to which they are passed on.
+/// An endpoint whose requests are answered by a model, here or at a server to which they are passed
+/// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ModelEndpoint {
     /// OpenAI's chat completions.

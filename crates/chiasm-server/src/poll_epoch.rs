@@ -1,12 +1,14 @@
 //! Epochs of a connection's task, one for each call of its `poll`.
 //!
-//! Behind each frame of a body hyper polls the body, and then its connection, twice more within the same
-//! call of the task's `poll`. A stream that was pending in this call is pending still: had it become
-//! ready, it would have woken the task, and the task would be in its next call. So a stream remembers the
-//! epoch in which it was last pending, and while that is the current one returns `Pending` at once. The
-//! extra polls would else go through every layer down to the engine's outputs, for each token.
+//! Behind each frame of a body hyper polls the body, and then its connection, twice more within the
+//! same call of the task's `poll`. A stream that was pending in this call is pending still: had it
+//! become ready, it would have woken the task, and the task would be in its next call. So a stream
+//! remembers the epoch in which it was last pending, and while that is the current one returns
+//! `Pending` at once. The extra polls would else go through every layer down to the engine's
+//! outputs, for each token.
 //!
-//! A socket counts by the same epochs: it lets other tasks run once it has read enough in one of them.
+//! A socket counts by the same epochs: it lets other tasks run once it has read enough in one of
+//! them.
 //!
 //! Tasks that do not run in [`with_epochs`] have no epoch, and their streams are always polled.
 
@@ -16,8 +18,8 @@ use std::num::NonZeroU64;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The numbers that each thread has for its epochs, so that those of two threads never meet: they last
-/// for years at any rate of polls.
+/// The numbers that each thread has for its epochs, so that those of two threads never meet: they
+/// last for years at any rate of polls.
 const EPOCHS_PER_THREAD: u64 = 1 << 48;
 
 thread_local! {
@@ -57,8 +59,8 @@ impl Drop for Current {
     }
 }
 
-/// Runs a future with an epoch for each poll. The future has to hand the waker that it is polled with to
-/// everything that asks for the [current](PollEpoch::current) epoch.
+/// Runs a future with an epoch for each poll. The future has to hand the waker that it is polled
+/// with to everything that asks for the [current](PollEpoch::current) epoch.
 pub(crate) async fn with_epochs<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     poll_fn(|context| {

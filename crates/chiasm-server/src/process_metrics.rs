@@ -1,4 +1,5 @@
-//! This process's part of the metrics: memory, descriptors and CPU time, by the names that Prometheus' own clients give them.
+//! This process's part of the metrics: memory, descriptors and CPU time, by the names that
+//! Prometheus' own clients give them.
 
 use std::fmt;
 use std::fs;
@@ -9,7 +10,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-/// Reads `/proc` when it is asked. On systems without it, and in containers that hide it, there are no such metrics.
+/// Reads `/proc` when it is asked. On systems without it, and in containers that hide it, there are
+/// no such metrics.
 #[derive(Debug)]
 pub(crate) struct ProcessMetrics {
     ticks_per_second: f64,
@@ -32,7 +34,9 @@ struct Stat {
 impl ProcessMetrics {
     pub(crate) fn new() -> Self {
         let machine = fs::read_to_string("/proc/stat").ok();
-        let started = machine.as_deref().and_then(|stat| stat.lines().find_map(|line| line.strip_prefix("btime ")));
+        let started = machine
+            .as_deref()
+            .and_then(|stat| stat.lines().find_map(|line| line.strip_prefix("btime ")));
         Self {
             ticks_per_second: rustix::param::clock_ticks_per_second() as f64,
             page_bytes: rustix::param::page_size() as u64,
@@ -44,9 +48,16 @@ impl ProcessMetrics {
 impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let mut put = |name, help, unit: Option<Unit>, metric: &dyn EncodeMetric| {
-            metric.encode(encoder.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
+            metric.encode(encoder.encode_descriptor(
+                name,
+                help,
+                unit.as_ref(),
+                metric.metric_type(),
+            )?)
         };
-        if let Some(stat) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(Stat::parse) {
+        if let Some(stat) =
+            fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(Stat::parse)
+        {
             let seconds = |ticks: u64| ticks as f64 / self.ticks_per_second;
             let resident = ConstGauge::new(stat.resident_pages * self.page_bytes);
             put(
@@ -56,7 +67,12 @@ impl Collector for ProcessMetrics {
                 &resident,
             )?;
             let addresses = ConstGauge::new(stat.virtual_bytes);
-            put("process_virtual_memory", "Address space of this process", Some(Unit::Bytes), &addresses)?;
+            put(
+                "process_virtual_memory",
+                "Address space of this process",
+                Some(Unit::Bytes),
+                &addresses,
+            )?;
             let cpu = ConstCounter::new(seconds(stat.cpu));
             put("process_cpu", "CPU time of this process", Some(Unit::Seconds), &cpu)?;
             if let Some(machine) = self.machine_started {
@@ -70,10 +86,22 @@ impl Collector for ProcessMetrics {
             }
         }
         if let Some(open) = open_descriptors() {
-            put("process_open_fds", "File descriptors that are open", None, &ConstGauge::new(open))?;
+            put(
+                "process_open_fds",
+                "File descriptors that are open",
+                None,
+                &ConstGauge::new(open),
+            )?;
         }
-        if let Some(most) = fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(most_descriptors) {
-            put("process_max_fds", "File descriptors that may be open", None, &ConstGauge::new(most))?;
+        if let Some(most) =
+            fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(most_descriptors)
+        {
+            put(
+                "process_max_fds",
+                "File descriptors that may be open",
+                None,
+                &ConstGauge::new(most),
+            )?;
         }
         Ok(())
     }
@@ -114,9 +142,9 @@ mod tests {
 
     #[test]
     fn fields_are_counted_from_behind_the_name() {
-        let stat =
-            "7 (a) b 1 2) S 1 7 7 0 -1 4194560 900 0 0 0 25 5 0 0 20 0 3 0 1234 4096000 500 18446744073709551615 1";
-        let expected = Stat { cpu: 30, started: 1234, virtual_bytes: 4_096_000, resident_pages: 500 };
+        let stat = "7 (a) b 1 2) S 1 7 7 0 -1 4194560 900 0 0 0 25 5 0 0 20 0 3 0 1234 4096000 500 18446744073709551615 1";
+        let expected =
+            Stat { cpu: 30, started: 1234, virtual_bytes: 4_096_000, resident_pages: 500 };
         assert_eq!(Stat::parse(stat), Some(expected));
         assert_eq!(Stat::parse("7 (a) S 1"), None);
     }

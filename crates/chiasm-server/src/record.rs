@@ -89,7 +89,8 @@ impl Record {
         self.0.recorder.metrics.answered(self.0.endpoint, status);
         let mut known = self.known();
         known.status = Some(status);
-        (known.error, known.cause) = refusal.map(|Refusal(error)| (error.message.clone(), error.code)).unzip();
+        (known.error, known.cause) =
+            refusal.map(|Refusal(error)| (error.message.clone(), error.code)).unzip();
     }
 
     /// Notes that a streamed answer failed after its status had been sent.
@@ -109,7 +110,11 @@ impl Record {
         let mut known = self.known();
         known.attempted.get_or_insert(attempted);
         if let Some(number) = attempted.explained {
-            known.shown.push(ShownPrompt { number, first_token: attempted.first_token, usage: None });
+            known.shown.push(ShownPrompt {
+                number,
+                first_token: attempted.first_token,
+                usage: None,
+            });
         }
     }
 
@@ -179,7 +184,8 @@ impl Drop for Line {
             self.show(page, &known, cause);
         }
         if let (Some(traces), Some((id, traced))) = (&self.recorder.traces, &self.traced) {
-            let model = known.adapter.as_ref().map_or(&self.recorder.model.name, |adapter| &adapter.name);
+            let model =
+                known.adapter.as_ref().map_or(&self.recorder.model.name, |adapter| &adapter.name);
             let over = Over {
                 endpoint: self.endpoint,
                 model,
@@ -197,7 +203,9 @@ impl Drop for Line {
         // The line that Dynamo's users look for; what they look for it for comes with it.
         let message = match attempted {
             Some(RouteOutcome { worker, overlap_blocks, total_blocks, .. }) => {
-                format!("[ROUTING] best: {worker} with {overlap_blocks}/{total_blocks} blocks overlap")
+                format!(
+                    "[ROUTING] best: {worker} with {overlap_blocks}/{total_blocks} blocks overlap"
+                )
             }
             None => "not routed".to_owned(),
         };

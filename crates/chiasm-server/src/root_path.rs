@@ -5,13 +5,16 @@ use std::str::FromStr;
 use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 
-/// A path such as `/models/qwen` below which clients see this server. Requests may have it or not, as some proxies take it away.
+/// A path such as `/models/qwen` below which clients see this server. Requests may have it or not,
+/// as some proxies take it away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootPath(String);
 
 /// A text that is no such path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected a path such as /models/qwen, of ASCII letters, digits, '-', '_', '.' and '~' between single slashes")]
+#[error(
+    "expected a path such as /models/qwen, of ASCII letters, digits, '-', '_', '.' and '~' between single slashes"
+)]
 pub struct NoRootPath;
 
 impl FromStr for RootPath {
@@ -21,15 +24,17 @@ impl FromStr for RootPath {
     fn from_str(text: &str) -> Result<Self, NoRootPath> {
         let path = text.strip_suffix('/').unwrap_or(text);
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-        let is_segment = |segment: &str| !matches!(segment, "" | "." | "..") && segment.bytes().all(is_plain);
+        let is_segment =
+            |segment: &str| !matches!(segment, "" | "." | "..") && segment.bytes().all(is_plain);
         let is_path = path.strip_prefix('/').is_some_and(|path| path.split('/').all(is_segment));
         if is_path { Ok(Self(path.to_owned())) } else { Err(NoRootPath) }
     }
 }
 
 impl RootPath {
-    /// A request's target as the routes know it: without the prefix, if it has that. As Starlette's `get_route_path`, to which
-    /// vLLM leaves this, it is taken away once and only where a segment ends.
+    /// A request's target as the routes know it: without the prefix, if it has that. As Starlette's
+    /// `get_route_path`, to which vLLM leaves this, it is taken away once and only where a segment
+    /// ends.
     pub(crate) fn strip(&self, target: &Uri) -> Option<Uri> {
         let rest = target.path_and_query()?.as_str().strip_prefix(&self.0)?;
         let rest = match rest.as_bytes().first() {
@@ -64,7 +69,11 @@ mod tests {
             ("*", None),
         ] {
             let target: Uri = target.parse().unwrap();
-            assert_eq!(root.strip(&target).map(|uri| uri.to_string()).as_deref(), stripped, "{target}");
+            assert_eq!(
+                root.strip(&target).map(|uri| uri.to_string()).as_deref(),
+                stripped,
+                "{target}"
+            );
         }
     }
 
@@ -73,8 +82,10 @@ mod tests {
         for fine in ["/a", "/a/", "/A-b_c.d~e/0"] {
             assert_eq!(fine.parse::<RootPath>().unwrap().0, fine.trim_end_matches('/'));
         }
-        for wrong in ["", "/", "a", "//", "/a//b", "/a//", "//a", "/a b", "/a%20b", "/a?b", "/a#b", "/ä", "/.", "/a/.."]
-        {
+        for wrong in [
+            "", "/", "a", "//", "/a//b", "/a//", "//a", "/a b", "/a%20b", "/a?b", "/a#b", "/ä",
+            "/.", "/a/..",
+        ] {
             assert_eq!(wrong.parse::<RootPath>(), Err(NoRootPath), "{wrong}");
         }
     }

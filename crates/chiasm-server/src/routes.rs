@@ -55,7 +55,9 @@ fn answering() -> Router<Arc<EndpointState>> {
 
 /// Returns the same endpoints, answered by servers that are given requests as they come.
 fn forwarding() -> Router<Arc<EndpointState>> {
-    model_routes(|endpoint| post(async move |state, request| forward::forward(endpoint, state, request).await))
+    model_routes(|endpoint| {
+        post(async move |state, request| forward::forward(endpoint, state, request).await)
+    })
 }
 
 fn model_routes(

@@ -157,14 +157,14 @@ impl Server {
         }
     }
 
-    /// Serves until `stop`, then lets requests in flight finish. With a certificate all connections are
-    /// encrypted, and a connection is closed whose client does not complete the handshake within 10 s, or
-    /// [`HttpLimits::head_timeout`] if that is shorter.
+    /// Serves until `stop`, then lets requests in flight finish. With a certificate all connections
+    /// are encrypted, and a connection is closed whose client does not complete the handshake
+    /// within 10 s, or [`HttpLimits::head_timeout`] if that is shorter.
     ///
-    /// A connection beyond [`HttpLimits::connections`] takes the place of one whose client is waited for,
-    /// or waits until it can. A connection is closed if the head of its next request does not arrive
-    /// within [`HttpLimits::head_timeout`], or if nothing of its answer was read for
-    /// [`HttpLimits::write_timeout`].
+    /// A connection beyond [`HttpLimits::connections`] takes the place of one whose client is
+    /// waited for, or waits until it can. A connection is closed if the head of its next request
+    /// does not arrive within [`HttpLimits::head_timeout`], or if nothing of its answer was read
+    /// for [`HttpLimits::write_timeout`].
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -191,7 +191,9 @@ impl Server {
 
     /// Returns the parts that unit tests look at.
     #[cfg(test)]
-    pub(crate) fn parts(&self) -> (&EndpointState, &StatusState, Option<&PageState>, &Arc<RequestLayers>) {
+    pub(crate) fn parts(
+        &self,
+    ) -> (&EndpointState, &StatusState, Option<&PageState>, &Arc<RequestLayers>) {
         (&self.endpoints, &self.status, self.page.as_deref(), &self.layers)
     }
 }

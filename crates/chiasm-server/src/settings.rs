@@ -14,7 +14,8 @@ use crate::proxies::TrustedProxies;
 use crate::root_path::RootPath;
 use crate::traces::Traces;
 
-/// The settings of a server. The defaults are those of a server without keys and without a live page.
+/// The settings of a server. The defaults are those of a server without keys and without a live
+/// page.
 #[derive(Default)]
 pub struct ServerSettings {
     /// The bounds on connections and requests.
@@ -27,8 +28,8 @@ pub struct ServerSettings {
     pub keys: ApiKeys,
     /// The fields in which clients find reasoning.
     pub reasoning_fields: ReasoningFields,
-    /// Every chunk of every stream of chats and completions has its usage so far, and each stream ends with
-    /// that of all of it.
+    /// Every chunk of every stream of chats and completions has its usage so far, and each stream
+    /// ends with that of all of it.
     pub usage_in_all_streams: bool,
     /// The web sites whose pages may send requests; `None` for none.
     pub cors: Option<Cors>,

@@ -14,8 +14,9 @@ const TIDY: Duration = Duration::from_secs(1);
 /// Most owners without a slot that are remembered.
 const MAX_WAITING: usize = 16_384;
 
-/// The slots of a frontend. One owner alone may take all of them. While others ask too, the last eighth is for those who have
-/// less than their fair share: the slots divided by the owners that asked lately.
+/// The slots of a frontend. One owner alone may take all of them. While others ask too, the last
+/// eighth is for those who have less than their fair share: the slots divided by the owners that
+/// asked lately.
 pub(crate) struct Slots {
     limit: Box<dyn Fn() -> usize + Send + Sync>,
     state: Mutex<State>,
@@ -77,7 +78,8 @@ impl Slots {
 }
 
 impl State {
-    /// Remembers that this owner asked, also where it gets nothing: from now on others leave something for it.
+    /// Remembers that this owner asked, also where it gets nothing: from now on others leave
+    /// something for it.
     fn check(&mut self, owner: Owner, limit: usize) -> Result<(), NoSlot> {
         let now = Instant::now();
         self.tidy(now);
@@ -101,7 +103,8 @@ impl State {
             self.owners.retain(|_, share| share.slots > 0);
         } else if now.duration_since(self.tidied) >= TIDY {
             self.tidied = now;
-            self.owners.retain(|_, share| share.slots > 0 || now.duration_since(share.asked) < LATELY);
+            self.owners
+                .retain(|_, share| share.slots > 0 || now.duration_since(share.asked) < LATELY);
         }
     }
 }

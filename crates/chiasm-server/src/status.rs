@@ -75,7 +75,9 @@ async fn model(
 ) -> Result<Json<Value>, HttpError> {
     let Path(id) = id.map_err(|_| HttpError::no_such_path())?;
     let adapter = find_model(&state.pipeline, Some(&id))?;
-    Ok(Json(adapter.map_or_else(|| served_model(&state), |adapter| served_adapter(&state, &adapter))))
+    Ok(Json(
+        adapter.map_or_else(|| served_model(&state), |adapter| served_adapter(&state, &adapter)),
+    ))
 }
 
 fn served_model(state: &StatusState) -> Value {
@@ -122,7 +124,8 @@ async fn ready(State(state): State<Arc<StatusState>>) -> Response {
         return HttpError::unavailable("engines_drained", why).into_response();
     };
     if state.pipeline.helpers.as_ref().is_some_and(|helpers| helpers.is_missed()) {
-        return HttpError::unavailable("processor_unavailable", "vLLM's processor is not ready").into_response();
+        return HttpError::unavailable("processor_unavailable", "vLLM's processor is not ready")
+            .into_response();
     }
     Json(json!({"workers": workers})).into_response()
 }
@@ -133,23 +136,27 @@ async fn workers(State(state): State<Arc<StatusState>>) -> Json<Value> {
 }
 
 async fn metrics(State(state): State<Arc<StatusState>>, headers: HeaderMap) -> Response {
-    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accepted| accepted.to_str().ok());
-    let is_open = accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text"));
+    let accepted =
+        headers.get_all(header::ACCEPT).iter().filter_map(|accepted| accepted.to_str().ok());
+    let is_open =
+        accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text"));
     match state.render() {
-        Ok(text) if is_open => {
-            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-                .into_response()
-        }
+        Ok(text) if is_open => (
+            [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")],
+            text,
+        )
+            .into_response(),
         Ok(text) => {
             let text = plain_metrics(&text);
-            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
+                .into_response()
         }
         Err(error) => HttpError::internal(error.to_string()).into_response(),
     }
 }
 
-/// OpenMetrics as Prometheus' older text format, which has a counter's whole name in its description, and neither units nor an
-/// end.
+/// OpenMetrics as Prometheus' older text format, which has a counter's whole name in its
+/// description, and neither units nor an end.
 fn plain_metrics(open: &str) -> String {
     let mut plain = String::with_capacity(open.len());
     // The description that waits for its type.

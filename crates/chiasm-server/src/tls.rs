@@ -43,7 +43,9 @@ pub enum CertificateError {
         source: pem::Error,
     },
     /// The key's file has none that is not encrypted.
-    #[error("{path} has no private key in PEM form (PKCS #8, PKCS #1 or SEC 1, not encrypted): {source}")]
+    #[error(
+        "{path} has no private key in PEM form (PKCS #8, PKCS #1 or SEC 1, not encrypted): {source}"
+    )]
     Key {
         /// The file.
         path: PathBuf,
@@ -81,19 +83,21 @@ struct Current {
 }
 
 impl Certificate {
-    /// Reads a certificate and its key from PEM files. The first certificate is the server's; each further one proves the one
-    /// before it.
+    /// Reads a certificate and its key from PEM files. The first certificate is the server's; each
+    /// further one proves the one before it.
     ///
     /// # Errors
-    /// [`CertificateError`] if a file can't be read or is not what it should be, or if the key is not the certificate's.
+    /// [`CertificateError`] if a file can't be read or is not what it should be, or if the key is
+    /// not the certificate's.
     pub fn load(certificate: PathBuf, key: PathBuf) -> Result<Self, CertificateError> {
         let files = Files { certificate, key };
         let current = RwLock::new(files.read()?.current(&files)?);
         Ok(Self { files, current })
     }
 
-    /// Reads the files again for as long as this is waited for. New connections have what was read last; those that are open stay
-    /// as they are. Of what can't be served a warning is logged, once.
+    /// Reads the files again for as long as this is waited for. New connections have what was read
+    /// last; those that are open stay as they are. Of what can't be served a warning is logged,
+    /// once.
     pub async fn follow(&self) {
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -158,16 +162,25 @@ impl Pems {
     fn digest(&self) -> blake3::Hash {
         let mut digest = blake3::Hasher::new();
         // The length, so that no byte can move from one file to the other unseen.
-        digest.update(&self.certificate.len().to_le_bytes()).update(&self.certificate).update(&self.key);
+        digest
+            .update(&self.certificate.len().to_le_bytes())
+            .update(&self.certificate)
+            .update(&self.key);
         digest.finalize()
     }
 
     fn current(&self, files: &Files) -> Result<Current, CertificateError> {
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&self.certificate).collect();
-        let chain = chain.and_then(|chain| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) });
-        let chain = chain.map_err(|source| CertificateError::Chain { path: files.certificate.clone(), source })?;
+        let chain = chain.and_then(|chain| {
+            if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) }
+        });
+        let chain = chain.map_err(|source| CertificateError::Chain {
+            path: files.certificate.clone(),
+            source,
+        })?;
         let key = PrivateKeyDer::from_pem_slice(&self.key);
-        let key = key.map_err(|source| CertificateError::Key { path: files.key.clone(), source })?;
+        let key =
+            key.map_err(|source| CertificateError::Key { path: files.key.clone(), source })?;
         let tls = config(chain, key).map_err(|source| {
             let certificate = files.certificate.clone();
             let key = files.key.clone();
@@ -177,7 +190,10 @@ impl Pems {
     }
 }
 
-fn config(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<ServerConfig, rustls::Error> {
+fn config(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ServerConfig, rustls::Error> {
     let mut tls = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
@@ -191,7 +207,9 @@ fn read(path: &Path) -> Result<Vec<u8>, CertificateError> {
     let mut bytes = Vec::new();
     // Opening a pipe would wait for whoever writes to it.
     if fs::metadata(path).map_err(fault)?.is_file() {
-        File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(fault)?;
+        File::open(path)
+            .and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes))
+            .map_err(fault)?;
         if bytes.len() as u64 <= MOST {
             return Ok(bytes);
         }

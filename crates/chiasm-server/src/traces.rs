@@ -1,6 +1,7 @@
 //! Traces of requests for OpenTelemetry: which requests have one, and what its spans are.
 //!
-//! A request's spans are made when it is over, of what its record knows by then: until then it costs no more than a number.
+//! A request's spans are made when it is over, of what its record knows by then: until then it
+//! costs no more than a number.
 
 use std::time::{Duration, SystemTime};
 
@@ -38,8 +39,9 @@ pub(crate) struct Over<'a> {
 }
 
 impl Traces {
-    /// Records a part of the requests, 0 to 1, whose clients leave it to this server; those whose clients say (`traceparent`) that
-    /// they want to are recorded in any case, and never those whose clients don't.
+    /// Records a part of the requests, 0 to 1, whose clients leave it to this server; those whose
+    /// clients say (`traceparent`) that they want to are recorded in any case, and never those
+    /// whose clients don't.
     pub fn new(exporter: Exporter, sample: f64) -> Self {
         Self { exporter, sample }
     }
@@ -53,8 +55,9 @@ impl Traces {
         self.exporter.counts()
     }
 
-    /// Begins the trace of a request that has come with this context. What it has from then on may also say that nobody, the engine
-    /// neither, is to record it; else it comes with what records it.
+    /// Begins the trace of a request that has come with this context. What it has from then on may
+    /// also say that nobody, the engine neither, is to record it; else it comes with what records
+    /// it.
     pub(crate) fn begin(&self, came_with: Option<&TraceContext>) -> (TraceContext, Option<Traced>) {
         let id = SpanId::random();
         let (context, parent) = match came_with {
@@ -83,8 +86,9 @@ impl Traces {
 }
 
 impl Traced {
-    /// The request's own span. Names and attributes are those of OpenTelemetry's conventions for HTTP and for generative AI, and vLLM's
-    /// (`vllm.tracing.SpanAttributes`) where these have none.
+    /// The request's own span. Names and attributes are those of OpenTelemetry's conventions for
+    /// HTTP and for generative AI, and vLLM's (`vllm.tracing.SpanAttributes`) where these have
+    /// none.
     fn root(&self, over: &Over<'_>) -> Span {
         let (trace, id) = self.context.ids();
         let operation = match over.endpoint {
@@ -92,10 +96,19 @@ impl Traced {
             "completions" => Some("text_completion"),
             _ => None,
         };
-        let name =
-            operation.map_or_else(|| over.endpoint.to_owned(), |operation| format!("{operation} {}", over.model));
+        let name = operation.map_or_else(
+            || over.endpoint.to_owned(),
+            |operation| format!("{operation} {}", over.model),
+        );
         let end = self.arrived + over.took;
-        let mut span = Span::new(TraceId(trace), SpanId(id), self.parent, name, Kind::Server, (self.arrived, end));
+        let mut span = Span::new(
+            TraceId(trace),
+            SpanId(id),
+            self.parent,
+            name,
+            Kind::Server,
+            (self.arrived, end),
+        );
         if let Some(state) = self.context.state() {
             span = span.with_state(state);
         }
@@ -109,7 +122,8 @@ impl Traced {
         }
         if let Some((cause, message)) = over.failure {
             span.text("error.type", cause);
-            // A client's own mistake is no failure of the server, as the conventions for HTTP have it.
+            // A client's own mistake is no failure of the server, as the conventions for HTTP have
+            // it.
             if over.status >= 500 || over.status < 400 {
                 span.fail(message.unwrap_or(cause));
             }
@@ -125,7 +139,14 @@ impl Traced {
         let (trace, parent) = self.context.ids();
         let mut part = |name: &str, from: Duration, to: Duration| {
             let times = (self.arrived + from, self.arrived + to.max(from));
-            spans.push(Span::new(TraceId(trace), SpanId::random(), Some(SpanId(parent)), name, Kind::Internal, times));
+            spans.push(Span::new(
+                TraceId(trace),
+                SpanId::random(),
+                Some(SpanId(parent)),
+                name,
+                Kind::Internal,
+                times,
+            ));
         };
         let RouteOutcome { took: prepared, picked, hand_off, encoded, prefilled, .. } = *attempted;
         let planned_from = prepared.before + prepared.fetch;

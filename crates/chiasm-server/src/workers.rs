@@ -9,7 +9,8 @@ use chiasm_fleet::{Fleet, KvEventCounts, Worker};
 use chiasm_router::WorkerSnapshot;
 use serde_json::{Value, json};
 
-/// The workers that can take requests, in the order of their ids. `docs/serving.md` names the fields.
+/// The workers that can take requests, in the order of their ids. `docs/serving.md` names the
+/// fields.
 pub(crate) fn report(fleet: &Fleet) -> Value {
     let counts: BTreeMap<_, _> = fleet.kv_events().into_iter().collect();
     let unnamed = fleet.unnamed();

@@ -3,7 +3,8 @@
 use chiasm_kv::event::ExtraKey;
 use chiasm_types::TokenId;
 
-/// Identity of one full block. The engine's hashes are its own: nobody outside can or should reproduce them.
+/// Identity of one full block. The engine's hashes are its own: nobody outside can or should
+/// reproduce them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockHash(u128);
 
@@ -29,8 +30,9 @@ pub(crate) struct MediaRange {
 /// The full blocks of one growing token sequence.
 ///
 /// A block's hash covers its parent's hash, its tokens and its extra keys, in vLLM's order
-/// (`generate_block_hash_extra_keys`): the LoRA name in every block, `(identifier, placeholder start − block start)`
-/// of every item that touches the block, up to one that goes on behind it, and the cache salt in the first block.
+/// (`generate_block_hash_extra_keys`): the LoRA name in every block, `(identifier, placeholder
+/// start − block start)` of every item that touches the block, up to one that goes on behind it,
+/// and the cache salt in the first block.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockChain {
     block_size: usize,
@@ -43,7 +45,12 @@ pub(crate) struct BlockChain {
 
 impl BlockChain {
     /// An empty chain; `media` in the order of the prompt.
-    pub(crate) fn new(block_size: usize, media: Vec<MediaRange>, lora: Option<String>, salt: Option<String>) -> Self {
+    pub(crate) fn new(
+        block_size: usize,
+        media: Vec<MediaRange>,
+        lora: Option<String>,
+        salt: Option<String>,
+    ) -> Self {
         let salt = salt.filter(|salt| !salt.is_empty());
         Self { block_size, media, lora, salt, hashes: Vec::new(), extra_keys: Vec::new() }
     }
@@ -64,10 +71,11 @@ impl BlockChain {
         self.lora.as_deref()
     }
 
-    /// Hashes the blocks that became full; `tokens` is the whole sequence, longer than at the last call.
+    /// Hashes the blocks that became full; `tokens` is the whole sequence, longer than at the last
+    /// call.
     pub(crate) fn extend(&mut self, tokens: &[TokenId]) {
-        while let Some(block) =
-            tokens.get(self.hashes.len() * self.block_size..(self.hashes.len() + 1) * self.block_size)
+        while let Some(block) = tokens
+            .get(self.hashes.len() * self.block_size..(self.hashes.len() + 1) * self.block_size)
         {
             let keys: Vec<Key<'_>> = self.keys_of(self.hashes.len()).collect();
             let hash = hash_block(self.hashes.last().copied(), block, &keys);
@@ -84,15 +92,18 @@ impl BlockChain {
         let ends = |item: &MediaRange| item.offset + item.length;
         let ahead = self.media.iter().skip_while(move |item| ends(item) <= start);
         let mut goes_on = false;
-        let touching =
-            ahead.take_while(move |item| item.offset < end && !std::mem::replace(&mut goes_on, end < ends(item)));
-        let media = touching.map(move |item| Key::Media(&item.identifier, item.offset as i64 - start as i64));
+        let touching = ahead.take_while(move |item| {
+            item.offset < end && !std::mem::replace(&mut goes_on, end < ends(item))
+        });
+        let media = touching
+            .map(move |item| Key::Media(&item.identifier, item.offset as i64 - start as i64));
         let salt = self.salt.as_deref().filter(|_| block == 0).map(Key::Salt);
         lora.into_iter().chain(media).chain(salt)
     }
 }
 
-/// What distinguishes a block beyond tokens and parent. Events carry it without saying which kind a text is.
+/// What distinguishes a block beyond tokens and parent. Events carry it without saying which kind a
+/// text is.
 enum Key<'a> {
     Lora(&'a str),
     Media(&'a str, i64),
@@ -102,7 +113,9 @@ enum Key<'a> {
 impl Key<'_> {
     fn published(&self) -> ExtraKey {
         match *self {
-            Self::Media(identifier, offset) => ExtraKey::Media { identifier: identifier.to_owned(), offset },
+            Self::Media(identifier, offset) => {
+                ExtraKey::Media { identifier: identifier.to_owned(), offset }
+            }
             Self::Lora(text) | Self::Salt(text) => ExtraKey::Text(text.to_owned()),
         }
     }
@@ -144,7 +157,8 @@ mod tests {
     }
 
     fn chain(media: Vec<MediaRange>, lora: Option<&str>, salt: Option<&str>) -> BlockChain {
-        let mut chain = BlockChain::new(32, media, lora.map(str::to_owned), salt.map(str::to_owned));
+        let mut chain =
+            BlockChain::new(32, media, lora.map(str::to_owned), salt.map(str::to_owned));
         chain.extend(&tokens(100));
         chain
     }
@@ -155,7 +169,8 @@ mod tests {
 
     #[test]
     fn extra_keys_are_those_of_the_captured_events() {
-        // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, stored_image_0): an image at 41, blocks of 32
+        // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, stored_image_0): an image
+        // at 41, blocks of 32
         let media = vec![image("abab", 41, 80)];
         let expected = [None, Some(vec![media_key("abab", 9)]), Some(vec![media_key("abab", -23)])];
         assert_eq!(chain(media, None, None).extra_keys(), expected);
@@ -167,7 +182,8 @@ mod tests {
     #[test]
     fn a_block_has_the_keys_of_all_items_that_touch_it() {
         let media = vec![image("a", 0, 33), image("b", 33, 10), image("c", 64, 1)];
-        let both = Some(vec![ExtraKey::Text("lora".into()), media_key("a", -32), media_key("b", 1)]);
+        let both =
+            Some(vec![ExtraKey::Text("lora".into()), media_key("a", -32), media_key("b", 1)]);
         assert_eq!(chain(media, Some("lora"), None).extra_keys()[1], both);
     }
 
@@ -192,7 +208,8 @@ mod tests {
     #[test]
     fn of_two_items_on_one_range_the_second_is_seen_in_the_last_block() {
         let chain = chain(vec![image("video", 20, 50), image("audio", 20, 50)], None, None);
-        let key = |identifier: &str, offset| ExtraKey::Media { identifier: identifier.into(), offset };
+        let key =
+            |identifier: &str, offset| ExtraKey::Media { identifier: identifier.into(), offset };
         let expected = [
             Some(vec![key("video", 20)]),
             Some(vec![key("video", -12)]),

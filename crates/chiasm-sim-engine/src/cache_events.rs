@@ -28,12 +28,17 @@ impl CacheEvents {
         Self { block_size, events: Vec::new() }
     }
 
-    /// Others can find these blocks of a request. `chain` and `tokens` describe it up to their end at least.
+    /// Others can find these blocks of a request. `chain` and `tokens` describe it up to their end
+    /// at least.
     pub(crate) fn stored(&mut self, chain: &BlockChain, tokens: &[TokenId], blocks: Range<usize>) {
         self.events.push(KvEvent::BlockStored(BlockStored {
             block_hashes: chain.hashes()[blocks.clone()].iter().copied().map(external).collect(),
-            parent_block_hash: blocks.start.checked_sub(1).map(|parent| external(chain.hashes()[parent])),
-            token_ids: tokens[blocks.start * self.block_size..blocks.end * self.block_size].to_vec(),
+            parent_block_hash: blocks
+                .start
+                .checked_sub(1)
+                .map(|parent| external(chain.hashes()[parent])),
+            token_ids: tokens[blocks.start * self.block_size..blocks.end * self.block_size]
+                .to_vec(),
             block_size: self.block_size as u32,
             medium: Some(MEDIUM.to_owned()),
             lora_name: chain.lora().map(str::to_owned),

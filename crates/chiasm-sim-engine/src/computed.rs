@@ -2,7 +2,8 @@
 
 use crate::block_chain::BlockHash;
 
-/// What stands for the keys and values of a prompt: the number of its tokens, and a digest of its blocks with the tokens behind them.
+/// What stands for the keys and values of a prompt: the number of its tokens, and a digest of its
+/// blocks with the tokens behind them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Computed(pub(crate) String);
 

@@ -25,9 +25,11 @@ pub struct SimConfig {
     pub rank: u16,
     /// Tokens per block of the KV cache. Default 32.
     pub block_size: BlockSize,
-    /// Blocks of the KV cache, vLLM's null block included. Default 4096. All but one must hold `max_model_len` tokens.
+    /// Blocks of the KV cache, vLLM's null block included. Default 4096. All but one must hold
+    /// `max_model_len` tokens.
     pub num_blocks: u32,
-    /// Bytes of the receiver cache (`--mm-processor-cache-gb` · 2³⁰); `None` for no such cache. Default 1 GiB.
+    /// Bytes of the receiver cache (`--mm-processor-cache-gb` · 2³⁰); `None` for no such cache.
+    /// Default 1 GiB.
     pub receiver_cache_bytes: Option<u64>,
     /// Image embeddings that the encoder's cache holds. Default 16384.
     pub encoder_cache_tokens: usize,
@@ -39,7 +41,8 @@ pub struct SimConfig {
     pub max_num_batched_tokens: usize,
     /// How fast the simulated model is.
     pub pace: Pace,
-    /// The sockets for KV events; `None` if there are none. Default: two free ports of the loopback interface.
+    /// The sockets for KV events; `None` if there are none. Default: two free ports of the loopback
+    /// interface.
     pub kv_events: Option<KvEvents>,
     /// The version of vLLM that the engine says it has. Default 0.32.0.
     pub vllm_version: String,
@@ -47,36 +50,44 @@ pub struct SimConfig {
     pub dtype: String,
     /// Text of the answer → tokens. Default: one token per byte, with the byte's value as its id.
     pub reply: TextToTokens,
-    /// The token that ends an answer; `None`: the request's own EOS token, if it has one. Default `None`.
+    /// The token that ends an answer; `None`: the request's own EOS token, if it has one. Default
+    /// `None`.
     pub eos: Option<TokenId>,
     /// Size of the vocabulary, for log probabilities. Default 151 936, as Qwen2.
     pub vocab_size: u32,
     /// Rules that image tensors must keep.
     pub images: ImageRules,
-    /// Whether it has a KV connector, as engines that prefill for others or decode behind them. Default false.
+    /// Whether it has a KV connector, as engines that prefill for others or decode behind them.
+    /// Default false.
     pub leaves_prompts: bool,
-    /// Where it leaves embeddings for other engines, or finds them; `None` without an EC connector. Default `None`.
+    /// Where it leaves embeddings for other engines, or finds them; `None` without an EC connector.
+    /// Default `None`.
     pub embeddings: Option<EmbeddingFolder>,
-    /// Where other engines find it with what it has left, at a free port. Default: a loopback address.
+    /// Where other engines find it with what it has left, at a free port. Default: a loopback
+    /// address.
     pub side_channel: IpAddr,
-    /// How long it keeps a prompt that it has left for another engine. Default 30 s, vLLM's `kv_lease_duration`.
+    /// How long it keeps a prompt that it has left for another engine. Default 30 s, vLLM's
+    /// `kv_lease_duration`.
     pub prompt_lease: Duration,
-    /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says then that it takes none, and
-    /// computes a request that names one by the model alone. Default `None`.
+    /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says
+    /// then that it takes none, and computes a request that names one by the model alone. Default
+    /// `None`.
     pub lora: Option<LoraLimits>,
-    /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes handles of slots. Without
-    /// it a handle makes the engine deaf, as any vLLM. Default true.
+    /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes
+    /// handles of slots. Without it a handle makes the engine deaf, as any vLLM. Default true.
     pub plugin: bool,
-    /// Whether the bytes of lent slots are compared with what they were at first: in each step that admits a request with the
-    /// item or encodes the image, and before a lease is returned. If they differ the engine dies. Costs one pass of BLAKE3
-    /// over the tensor each time, however many requests of the step have the item. Default true.
+    /// Whether the bytes of lent slots are compared with what they were at first: in each step that
+    /// admits a request with the item or encodes the image, and before a lease is returned. If they
+    /// differ the engine dies. Costs one pass of BLAKE3 over the tensor each time, however many
+    /// requests of the step have the item. Default true.
     pub verify_slots: bool,
     /// Longest wait for the frontend's INIT. Default 5 minutes, as vLLM.
     pub init_timeout: Duration,
-    /// The file to write the moments to at which outputs are ready to be sent, for measurements: nanoseconds since 1970, each as
-    /// eight bytes, little endian. Default `None`.
+    /// The file to write the moments to at which outputs are ready to be sent, for measurements:
+    /// nanoseconds since 1970, each as eight bytes, little endian. Default `None`.
     pub step_log: Option<PathBuf>,
-    /// The same of the moments at which requests have come, before they are decoded. Default `None`.
+    /// The same of the moments at which requests have come, before they are decoded. Default
+    /// `None`.
     pub request_log: Option<PathBuf>,
     /// Failures to produce. Default none.
     pub faults: Faults,
@@ -85,7 +96,8 @@ pub struct SimConfig {
 /// The sockets at which KV events are published and replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEvents {
-    /// The PUB socket to bind: `tcp://127.0.0.1:port`, 0 for a free port, or `tcp://*:port` for all interfaces.
+    /// The PUB socket to bind: `tcp://127.0.0.1:port`, 0 for a free port, or `tcp://*:port` for all
+    /// interfaces.
     pub endpoint: String,
     /// The ROUTER socket that replays, likewise; `None` for no replay.
     pub replay_endpoint: Option<String>,
@@ -123,7 +135,8 @@ impl Default for LoraLimits {
     }
 }
 
-/// How a Qwen-VL image's tensors must look. What does not fit kills the engine, as a wrong shape kills vLLM's worker.
+/// How a Qwen-VL image's tensors must look. What does not fit kills the engine, as a wrong shape
+/// kills vLLM's worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRules {
     /// Accepted element types of `pixel_values`. Default: uint8 and the three float types.
@@ -132,8 +145,9 @@ pub struct ImageRules {
     pub merge: u32,
     /// Frames in one patch: a row has `3 · temporal · patch²` values. Default 2.
     pub temporal: u32,
-    /// Whether a placeholder must have exactly as many embedding tokens as the image has embeddings. vLLM takes
-    /// other lengths and answers nonsense; the simulator dies instead, so that tests notice. Default true.
+    /// Whether a placeholder must have exactly as many embedding tokens as the image has
+    /// embeddings. vLLM takes other lengths and answers nonsense; the simulator dies instead, so
+    /// that tests notice. Default true.
     pub strict_placeholders: bool,
 }
 
@@ -185,13 +199,17 @@ impl SimConfig {
 
     /// Refuses what an engine would refuse at its start.
     pub(crate) fn check(&self) -> Result<(), SimError> {
-        let usable = (self.num_blocks.saturating_sub(1) as usize).saturating_mul(self.block_size.get());
+        let usable =
+            (self.num_blocks.saturating_sub(1) as usize).saturating_mul(self.block_size.get());
         let problem = if usable < self.max_model_len {
             format!(
                 "num_blocks: {usable} tokens fit the KV cache, fewer than max_model_len {}; raise one or lower the other",
                 self.max_model_len
             )
-        } else if self.max_model_len == 0 || self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 {
+        } else if self.max_model_len == 0
+            || self.max_num_seqs == 0
+            || self.max_num_batched_tokens == 0
+        {
             "max_model_len, max_num_seqs and max_num_batched_tokens must be at least 1".to_owned()
         } else if self.images.merge == 0 || self.images.temporal == 0 {
             "images: merge and temporal must be at least 1".to_owned()

@@ -1,12 +1,12 @@
 //! Sockets that connect to a frontend, and go on trying as libzmq does.
 //!
 //! What `zeromq` 0.7 does differently from libzmq, and what is done about it here:
-//! - `connect` waits for the peer and gives up after its timeout, with pauses that double up to 30 s: it is called
-//!   again and again with a short timeout.
-//! - A connected DEALER or PUSH never reconnects, and `recv` on it never returns again: the monitor is watched, and
-//!   a lost socket is replaced.
-//! - A PUSH does not read, so it notices a lost peer one lost message late: whoever reads from the same frontend
-//!   says so.
+//! - `connect` waits for the peer and gives up after its timeout, with pauses that double up to 30
+//!   s: it is called again and again with a short timeout.
+//! - A connected DEALER or PUSH never reconnects, and `recv` on it never returns again: the monitor
+//!   is watched, and a lost socket is replaced.
+//! - A PUSH does not read, so it notices a lost peer one lost message late: whoever reads from the
+//!   same frontend says so.
 //! - `send` only queues; dropping the socket lets a task in the background write out the rest.
 
 use std::time::Duration;
@@ -35,7 +35,9 @@ impl<S: Socket> Connection<S> {
         loop {
             let mut options = SocketOptions::default();
             options.connect_timeout(ATTEMPT);
-            if let Some(Ok(identity)) = identity.map(|identity| PeerIdentity::try_from(&identity[..])) {
+            if let Some(Ok(identity)) =
+                identity.map(|identity| PeerIdentity::try_from(&identity[..]))
+            {
                 options.peer_identity(identity);
             }
             let mut socket = S::with_options(options);

@@ -3,7 +3,9 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chiasm_engine::wire::{EngineCoreOutput, EngineCoreOutputs, FailureMessage, FinishReason, Utility, UtilityOutput};
+use chiasm_engine::wire::{
+    EngineCoreOutput, EngineCoreOutputs, FailureMessage, FinishReason, Utility, UtilityOutput,
+};
 use chiasm_kv::event::KvEventBatch;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -22,7 +24,8 @@ use crate::step_outputs::ClientOutputs;
 use crate::utility::Callee;
 use crate::work::Work;
 
-/// A step that can compute nothing although requests are there. vLLM was measured at 7 500 of them per second.
+/// A step that can compute nothing although requests are there. vLLM was measured at 7 500 of them
+/// per second.
 const IDLE_STEP: Duration = Duration::from_micros(133);
 /// Shorter waits are saved up: the timer works in milliseconds.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -86,8 +89,8 @@ impl Core {
             free_at = free_at.max(Instant::now() - SHORTEST_WAIT) + self.duration(&work);
             wait_until(free_at).await;
 
-            // What was aborted meanwhile gets no output of this step. The abort is kept for its turn as well: it
-            // may be for a request that comes right before it.
+            // What was aborted meanwhile gets no output of this step. The abort is kept for its
+            // turn as well: it may be for a request that comes right before it.
             drain(&mut inbox, &mut pending);
             for work in &pending {
                 if let Work::Abort(ids) = work {
@@ -110,7 +113,8 @@ impl Core {
         }
     }
 
-    /// The last look at what the receiver cache holds. No vLLM takes one, but what was written to must not pass unnoticed.
+    /// The last look at what the receiver cache holds. No vLLM takes one, but what was written to
+    /// must not pass unnoticed.
     fn stopped(&self) -> End {
         let Some(cache) = &self.receiver_cache else {
             return End::Stopped;
@@ -175,7 +179,8 @@ impl Core {
             }
         };
         let utility_output = Some(UtilityOutput { call_id: call.call_id, result });
-        let outputs = EngineCoreOutputs { utility_output, timestamp: now, ..EngineCoreOutputs::default() };
+        let outputs =
+            EngineCoreOutputs { utility_output, timestamp: now, ..EngineCoreOutputs::default() };
         self.outbox.send(call.client_index, outputs);
     }
 
@@ -198,7 +203,8 @@ impl Core {
     fn publish_kv_events(&mut self) {
         let events = self.scheduler.take_kv_events();
         if let Some(queue) = self.kv_events.as_ref().filter(|_| !events.is_empty()) {
-            let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+            let timestamp =
+                SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
             let data_parallel_rank = Some(u32::from(self.config.rank));
             // The other end is gone only while everything is being torn down.
             let _ = queue.send(KvEventBatch { timestamp, events, data_parallel_rank });

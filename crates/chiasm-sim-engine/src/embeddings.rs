@@ -1,5 +1,6 @@
-//! Embeddings that engines of one machine leave for each other, as files by the items' identities: what the plugin's `EmbeddingStore` does for
-//! vLLM. What is in the files says which item they are of, which is enough to notice that they are another one's.
+//! Embeddings that engines of one machine leave for each other, as files by the items' identities:
+//! what the plugin's `EmbeddingStore` does for vLLM. What is in the files says which item they are
+//! of, which is enough to notice that they are another one's.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -105,7 +106,8 @@ mod tests {
     #[test]
     fn what_one_engine_leaves_another_finds() {
         let folder = tempfile::tempdir().unwrap();
-        let of = |leaves| Embeddings::new(EmbeddingFolder { folder: folder.path().to_owned(), leaves });
+        let of =
+            |leaves| Embeddings::new(EmbeddingFolder { folder: folder.path().to_owned(), leaves });
         let (mut encoder, mut other) = (of(true), of(false));
         assert_eq!(other.find("a", 3), Ok(false));
         other.leave("a", 3).unwrap();
@@ -121,7 +123,8 @@ mod tests {
     #[test]
     fn the_oldest_goes_for_what_is_new() {
         let folder = tempfile::tempdir().unwrap();
-        let mut encoder = Embeddings::new(EmbeddingFolder { folder: folder.path().to_owned(), leaves: true });
+        let mut encoder =
+            Embeddings::new(EmbeddingFolder { folder: folder.path().to_owned(), leaves: true });
         for item in 0..=MOST_ITEMS {
             encoder.leave(&item.to_string(), 1).unwrap();
         }

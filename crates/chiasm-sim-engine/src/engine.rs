@@ -52,8 +52,9 @@ pub struct SimEngine {
 }
 
 impl SimEngine {
-    /// Starts an engine, which connects to the handshake address as a headless vLLM does: the frontend may come
-    /// later, and nothing is reported here. What goes wrong ends the engine: see [`SimEngine::done`].
+    /// Starts an engine, which connects to the handshake address as a headless vLLM does: the
+    /// frontend may come later, and nothing is reported here. What goes wrong ends the engine: see
+    /// [`SimEngine::done`].
     ///
     /// Must be called within a tokio runtime with time and network enabled.
     pub fn start(config: SimConfig) -> Self {
@@ -74,7 +75,8 @@ impl SimEngine {
         self.task.abort();
     }
 
-    /// Like SIGTERM: requests in flight end as aborted, then the engine ends; at once if it was not ready yet.
+    /// Like SIGTERM: requests in flight end as aborted, then the engine ends; at once if it was not
+    /// ready yet.
     pub async fn stop(&self) -> Exit {
         self.stop.send_replace(true);
         self.done().await
@@ -118,7 +120,8 @@ async fn run(config: Arc<SimConfig>, stop: watch::Receiver<bool>) -> Result<(), 
     if matches!(end, End::Fault) && config.faults.death == Death::Announced {
         outbox.send_dead();
     }
-    // A process that ends has its last messages delivered before its connections close, even after `kill -9`.
+    // A process that ends has its last messages delivered before its connections close, even after
+    // `kill -9`.
     outbox.close();
     let flushed = async { while senders.join_next().await.is_some() {} };
     if tokio::time::timeout(LINGER, flushed).await.is_err() {
@@ -158,7 +161,8 @@ async fn start(
     let (handshake, init) = Handshake::start(config).await?;
 
     let time = MonotonicTime::start();
-    let receiver_cache = config.receiver_cache_bytes.map(ReceiverCache::new).map(Mutex::new).map(Arc::new);
+    let receiver_cache =
+        config.receiver_cache_bytes.map(ReceiverCache::new).map(Mutex::new).map(Arc::new);
     let plugin = config.plugin.then(|| Plugin::new(config.encoder_cache_tokens));
     let (outbox, queues) = Outbox::new(config.rank, init.addresses.outputs.len());
     let (losses, lost) = watch::channel(0);
@@ -186,14 +190,26 @@ async fn start(
         left_prompts: left_prompts.clone(),
         explains_errors: VllmVersion::parse(&config.vllm_version)
             .is_some_and(|version| version >= VllmVersion::minor(0, 33)),
-        request_log: config.request_log.as_deref().map(MomentLog::create).transpose()?.map(Arc::new),
+        request_log: config
+            .request_log
+            .as_deref()
+            .map(MomentLog::create)
+            .transpose()?
+            .map(Arc::new),
     };
     let ready = handshake::ready(config, kv_events_config).encode();
     let mut inputs = Vec::new();
     for address in init.addresses.inputs {
         let (connected, input) = oneshot::channel();
         inputs.push(input);
-        tasks.spawn(sockets::receive(address, config.rank, ready.clone(), connected, losses.clone(), intake.clone()));
+        tasks.spawn(sockets::receive(
+            address,
+            config.rank,
+            ready.clone(),
+            connected,
+            losses.clone(),
+            intake.clone(),
+        ));
     }
     for input in inputs {
         if input.await.is_err() {
@@ -205,5 +221,15 @@ async fn start(
     let step_log = config.step_log.as_deref().map(MomentLog::create).transpose()?;
     let scheduler = Scheduler::new(config.clone(), left_prompts);
     let loras = config.lora.clone().map(Loras::new);
-    Ok(Core { config: config.clone(), scheduler, loras, receiver_cache, plugin, time, outbox, kv_events, step_log })
+    Ok(Core {
+        config: config.clone(),
+        scheduler,
+        loras,
+        receiver_cache,
+        plugin,
+        time,
+        outbox,
+        kv_events,
+        step_log,
+    })
 }

@@ -45,7 +45,8 @@ pub enum SimError {
     /// The frontend's INIT makes no sense.
     #[error("bad INIT from the frontend: {0}")]
     Init(#[from] WireError),
-    /// The frontend sent something that kills an engine, or wrote to a slot that it had lent; it was told ENGINE_CORE_DEAD.
+    /// The frontend sent something that kills an engine, or wrote to a slot that it had lent; it
+    /// was told ENGINE_CORE_DEAD.
     #[error("died: {0}")]
     Died(String),
     /// [`Faults`](crate::Faults) said so.

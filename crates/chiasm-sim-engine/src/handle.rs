@@ -1,4 +1,5 @@
-//! The map that stands in a request in place of a tensor's bytes; `docs/shared-memory.md` has its fields.
+//! The map that stands in a request in place of a tensor's bytes; `docs/shared-memory.md` has its
+//! fields.
 //!
 //! Read here and not by what `chiasm-engine` has for it: the one checks the other.
 
@@ -33,9 +34,13 @@ pub(crate) fn parse(map: &Value) -> Result<Handle, Refused> {
     if version.as_u64() != Some(1) {
         return Err(Refused::Version);
     }
-    let number = |name: &'static str| field(map, name).and_then(Value::as_u64).ok_or(Refused::Field(name));
+    let number =
+        |name: &'static str| field(map, name).and_then(Value::as_u64).ok_or(Refused::Field(name));
     let short = |name: &'static str| u32::try_from(number(name)?).map_err(|_| Refused::Field(name));
-    let arena = field(map, "arena").and_then(Value::as_str).and_then(arena_number).ok_or(Refused::Field("arena"))?;
+    let arena = field(map, "arena")
+        .and_then(Value::as_str)
+        .and_then(arena_number)
+        .ok_or(Refused::Field("arena"))?;
     Ok(Handle {
         arena,
         lease: short("lease")?,
@@ -52,7 +57,8 @@ fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
 
 /// 16 hex digits in lower case, as in the arena's name.
 fn arena_number(digits: &str) -> Option<u64> {
-    let as_named = digits.len() == 16 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let as_named = digits.len() == 16
+        && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
     as_named.then(|| u64::from_str_radix(digits, 16).ok())?
 }
 
@@ -72,7 +78,8 @@ pub(crate) mod tests {
         ])
     }
 
-    const HANDLE: Handle = Handle { arena: 0xab, lease: 3, generation: u32::MAX, offset: 1 << 40, length: 376_320 };
+    const HANDLE: Handle =
+        Handle { arena: 0xab, lease: 3, generation: u32::MAX, offset: 1 << 40, length: 376_320 };
 
     /// The map with one field set to something else, or without it.
     fn with(name: &str, value: Option<Value>) -> Value {
@@ -95,16 +102,32 @@ pub(crate) mod tests {
         assert_eq!(parse(&with("chiasm", Some(Value::from(2)))), Err(Refused::Version));
         assert_eq!(parse(&with("chiasm", Some(Value::from(true)))), Err(Refused::Version));
         for name in ["arena", "lease", "generation", "offset", "length"] {
-            for value in [None, Some(Value::Nil), Some(Value::from(-1)), Some(Value::from(1.0)), Some(Value::from("7"))]
-            {
-                assert_eq!(parse(&with(name, value.clone())), Err(Refused::Field(name)), "{name} {value:?}");
+            for value in [
+                None,
+                Some(Value::Nil),
+                Some(Value::from(-1)),
+                Some(Value::from(1.0)),
+                Some(Value::from("7")),
+            ] {
+                assert_eq!(
+                    parse(&with(name, value.clone())),
+                    Err(Refused::Field(name)),
+                    "{name} {value:?}"
+                );
             }
         }
         for name in ["lease", "generation"] {
-            assert_eq!(parse(&with(name, Some(Value::from(1_u64 << 32)))), Err(Refused::Field(name)));
+            assert_eq!(
+                parse(&with(name, Some(Value::from(1_u64 << 32)))),
+                Err(Refused::Field(name))
+            );
         }
         for arena in ["00000000000000AB", "ab", "+0000000000000ab", "000000000000000ab"] {
-            assert_eq!(parse(&with("arena", Some(Value::from(arena)))), Err(Refused::Field("arena")), "{arena}");
+            assert_eq!(
+                parse(&with("arena", Some(Value::from(arena)))),
+                Err(Refused::Field("arena")),
+                "{arena}"
+            );
         }
     }
 }

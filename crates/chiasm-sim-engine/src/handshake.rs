@@ -1,4 +1,5 @@
-//! How the engine introduces itself, as `startup_handshake` and `_make_ready_response` in `vllm/v1/engine/core.py`.
+//! How the engine introduces itself, as `startup_handshake` and `_make_ready_response` in
+//! `vllm/v1/engine/core.py`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,8 +12,9 @@ use crate::config::SimConfig;
 use crate::connection::{Connection, check_address};
 use crate::error::SimError;
 
-/// A frontend answers at once, unless it was about to close the socket that took the connection: it waited for the engine
-/// before this one. libzmq's sockets would notice; a connection that `zeromq` took on its way out can stay open and silent.
+/// A frontend answers at once, unless it was about to close the socket that took the connection: it
+/// waited for the engine before this one. libzmq's sockets would notice; a connection that `zeromq`
+/// took on its way out can stay open and silent.
 const HELLO_AGAIN: Duration = Duration::from_secs(10);
 
 /// The handshake socket between HELLO and READY.
@@ -24,16 +26,21 @@ pub(crate) struct Handshake {
 impl Handshake {
     /// Says HELLO and waits for INIT.
     pub(crate) async fn start(config: &SimConfig) -> Result<(Self, InitMessage), SimError> {
-        let (handshake, init) = match tokio::time::timeout(config.init_timeout, Self::greet(config)).await {
-            Ok(greeted) => greeted?,
-            Err(_) => {
-                return Err(SimError::NoInit {
-                    handshake: config.handshake.clone(),
-                    seconds: config.init_timeout.as_secs(),
-                });
-            }
-        };
-        init.addresses.inputs.iter().chain(&init.addresses.outputs).try_for_each(|address| check_address(address))?;
+        let (handshake, init) =
+            match tokio::time::timeout(config.init_timeout, Self::greet(config)).await {
+                Ok(greeted) => greeted?,
+                Err(_) => {
+                    return Err(SimError::NoInit {
+                        handshake: config.handshake.clone(),
+                        seconds: config.init_timeout.as_secs(),
+                    });
+                }
+            };
+        init.addresses
+            .inputs
+            .iter()
+            .chain(&init.addresses.outputs)
+            .try_for_each(|address| check_address(address))?;
         Ok((handshake, init))
     }
 
@@ -43,7 +50,10 @@ impl Handshake {
             let mut handshake = Self { connection, address: config.handshake.clone() };
             match tokio::time::timeout(HELLO_AGAIN, handshake.hello()).await {
                 Ok(init) => return Ok((handshake, init?)),
-                Err(_) => tracing::debug!(address = handshake.address, "no answer to HELLO, saying it again"),
+                Err(_) => tracing::debug!(
+                    address = handshake.address,
+                    "no answer to HELLO, saying it again"
+                ),
             }
         }
     }

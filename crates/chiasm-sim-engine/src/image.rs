@@ -75,7 +75,8 @@ struct Pixels {
 }
 
 impl Outline {
-    /// `digest` is that of the pixels' bytes, if there are any. No tensor may be out of band any more.
+    /// `digest` is that of the pixels' bytes, if there are any. No tensor may be out of band any
+    /// more.
     pub(crate) fn of(item: &MmItem, digest: Option<Digest>) -> Self {
         let pixels = looked_at(item).zip(digest);
         Self {
@@ -95,9 +96,12 @@ pub(crate) fn pixels_of(item: &MmItem) -> Option<&WireTensor> {
     tensor_of(item, "pixel_values").or_else(|| tensor_of(item, "pixel_values_flat"))
 }
 
-/// The tensor whose bytes are looked at: the pixels, or the largest one of an item that is no image.
+/// The tensor whose bytes are looked at: the pixels, or the largest one of an item that is no
+/// image.
 pub(crate) fn looked_at(item: &MmItem) -> Option<&WireTensor> {
-    let largest = || item.0.iter().filter_map(|(_, field)| field.tensor()).max_by_key(|tensor| tensor.nbytes());
+    let largest = || {
+        item.0.iter().filter_map(|(_, field)| field.tensor()).max_by_key(|tensor| tensor.nbytes())
+    };
     pixels_of(item).or_else(largest)
 }
 
@@ -105,17 +109,26 @@ fn tensor_of<'a>(item: &'a MmItem, name: &str) -> Option<&'a WireTensor> {
     item.get(name).and_then(MmField::tensor)
 }
 
-/// Reads a Qwen-VL image: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in patches. Of the other
-/// families' items, `[3, height, width]` or `[tiles, 3, height, width]`, only the shape is looked at: how many embeddings
-/// they become is the model's own matter, as is all of an item without pixels of an image.
+/// Reads a Qwen-VL image: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in
+/// patches. Of the other families' items, `[3, height, width]` or `[tiles, 3, height, width]`, only
+/// the shape is looked at: how many embeddings they become is the model's own matter, as is all of
+/// an item without pixels of an image.
 ///
 /// # Errors
 /// A worker would fail at it.
-pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRules) -> Result<SeenItem, ItemError> {
+pub(crate) fn inspect(
+    item: &Outline,
+    placeholder: &Placeholder,
+    rules: &ImageRules,
+) -> Result<SeenItem, ItemError> {
     let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or(ItemError::NoTensor)?;
     let digest = *digest;
     if item.is_other {
-        return Ok(SeenItem { size: Size::Other(shape.clone()), embeddings: embedding_tokens(placeholder), digest });
+        return Ok(SeenItem {
+            size: Size::Other(shape.clone()),
+            embeddings: embedding_tokens(placeholder),
+            digest,
+        });
     }
     if !Dtype::from_torch_name(dtype).is_some_and(|dtype| rules.dtypes.contains(&dtype)) {
         return Err(ItemError::Dtype(dtype.clone()));
@@ -134,7 +147,8 @@ pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRu
     let &[frames, high, wide] = &sides[..] else {
         return Err(ItemError::Grid(grid.to_vec()));
     };
-    let patches = frames.checked_mul(high).and_then(|patches| patches.checked_mul(wide)).unwrap_or(u64::MAX);
+    let patches =
+        frames.checked_mul(high).and_then(|patches| patches.checked_mul(wide)).unwrap_or(u64::MAX);
     if rows as u64 != patches {
         return Err(ItemError::Rows { rows, grid: format!("{frames}x{high}x{wide}"), patches });
     }
@@ -187,7 +201,12 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn item_with(dtype: Dtype, rows: usize, row: usize, grid: [i64; 3]) -> MmItem {
-        let pixels = WireTensor::new(dtype, vec![rows, row], Bytes::from(vec![7; rows * row * dtype.size()])).unwrap();
+        let pixels = WireTensor::new(
+            dtype,
+            vec![rows, row],
+            Bytes::from(vec![7; rows * row * dtype.size()]),
+        )
+        .unwrap();
         let grid: Vec<u8> = grid.iter().flat_map(|side| side.to_le_bytes()).collect();
         let grid = WireTensor::new(Dtype::I64, vec![3], grid.into()).unwrap();
         MmItem(vec![
@@ -212,11 +231,17 @@ pub(crate) mod tests {
     fn an_image_has_the_size_of_its_grid() {
         let image = seen(&item(16, 20), 80).unwrap();
         let digest = Digest::of(&[7; 320 * 1176]);
-        assert_eq!(image, SeenItem { size: Size::Image { width: 280, height: 224 }, embeddings: 80, digest });
+        assert_eq!(
+            image,
+            SeenItem { size: Size::Image { width: 280, height: 224 }, embeddings: 80, digest }
+        );
         // Qwen3-VL: patches of 16 pixels
         let image = seen(&item_with(Dtype::F32, 288, 1536, [1, 16, 18]), 72).unwrap();
         let digest = Digest::of(&[7; 288 * 1536 * 4]);
-        assert_eq!(image, SeenItem { size: Size::Image { width: 288, height: 256 }, embeddings: 72, digest });
+        assert_eq!(
+            image,
+            SeenItem { size: Size::Image { width: 288, height: 256 }, embeddings: 72, digest }
+        );
     }
 
     #[test]
@@ -252,7 +277,9 @@ pub(crate) mod tests {
                     let size = Size::Image { width: 42, height: 28 };
                     assert_eq!(image, SeenItem { size, embeddings: 7, digest });
                 }
-                (Err(error), Some(complaint)) => assert!(error.to_string().contains(complaint), "{error}"),
+                (Err(error), Some(complaint)) => {
+                    assert!(error.to_string().contains(complaint), "{error}")
+                }
                 (result, _) => panic!("{name} {shape:?}: {result:?}"),
             }
         }
@@ -265,8 +292,10 @@ pub(crate) mod tests {
             MmField::batched(WireTensor::new(dtype, shape.to_vec(), bytes.into()).unwrap(), false)
         };
         let mask = ("feature_attention_mask".to_owned(), tensor(Dtype::I64, &[9]));
-        let item = MmItem(vec![mask, ("input_audio_features".to_owned(), tensor(Dtype::F32, &[8, 9]))]);
-        let outline = Outline::of(&item, looked_at(&item).and_then(WireTensor::bytes).map(Digest::of));
+        let item =
+            MmItem(vec![mask, ("input_audio_features".to_owned(), tensor(Dtype::F32, &[8, 9]))]);
+        let outline =
+            Outline::of(&item, looked_at(&item).and_then(WireTensor::bytes).map(Digest::of));
         let seen = inspect(&outline, &placeholder(0, 4), &ImageRules::default()).unwrap();
         let digest = Digest::of(&[5; 8 * 9 * 4]);
         assert_eq!(seen, SeenItem { size: Size::Other(vec![8, 9]), embeddings: 4, digest });
@@ -283,8 +312,10 @@ pub(crate) mod tests {
     #[test]
     fn the_receiver_cache_counts_tensor_bytes() {
         assert_eq!(cached_bytes(&item(16, 20)), 320 * 1176 + 3 * 8);
-        let small =
-            MmField { data: Some(MmData::List(vec![MmData::Int(1), MmData::Float(1.0)])), ..item(2, 2).0.remove(0).1 };
+        let small = MmField {
+            data: Some(MmData::List(vec![MmData::Int(1), MmData::Float(1.0)])),
+            ..item(2, 2).0.remove(0).1
+        };
         assert_eq!(cached_bytes(&MmItem(vec![("small".into(), small)])), 28 + 24);
     }
 }

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmItem, RequestError,
-    TensorData, WireError, WireTensor, request,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmItem,
+    RequestError, TensorData, WireError, WireTensor, request,
 };
 use tokio::sync::mpsc;
 
@@ -53,8 +53,8 @@ pub(crate) struct Intake {
 pub(crate) struct Held {
     /// Items of the last ADD, vLLM's `req`. They are held until another one is decoded.
     decoded: Vec<Item>,
-    /// Items of what last went on to the engine's loop, vLLM's `request`. They are held until something else does; there are
-    /// none if it was no ADD.
+    /// Items of what last went on to the engine's loop, vLLM's `request`. They are held until
+    /// something else does; there are none if it was no ADD.
     passed_on: Vec<Item>,
 }
 
@@ -140,7 +140,8 @@ impl Intake {
         }
     }
 
-    /// A request that is to leave its prompt, or to get it from elsewhere first: what is to be done once it has been passed on.
+    /// A request that is to leave its prompt, or to get it from elsewhere first: what is to be done
+    /// once it has been passed on.
     fn hand(&self, mut sequence: Sequence, handed: Option<Handed>) -> (Work, Option<Getting>) {
         match handed {
             None => (Work::Add(Box::new(sequence)), None),
@@ -162,13 +163,19 @@ impl Intake {
             let got = left_prompts::get(&origin).await;
             // vLLM would go on with the keys and values of another prompt, in silence.
             let _ = work.send(match got {
-                Some(got) if got != wanted => Work::Die(format!("request {id} got another prompt than its own")),
+                Some(got) if got != wanted => {
+                    Work::Die(format!("request {id} got another prompt than its own"))
+                }
                 got => Work::Given(id, got.is_some()),
             });
         });
     }
 
-    fn admit(&self, mut request: EngineCoreRequest, held: &mut Held) -> Result<Option<Sequence>, Undecodable> {
+    fn admit(
+        &self,
+        mut request: EngineCoreRequest,
+        held: &mut Held,
+    ) -> Result<Option<Sequence>, Undecodable> {
         if let Some(field) = sampling_rules::broken(&request.sampling_params) {
             return Err(Undecodable::Sampling(field));
         }
@@ -197,7 +204,11 @@ impl Intake {
     }
 
     /// The items of a request, completed by the receiver cache, if there is one.
-    fn items(&self, request: &mut EngineCoreRequest, held: &mut Held) -> Result<Vec<Option<Item>>, Turned> {
+    fn items(
+        &self,
+        request: &mut EngineCoreRequest,
+        held: &mut Held,
+    ) -> Result<Vec<Option<Item>>, Turned> {
         // The request of before, whatever becomes of this one.
         held.decoded.clear();
         let mut received = Vec::with_capacity(request.mm_features.len());
@@ -206,8 +217,10 @@ impl Intake {
             let sent = sent.map(|(bytes, item)| Ok((self.receive(item)?, bytes))).transpose()?;
             received.push(Incoming { key: feature.cache_key().to_owned(), data: sent });
         }
-        let sent: Vec<Option<Item>> =
-            received.iter().map(|incoming| incoming.data.as_ref().map(|(item, _)| item.clone())).collect();
+        let sent: Vec<Option<Item>> = received
+            .iter()
+            .map(|incoming| incoming.data.as_ref().map(|(item, _)| item.clone()))
+            .collect();
         held.decoded.extend(sent.iter().flatten().cloned());
         let Some(cache) = &self.receiver_cache else {
             return Ok(sent);
@@ -231,8 +244,14 @@ impl Intake {
         plugin.resolve(tensor, map, self.alarm.clone()).map(Some).map_err(Turned::Refused)
     }
 
-    /// Tells the frontend to send a request again with the data of these items; without them, that it failed.
-    fn refuse(&self, request: EngineCoreRequest, missing: Vec<String>, error: Option<RequestError>) {
+    /// Tells the frontend to send a request again with the data of these items; without them, that
+    /// it failed.
+    fn refuse(
+        &self,
+        request: EngineCoreRequest,
+        missing: Vec<String>,
+        error: Option<RequestError>,
+    ) {
         let output = EngineCoreOutput {
             request_id: request.request_id.clone(),
             finish_reason: Some(FinishReason::Error),

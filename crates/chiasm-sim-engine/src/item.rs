@@ -7,8 +7,8 @@ use crate::digest::Digest;
 use crate::image::{Outline, looked_at};
 use crate::lent_slot::{LentSlot, Overwritten};
 
-/// What there is to know about an item, and the slots that its tensors lie in. Tensors that came inline are not kept:
-/// nobody looks at them, and caches would fill up. Clones hold the same slots.
+/// What there is to know about an item, and the slots that its tensors lie in. Tensors that came
+/// inline are not kept: nobody looks at them, and caches would fill up. Clones hold the same slots.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     outline: Outline,
@@ -36,7 +36,10 @@ impl Item {
         }
         let digest = looked_at(&item).and_then(WireTensor::bytes).map(|pixels| {
             // A slot's bytes have been looked at already.
-            let known = slots.iter().find(|slot| slot.as_ref().as_ptr() == pixels.as_ptr()).map(LentSlot::digest);
+            let known = slots
+                .iter()
+                .find(|slot| slot.as_ref().as_ptr() == pixels.as_ptr())
+                .map(LentSlot::digest);
             known.unwrap_or_else(|| Digest::of(pixels))
         });
         Ok(Self { outline: Outline::of(&item, digest), slots })
@@ -57,7 +60,10 @@ impl Item {
 }
 
 /// The wire limits how deep lists go.
-fn for_tensors<E>(data: &mut MmData, visit: &mut impl FnMut(&mut WireTensor) -> Result<(), E>) -> Result<(), E> {
+fn for_tensors<E>(
+    data: &mut MmData,
+    visit: &mut impl FnMut(&mut WireTensor) -> Result<(), E>,
+) -> Result<(), E> {
     match data {
         MmData::Tensor(tensor) => visit(tensor),
         MmData::List(list) => list.iter_mut().try_for_each(|data| for_tensors(data, visit)),

@@ -32,7 +32,10 @@ impl KvPublisher {
     ///
     /// # Errors
     /// An address can not be bound.
-    pub(crate) async fn bind(events: &KvEvents, faults: &Faults) -> Result<(Self, KvEventsConfig), SimError> {
+    pub(crate) async fn bind(
+        events: &KvEvents,
+        faults: &Faults,
+    ) -> Result<(Self, KvEventsConfig), SimError> {
         let mut publisher = PubSocket::new();
         let endpoint = bind(&mut publisher, &events.endpoint).await?;
         let (mut replay, mut replay_endpoint) = (None, None);
@@ -90,7 +93,8 @@ impl KvPublisher {
         self.next += 1;
         if !self.faults.drop_kv_batches.contains(&sequence) {
             let frames = [self.topic.clone(), sequence_frame(sequence), payload.clone()];
-            // A PUB socket without subscribers drops messages, so there is nothing to do about an error.
+            // A PUB socket without subscribers drops messages, so there is nothing to do about an
+            // error.
             if let Err(error) = self.publisher.send(message(frames)).await {
                 tracing::debug!(%error, sequence, "could not publish KV events");
             }
@@ -101,7 +105,8 @@ impl KvPublisher {
         }
     }
 
-    /// `[identity, "", first sequence number]` → `[identity, "", topic, sequence number, payload]…`, and an end mark.
+    /// `[identity, "", first sequence number]` → `[identity, "", topic, sequence number,
+    /// payload]…`, and an end mark.
     async fn replay(&mut self, request: Vec<Bytes>) {
         let [identity, _, first] = &request[..] else {
             tracing::warn!(
@@ -115,8 +120,9 @@ impl KvPublisher {
             return;
         };
         let wanted = self.buffer.iter().filter(|(sequence, _)| *sequence >= first);
-        let batches =
-            wanted.map(|(sequence, payload)| (self.topic.clone(), sequence_frame(*sequence), payload.clone()));
+        let batches = wanted.map(|(sequence, payload)| {
+            (self.topic.clone(), sequence_frame(*sequence), payload.clone())
+        });
         let end = (Bytes::new(), Bytes::from_static(&END_OF_REPLAY), Bytes::new());
         for (topic, sequence, payload) in batches.chain([end]) {
             let frames = [identity.clone(), Bytes::new(), topic, sequence, payload];

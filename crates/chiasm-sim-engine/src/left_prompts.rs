@@ -1,5 +1,6 @@
-//! Prompts that are left for other engines, as vLLM's NIXL connector leaves them: over a side channel another engine learns what was
-//! computed and says when it has it. Keys and values are digests here, which is enough to notice that they are another prompt's.
+//! Prompts that are left for other engines, as vLLM's NIXL connector leaves them: over a side
+//! channel another engine learns what was computed and says when it has it. Keys and values are
+//! digests here, which is enough to notice that they are another prompt's.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -57,13 +58,16 @@ impl Handed {
         };
         needed("remote_engine_id")?;
         needed("remote_block_ids")?;
-        let text = |name: &'static str| Ok::<_, BadParams>(needed(name)?.as_str().unwrap_or_default().to_owned());
+        let text = |name: &'static str| {
+            Ok::<_, BadParams>(needed(name)?.as_str().unwrap_or_default().to_owned())
+        };
         let port = needed("remote_port")?.as_u64().and_then(|port| u16::try_from(port).ok());
         let host = text("remote_host")?.parse().map(|host: IpAddr| host);
         match (host, port) {
-            (Ok(host), Some(port)) => {
-                Ok(Some(Self::Get(Origin { address: (host, port).into(), request: text("remote_request_id")? })))
-            }
+            (Ok(host), Some(port)) => Ok(Some(Self::Get(Origin {
+                address: (host, port).into(),
+                request: text("remote_request_id")?,
+            }))),
             _ => Err(BadParams::NoAddress),
         }
     }
@@ -101,7 +105,10 @@ struct LeftPrompt {
 
 impl LeftPrompts {
     /// Binds the side channel at this address of the machine.
-    pub(crate) async fn bind(host: IpAddr, lease: Duration) -> std::io::Result<(Self, TcpListener)> {
+    pub(crate) async fn bind(
+        host: IpAddr,
+        lease: Duration,
+    ) -> std::io::Result<(Self, TcpListener)> {
         let listener = TcpListener::bind((host, 0)).await?;
         Ok((Self { address: listener.local_addr()?, lease, left: Arc::default() }, listener))
     }
@@ -118,7 +125,13 @@ impl LeftPrompts {
     }
 
     /// Leaves a prompt, whose blocks are kept under a number. Returns what its requester is told.
-    pub(crate) fn leave(&self, request: &str, number: u64, computed: Computed, blocks: usize) -> Value {
+    pub(crate) fn leave(
+        &self,
+        request: &str,
+        number: u64,
+        computed: Computed,
+        blocks: usize,
+    ) -> Value {
         let until = Instant::now() + self.lease;
         self.left().prompts.insert(request.to_owned(), LeftPrompt { computed, number, until });
         let blocks = (0..blocks).map(Value::from).collect();
@@ -157,8 +170,13 @@ impl LeftPrompts {
         }
     }
 
-    /// Says what was computed of the prompt that another engine names, and lets go of it when that has it.
-    async fn answer(self, mut stream: TcpStream, work: mpsc::UnboundedSender<Work>) -> std::io::Result<()> {
+    /// Says what was computed of the prompt that another engine names, and lets go of it when that
+    /// has it.
+    async fn answer(
+        self,
+        mut stream: TcpStream,
+        work: mpsc::UnboundedSender<Work>,
+    ) -> std::io::Result<()> {
         let (read, mut write) = stream.split();
         let mut lines = BufReader::new(tokio::io::AsyncReadExt::take(read, MOST_BYTES)).lines();
         let Some(request) = lines.next_line().await? else { return Ok(()) };
@@ -203,14 +221,22 @@ mod tests {
             ("remote_host", Value::from("127.0.0.1")),
             ("remote_port", Value::from(7)),
         ];
-        let pairs = all.into_iter().map(|(name, value)| if name == change.0 { change.clone() } else { (name, value) });
+        let pairs = all
+            .into_iter()
+            .map(|(name, value)| if name == change.0 { change.clone() } else { (name, value) });
         Value::Map(pairs.map(|(name, value)| (name.into(), value)).collect())
     }
 
     #[test]
     fn an_engine_that_is_not_told_from_where_dies() {
         assert!(matches!(Handed::read(&words(("", Value::Nil))), Ok(Some(Handed::Get(_)))));
-        for name in ["remote_engine_id", "remote_block_ids", "remote_request_id", "remote_host", "remote_port"] {
+        for name in [
+            "remote_engine_id",
+            "remote_block_ids",
+            "remote_request_id",
+            "remote_host",
+            "remote_port",
+        ] {
             assert!(Handed::read(&words((name, Value::Nil))).is_err(), "{name}");
         }
         assert_eq!(Handed::read(&words(("do_remote_prefill", Value::from(false)))), Ok(None));

@@ -10,8 +10,8 @@ use crate::digest::Digest;
 
 /// A view of a slot that the frontend has lent. The lease is returned with the last clone.
 ///
-/// A slot must not change while it is lent. The digest of what it held at first is compared in each step that uses the slot,
-/// and once more before the lease is returned.
+/// A slot must not change while it is lent. The digest of what it held at first is compared in each
+/// step that uses the slot, and once more before the lease is returned.
 #[derive(Clone)]
 pub(crate) struct LentSlot(Arc<Held>);
 
@@ -71,14 +71,17 @@ impl LentSlot {
     }
 }
 
-/// The slots that were compared since the step began. However many requests use a slot in one step, it is looked at once, and
-/// after the last of them has come.
+/// The slots that were compared since the step began. However many requests use a slot in one step,
+/// it is looked at once, and after the last of them has come.
 #[derive(Debug, Default)]
 pub(crate) struct CheckedSlots(HashSet<usize>);
 
 impl CheckedSlots {
     /// Compares those of these slots that were not compared yet.
-    pub(crate) fn check<'a>(&mut self, slots: impl IntoIterator<Item = &'a LentSlot>) -> Result<(), Overwritten> {
+    pub(crate) fn check<'a>(
+        &mut self,
+        slots: impl IntoIterator<Item = &'a LentSlot>,
+    ) -> Result<(), Overwritten> {
         for slot in slots {
             // The address is the slot's as long as a request has it, which is longer than a step.
             if self.0.insert(Arc::as_ptr(&slot.0).addr()) {
@@ -117,7 +120,10 @@ impl AsRef<[u8]> for LentSlot {
 impl fmt::Debug for LentSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Held { offset, digest, .. } = &*self.0;
-        f.debug_struct("LentSlot").field("offset", offset).field("digest", digest).finish_non_exhaustive()
+        f.debug_struct("LentSlot")
+            .field("offset", offset)
+            .field("digest", digest)
+            .finish_non_exhaustive()
     }
 }
 

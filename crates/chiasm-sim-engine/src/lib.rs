@@ -1,16 +1,18 @@
 //! A simulated vLLM engine that a frontend can't tell from a real one.
 //!
-//! It connects to a frontend's handshake socket as `vllm serve --headless` does, speaks EngineCore's protocol on the
-//! same sockets, publishes and replays the same KV events, and has the same caches: paged KV blocks with prefix reuse,
-//! a receiver cache of media items, a cache of encoded images. It computes nothing: a time model says how long each
-//! step takes, and every answer says what the engine saw, for example
-//! `1 image 280x224 (80 tokens, 9f2c1a07); 64 of 109 prompt tokens were cached`, where `9f2c1a07` is a digest of the
-//! pixels' bytes. What would break an unmodified engine breaks this one in the same way.
+//! It connects to a frontend's handshake socket as `vllm serve --headless` does, speaks
+//! EngineCore's protocol on the same sockets, publishes and replays the same KV events, and has the
+//! same caches: paged KV blocks with prefix reuse, a receiver cache of media items, a cache of
+//! encoded images. It computes nothing: a time model says how long each step takes, and every
+//! answer says what the engine saw, for example `1 image 280x224 (80 tokens, 9f2c1a07); 64 of 109
+//! prompt tokens were cached`, where `9f2c1a07` is a digest of the pixels' bytes. What would break
+//! an unmodified engine breaks this one in the same way.
 //!
-//! It has Chiasm's plugin, too: it attaches a frontend's arena, takes handles in place of tensors, and keeps its views of
-//! slots as long as vLLM does. That is until the last of these lets go: the receiver cache, the request until the step
-//! after its end, the input thread until another request has come. A slot that is written to while it is lent kills the
-//! engine. Unlike a killed process it returns its leases when it ends.
+//! It has Chiasm's plugin, too: it attaches a frontend's arena, takes handles in place of tensors,
+//! and keeps its views of slots as long as vLLM does. That is until the last of these lets go: the
+//! receiver cache, the request until the step after its end, the input thread until another request
+//! has come. A slot that is written to while it is lent kills the engine. Unlike a killed process
+//! it returns its leases when it ends.
 //!
 //! ```no_run
 //! use chiasm_sim_engine::{Exit, Pace, SimConfig, SimEngine};
@@ -34,8 +36,9 @@
 //! | other engines | `left_prompts`, `computed`: prompts that one computes for another; `embeddings`: items that one encodes for others |
 //! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
 //!
-//! Not simulated: pooling, structured outputs, speculative decoding, the time that a prompt takes to another engine, priority scheduling, and the
-//! one step by which vLLM's asynchronous scheduling runs ahead.
+//! Not simulated: pooling, structured outputs, speculative decoding, the time that a prompt takes
+//! to another engine, priority scheduling, and the one step by which vLLM's asynchronous scheduling
+//! runs ahead.
 #![forbid(unsafe_code)]
 
 mod block_chain;

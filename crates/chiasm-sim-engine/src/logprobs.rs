@@ -3,11 +3,12 @@
 use chiasm_engine::wire::Logprobs;
 use chiasm_types::TokenId;
 
-/// Probability of the token that stands at a position; the others share the rest, each half of the one before.
+/// Probability of the token that stands at a position; the others share the rest, each half of the
+/// one before.
 const CHOSEN: f64 = 0.9;
 
-/// One position per token of `tokens`, each with that token and its `top` most likely ones (which it leads).
-/// `top` −1 means the whole vocabulary, as in vLLM's `SamplingParams.logprobs`.
+/// One position per token of `tokens`, each with that token and its `top` most likely ones (which
+/// it leads). `top` −1 means the whole vocabulary, as in vLLM's `SamplingParams.logprobs`.
 pub(crate) fn of(tokens: &[TokenId], top: i32, vocab_size: u32) -> Logprobs {
     let top = u32::try_from(top).unwrap_or(vocab_size).min(vocab_size);
     let mut result = Logprobs { width: top as usize + 1, ..Logprobs::default() };
@@ -17,7 +18,8 @@ pub(crate) fn of(tokens: &[TokenId], top: i32, vocab_size: u32) -> Logprobs {
         result.ranks.push(1);
         for rank in 0..top {
             // The wrap-around goes through the whole vocabulary once, so no candidate comes twice.
-            let candidate = (u64::from(token.0) + u64::from(rank)) % u64::from(vocab_size.max(token.0 + 1));
+            let candidate =
+                (u64::from(token.0) + u64::from(rank)) % u64::from(vocab_size.max(token.0 + 1));
             result.token_ids.push(TokenId(candidate as u32));
             result.logprobs.push(match rank {
                 0 => CHOSEN.ln() as f32,
@@ -38,7 +40,8 @@ mod tests {
         let logprobs = of(&[TokenId(7), TokenId(9)], 3, 10);
         assert_eq!((logprobs.len(), logprobs.width), (2, 4));
         let positions: Vec<_> = logprobs.positions().collect();
-        let ids = |at: usize| positions[at].token_ids.iter().map(|token| token.0).collect::<Vec<_>>();
+        let ids =
+            |at: usize| positions[at].token_ids.iter().map(|token| token.0).collect::<Vec<_>>();
         assert_eq!(ids(0), [7, 7, 8, 9]);
         assert_eq!(ids(1), [9, 9, 0, 1]);
         assert_eq!(positions[0].rank, 1);

@@ -33,7 +33,8 @@ impl Loras {
         Self { limits, loaded: Vec::new() }
     }
 
-    /// Takes note that an adapter is used, and reads it if it is not there: an id that is known is not looked at again.
+    /// Takes note that an adapter is used, and reads it if it is not there: an id that is known is
+    /// not looked at again.
     ///
     /// # Errors
     /// What vLLM says of an adapter that can't be read.
@@ -94,7 +95,10 @@ mod tests {
         assert!(loras.remove(1) && !loras.remove(1));
         fs::write(dir.join("adapter_config.json"), r#"{"r": 32}"#).unwrap();
         loras.touch(&lora(3)).unwrap();
-        assert_eq!(loras.touch(&lora(4)).unwrap_err().to_string(), "LoRA rank 32 is greater than max_lora_rank 16.");
+        assert_eq!(
+            loras.touch(&lora(4)).unwrap_err().to_string(),
+            "LoRA rank 32 is greater than max_lora_rank 16."
+        );
         fs::remove_dir_all(&dir).unwrap();
         let missing = loras.touch(&lora(5)).unwrap_err().to_string();
         assert!(missing.starts_with("Loading lora a5 failed: No adapter found for "), "{missing}");

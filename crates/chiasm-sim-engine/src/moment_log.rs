@@ -13,13 +13,16 @@ pub(crate) struct MomentLog(File);
 
 impl MomentLog {
     pub(crate) fn create(path: &Path) -> Result<Self, SimError> {
-        let file = File::create(path).map_err(|source| SimError::MomentLog { path: path.to_owned(), source })?;
+        let file = File::create(path)
+            .map_err(|source| SimError::MomentLog { path: path.to_owned(), source })?;
         Ok(Self(file))
     }
 
     /// It happened at this moment.
     pub(crate) fn write(&self, moment: SystemTime) {
-        let since = moment.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let since = moment
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_nanos() as u64);
         // Whoever reads it will miss a moment.
         if let Err(error) = (&self.0).write_all(&since.to_le_bytes()) {
             tracing::warn!(%error, "a moment is missing in the log");

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-/// Seconds since a little before the engine's start, as vLLM's `time.monotonic()`: never 0, which vLLM takes for unset.
+/// Seconds since a little before the engine's start, as vLLM's `time.monotonic()`: never 0, which
+/// vLLM takes for unset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MonotonicTime(Instant);
 

@@ -4,7 +4,8 @@ use bytes::Bytes;
 use chiasm_engine::wire::{EngineCoreOutputs, output};
 use tokio::sync::mpsc;
 
-/// The queues in front of the output sockets, by `client_index`. An empty message is the end of a queue.
+/// The queues in front of the output sockets, by `client_index`. An empty message is the end of a
+/// queue.
 #[derive(Clone)]
 pub(crate) struct Outbox {
     rank: u32,
@@ -13,7 +14,10 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     /// Makes the queues of so many clients; also returns their receiving ends, by client.
-    pub(crate) fn new(rank: u16, clients: usize) -> (Self, Vec<mpsc::UnboundedReceiver<Vec<Bytes>>>) {
+    pub(crate) fn new(
+        rank: u16,
+        clients: usize,
+    ) -> (Self, Vec<mpsc::UnboundedReceiver<Vec<Bytes>>>) {
         let (queues, ends) = (0..clients).map(|_| mpsc::unbounded_channel()).unzip();
         (Self { rank: u32::from(rank), queues }, ends)
     }
@@ -24,7 +28,10 @@ impl Outbox {
         match self.queues.get(client as usize) {
             // The other end is gone only while everything is being torn down.
             Some(queue) => drop(queue.send(output::encode(&outputs))),
-            None => tracing::warn!(client, "a request names an output socket that the frontend does not have"),
+            None => tracing::warn!(
+                client,
+                "a request names an output socket that the frontend does not have"
+            ),
         }
     }
 

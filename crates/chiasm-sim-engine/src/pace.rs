@@ -18,7 +18,12 @@ pub struct Pace {
 impl Default for Pace {
     /// About a 7-billion-parameter model on one large GPU.
     fn default() -> Self {
-        Self { prefill_tokens_per_s: 20_000.0, decode_tokens_per_s: 60.0, ms_per_image: 15.0, speedup: 1.0 }
+        Self {
+            prefill_tokens_per_s: 20_000.0,
+            decode_tokens_per_s: 60.0,
+            ms_per_image: 15.0,
+            speedup: 1.0,
+        }
     }
 }
 
@@ -33,7 +38,8 @@ impl Pace {
         let prefill = work.prefill_tokens as f64 / self.prefill_tokens_per_s;
         let decode = if work.decodes > 0 { 1.0 / self.decode_tokens_per_s } else { 0.0 };
         let images = work.images as f64 * self.ms_per_image / 1000.0;
-        Duration::try_from_secs_f64((prefill + decode + images) / self.speedup).unwrap_or(Duration::ZERO)
+        Duration::try_from_secs_f64((prefill + decode + images) / self.speedup)
+            .unwrap_or(Duration::ZERO)
     }
 }
 
@@ -56,8 +62,12 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_step_add_up_and_decodes_share_one_pass() {
-        let pace =
-            Pace { prefill_tokens_per_s: 10_000.0, decode_tokens_per_s: 100.0, ms_per_image: 20.0, speedup: 1.0 };
+        let pace = Pace {
+            prefill_tokens_per_s: 10_000.0,
+            decode_tokens_per_s: 100.0,
+            ms_per_image: 20.0,
+            speedup: 1.0,
+        };
         assert_eq!(pace.step(&WORK), Duration::from_millis(100 + 10 + 40));
         assert_eq!(Pace { speedup: 10.0, ..pace }.step(&WORK), Duration::from_millis(15));
     }
@@ -65,6 +75,9 @@ mod tests {
     #[test]
     fn infinite_speed_and_nonsense_do_not_wait() {
         assert_eq!(Pace::instant().step(&WORK), Duration::ZERO);
-        assert_eq!(Pace { prefill_tokens_per_s: 0.0, ..Pace::default() }.step(&WORK), Duration::ZERO);
+        assert_eq!(
+            Pace { prefill_tokens_per_s: 0.0, ..Pace::default() }.step(&WORK),
+            Duration::ZERO
+        );
     }
 }

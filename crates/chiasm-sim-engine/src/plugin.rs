@@ -1,4 +1,5 @@
-//! What `python/chiasm_vllm` is in a vLLM: attaches the frontend's arena and turns handles into views of its slots.
+//! What `python/chiasm_vllm` is in a vLLM: attaches the frontend's arena and turns handles into
+//! views of its slots.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,8 +10,9 @@ use crate::handle::{self, Refused};
 use crate::lent_slot::{Alarm, LentSlot};
 
 /// Element types that a handle's tensor may have, by torch's names.
-const DTYPES: [&str; 10] =
-    ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"];
+const DTYPES: [&str; 10] = [
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+];
 
 /// An arena can't be attached.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +57,12 @@ impl Plugin {
     ///
     /// # Errors
     /// What does not fit. A lease whose slot has not the tensor's length is returned at once.
-    pub(crate) fn resolve(&self, tensor: &WireTensor, map: &Value, alarm: Option<Alarm>) -> Result<LentSlot, Refused> {
+    pub(crate) fn resolve(
+        &self,
+        tensor: &WireTensor,
+        map: &Value,
+        alarm: Option<Alarm>,
+    ) -> Result<LentSlot, Refused> {
         let handle = handle::parse(map)?;
         let arena = self.attached().clone().ok_or(Refused::NotAttached)?;
         let view = arena.resolve(&handle)?;
@@ -85,7 +92,11 @@ mod tests {
     const BYTES: usize = 3 * 1176;
 
     fn tensor(dtype: &'static str, shape: &[usize], map: &Value) -> WireTensor {
-        WireTensor { dtype: dtype.into(), shape: shape.to_vec(), data: TensorData::OutOfBand(map.clone()) }
+        WireTensor {
+            dtype: dtype.into(),
+            shape: shape.to_vec(),
+            data: TensorData::OutOfBand(map.clone()),
+        }
     }
 
     fn attached() -> (Arena, Plugin) {
@@ -123,7 +134,10 @@ mod tests {
         let (first, second) = (Arena::create(1 << 20).unwrap(), Arena::create(1 << 20).unwrap());
         assert_eq!(resolve(&plugin, &lend(&first)).unwrap_err(), Refused::NotAttached);
         let answer = plugin.attach(&Value::from(first.name())).unwrap();
-        assert_eq!((answer["layout"].as_u64(), answer["pid"].as_u64()), (Some(1), Some(std::process::id().into())));
+        assert_eq!(
+            (answer["layout"].as_u64(), answer["pid"].as_u64()),
+            (Some(1), Some(std::process::id().into()))
+        );
         assert_eq!(answer["plugin"].as_str(), Some(env!("CARGO_PKG_VERSION")));
         assert_eq!(answer["encoder_cache_tokens"].as_u64(), Some(7));
         let view = resolve(&plugin, &lend(&first)).unwrap();
@@ -182,9 +196,14 @@ mod tests {
             assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Unresolved(reason));
         }
         let [moved, shorter] = [lend(&arena), lend(&arena)];
-        for handle in [Handle { offset: moved.offset + 64, ..moved }, Handle { length: shorter.length - 1, ..shorter }]
-        {
-            assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Unresolved(BadHandle::Range));
+        for handle in [
+            Handle { offset: moved.offset + 64, ..moved },
+            Handle { length: shorter.length - 1, ..shorter },
+        ] {
+            assert_eq!(
+                resolve(&plugin, &handle).unwrap_err(),
+                Refused::Unresolved(BadHandle::Range)
+            );
         }
         assert_eq!(arena.usage().leases, 1, "nobody else would return those of the last two");
         assert!(resolve(&plugin, &good).is_ok());
@@ -193,12 +212,16 @@ mod tests {
     #[test]
     fn a_slot_must_be_as_long_as_its_tensor() {
         let (arena, plugin) = attached();
-        for (dtype, shape) in [("uint8", &[3, 1175][..]), ("float32", &[3, 1176]), ("uint8", &[0]), ("bfloat16", &[])] {
+        for (dtype, shape) in
+            [("uint8", &[3, 1175][..]), ("float32", &[3, 1176]), ("uint8", &[0]), ("bfloat16", &[])]
+        {
             let map = map(&lend(&arena));
             let refused = plugin.resolve(&tensor(dtype, shape, &map), &map, None).unwrap_err();
             assert!(matches!(refused, Refused::Length { .. }), "{refused}");
         }
-        for (dtype, shape) in [("|u1", &[3, 1176][..]), ("float8", &[3, 1176]), ("uint8", &[usize::MAX, 2])] {
+        for (dtype, shape) in
+            [("|u1", &[3, 1176][..]), ("float8", &[3, 1176]), ("uint8", &[usize::MAX, 2])]
+        {
             let map = map(&lend(&arena));
             let refused = plugin.resolve(&tensor(dtype, shape, &map), &map, None).unwrap_err();
             assert!(matches!(refused, Refused::Tensor { .. }), "{refused}");

@@ -4,8 +4,9 @@ use chiasm_engine_model::WeightedLru;
 
 /// Least-recently-used cache by bytes, updated request by request.
 ///
-/// vLLM's `LruKeyReplicatedReceiverCache`, whose contents a frontend mirrors by running the same algorithm over the
-/// same requests. Hence what matters is not only what is in it but the order of every touch.
+/// vLLM's `LruKeyReplicatedReceiverCache`, whose contents a frontend mirrors by running the same
+/// algorithm over the same requests. Hence what matters is not only what is in it but the order of
+/// every touch.
 #[derive(Debug)]
 pub(crate) struct ReceiverCache<T>(WeightedLru<String, T>);
 
@@ -26,7 +27,8 @@ impl<T: Clone> ReceiverCache<T> {
     /// Takes one request's items in prompt order and returns the item for each.
     ///
     /// # Errors
-    /// The keys that had no data and were not cached, in prompt order. The items that had data are cached all the same.
+    /// The keys that had no data and were not cached, in prompt order. The items that had data are
+    /// cached all the same.
     pub(crate) fn update(&mut self, items: Vec<Incoming<T>>) -> Result<Vec<T>, Vec<String>> {
         for item in &items {
             self.0.get(&item.key);
@@ -60,7 +62,8 @@ impl<T: Clone> ReceiverCache<T> {
     /// Keys and sizes, least recently used first.
     #[cfg(test)]
     fn contents(&self) -> Vec<(String, u64)> {
-        let mut contents: Vec<_> = self.0.iter().map(|(key, bytes, _)| (key.clone(), bytes)).collect();
+        let mut contents: Vec<_> =
+            self.0.iter().map(|(key, bytes, _)| (key.clone(), bytes)).collect();
         contents.reverse();
         contents
     }
@@ -100,7 +103,10 @@ mod tests {
         let mut cache = ReceiverCache::new(30);
         cache.update(vec![sent("old", 10), sent("other", 10), sent("third", 10)]).unwrap();
         // Without the first pass, "new" would evict "old" before it is looked up.
-        assert_eq!(cache.update(vec![sent("new", 10), expected("old")]), Ok(vec!["NEW".to_owned(), "OLD".to_owned()]));
+        assert_eq!(
+            cache.update(vec![sent("new", 10), expected("old")]),
+            Ok(vec!["NEW".to_owned(), "OLD".to_owned()])
+        );
         assert_eq!(keys(&cache), ["third", "new", "old"]);
     }
 
@@ -149,7 +155,9 @@ mod tests {
                             self.items.remove(at);
                         }
                         if *bytes <= self.capacity {
-                            while self.items.iter().map(|(_, bytes)| bytes).sum::<u64>() + bytes > self.capacity {
+                            while self.items.iter().map(|(_, bytes)| bytes).sum::<u64>() + bytes
+                                > self.capacity
+                            {
                                 self.items.remove(0);
                             }
                             self.items.push((item.key.clone(), *bytes));
@@ -197,7 +205,8 @@ mod tests {
         let tensor = WireTensor::new(Dtype::U8, vec![bytes], vec![0; bytes].into()).unwrap();
         let name = format!("{key:064x}");
         MmFeature {
-            data: with_data.then(|| MmItem(vec![("pixel_values".to_owned(), MmField::flat(tensor, bytes))])),
+            data: with_data
+                .then(|| MmItem(vec![("pixel_values".to_owned(), MmField::flat(tensor, bytes))])),
             modality: "image".to_owned(),
             identifier: name.clone(),
             position: Placeholder { offset: 0, length: 1, is_embed: None },
@@ -206,7 +215,8 @@ mod tests {
     }
 
     proptest! {
-        /// A frontend that follows its mirror never misses, sends nothing that the engine holds, and stays in step.
+        /// A frontend that follows its mirror never misses, sends nothing that the engine holds,
+        /// and stays in step.
         #[test]
         fn a_frontends_mirror_knows_what_the_engine_holds(
             requests in prop::collection::vec(prop::collection::vec((0_u8..8, any::<bool>()), 1..5), 1..60)

@@ -4,12 +4,17 @@ use chiasm_types::TokenId;
 
 use crate::image::{SeenItem, Size};
 
-/// Says what the engine saw, with a digest of each item's values, so that wrong ones make another answer:
-/// `1 image 280x224 (80 tokens, 9f2c1a07); 64 of 109 prompt tokens were cached`. A video or a recording is an item of the shape of
-/// its largest tensor. Behind that comes the LoRA adapter that has answered, if any: `; by NAME`.
+/// Says what the engine saw, with a digest of each item's values, so that wrong ones make another
+/// answer: `1 image 280x224 (80 tokens, 9f2c1a07); 64 of 109 prompt tokens were cached`. A video or
+/// a recording is an item of the shape of its largest tensor. Behind that comes the LoRA adapter
+/// that has answered, if any: `; by NAME`.
 pub(crate) fn text(items: &[SeenItem], cached: usize, prompt: usize, lora: Option<&str>) -> String {
     let by = lora.map_or_else(String::new, |name| format!("; by {name}"));
-    let what = if items.iter().all(|item| matches!(item.size, Size::Image { .. })) { "image" } else { "item" };
+    let what = if items.iter().all(|item| matches!(item.size, Size::Image { .. })) {
+        "image"
+    } else {
+        "item"
+    };
     let seen = match items.len() {
         0 => "no images".to_owned(),
         count => {
@@ -18,7 +23,9 @@ pub(crate) fn text(items: &[SeenItem], cached: usize, prompt: usize, lora: Optio
                 .map(|SeenItem { size, embeddings, digest }| {
                     let size = match size {
                         Size::Image { width, height } => format!("{width}x{height}"),
-                        Size::Other(shape) => shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x"),
+                        Size::Other(shape) => {
+                            shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
+                        }
                     };
                     format!("{size} ({embeddings} tokens, {digest})")
                 })
@@ -29,8 +36,8 @@ pub(crate) fn text(items: &[SeenItem], cached: usize, prompt: usize, lora: Optio
     format!("{seen}; {cached} of {prompt} prompt tokens were cached{by}")
 }
 
-/// The tokens of an answer, one after the other: the text, then EOS, then from the start again for requests
-/// that do not stop at EOS.
+/// The tokens of an answer, one after the other: the text, then EOS, then from the start again for
+/// requests that do not stop at EOS.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     tokens: Vec<TokenId>,
@@ -72,7 +79,10 @@ mod tests {
     #[test]
     fn the_text_names_every_image() {
         assert_eq!(text(&[], 0, 12, None), "no images; 0 of 12 prompt tokens were cached");
-        assert_eq!(text(&[], 0, 12, Some("a")), "no images; 0 of 12 prompt tokens were cached; by a");
+        assert_eq!(
+            text(&[], 0, 12, Some("a")),
+            "no images; 0 of 12 prompt tokens were cached; by a"
+        );
         assert_eq!(
             text(&[image(280, 224, 80)], 64, 109, None),
             "1 image 280x224 (80 tokens, af1349b9); 64 of 109 prompt tokens were cached"
@@ -85,7 +95,8 @@ mod tests {
 
     #[test]
     fn what_is_no_image_is_an_item() {
-        let video = SeenItem { size: Size::Other(vec![96, 1176]), embeddings: 24, digest: Digest::of(b"") };
+        let video =
+            SeenItem { size: Size::Other(vec![96, 1176]), embeddings: 24, digest: Digest::of(b"") };
         assert_eq!(
             text(&[image(56, 56, 4), video], 0, 9, None),
             "2 items 56x56 (4 tokens, af1349b9), 96x1176 (24 tokens, af1349b9); 0 of 9 prompt tokens were cached"

@@ -3,14 +3,17 @@
 use chiasm_backend::Constraint;
 use chiasm_engine::wire::SamplingParams;
 
-/// The rules of `SamplingParams._verify_args` in `vllm/sampling_params.py`, which run while a request is decoded.
-/// Returns the field that breaks one.
+/// The rules of `SamplingParams._verify_args` in `vllm/sampling_params.py`, which run while a
+/// request is decoded. Returns the field that breaks one.
 pub(crate) fn broken(params: &SamplingParams) -> Option<&'static str> {
     let within = |value: f64, low: f64, high: f64| (low..=high).contains(&value);
     let rules = [
         ("presence_penalty", within(params.presence_penalty, -2.0, 2.0)),
         ("frequency_penalty", within(params.frequency_penalty, -2.0, 2.0)),
-        ("repetition_penalty", params.repetition_penalty.is_finite() && params.repetition_penalty > 0.0),
+        (
+            "repetition_penalty",
+            params.repetition_penalty.is_finite() && params.repetition_penalty > 0.0,
+        ),
         ("temperature", within(params.temperature, 0.0, 2.0)),
         ("top_p", params.top_p > 0.0 && params.top_p <= 1.0),
         ("top_k", params.top_k >= -1),
@@ -23,8 +26,9 @@ pub(crate) fn broken(params: &SamplingParams) -> Option<&'static str> {
     rules.into_iter().find(|(_, kept)| !kept).map(|(field, _)| field)
 }
 
-/// Whether a constraint can be compiled, as far as that can be told without a compiler; the simulated engine holds no answer to one.
-/// vLLM fails a request before its first token if it can't.
+/// Whether a constraint can be compiled, as far as that can be told without a compiler; the
+/// simulated engine holds no answer to one. vLLM fails a request before its first token if it
+/// can't.
 pub(crate) fn compiles(params: &SamplingParams) -> bool {
     match params.structured_outputs.as_ref().map(|structured| &structured.constraint) {
         Some(Constraint::Grammar(grammar)) => grammar.contains("root"),

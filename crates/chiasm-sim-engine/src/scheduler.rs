@@ -34,10 +34,11 @@ pub(crate) struct Scheduler {
     ids: HashSet<String>,
     /// Requests whose prompts are got from other engines.
     awaiting: Vec<Sequence>,
-    /// Requests ended since the last step: the engine takes one more step for them, even with nothing to compute.
+    /// Requests ended since the last step: the engine takes one more step for them, even with
+    /// nothing to compute.
     ended: bool,
-    /// Items of requests that ended since the last step. The worker has them, too, and hears of the end with the next step
-    /// (`finished_req_ids`).
+    /// Items of requests that ended since the last step. The worker has them, too, and hears of the
+    /// end with the next step (`finished_req_ids`).
     leaving: Vec<Media>,
 }
 
@@ -109,13 +110,18 @@ impl Scheduler {
     ///
     /// # Errors
     /// The id is already in use.
-    pub(crate) fn wait_for_prompt(&mut self, mut sequence: Sequence, now: f64) -> Result<(), Fatal> {
+    pub(crate) fn wait_for_prompt(
+        &mut self,
+        mut sequence: Sequence,
+        now: f64,
+    ) -> Result<(), Fatal> {
         self.take_note(&mut sequence, now)?;
         self.awaiting.push(sequence);
         Ok(())
     }
 
-    /// A prompt has come from another engine, or can't be had any more, and is computed here. Requests that have ended are passed over.
+    /// A prompt has come from another engine, or can't be had any more, and is computed here.
+    /// Requests that have ended are passed over.
     pub(crate) fn given(&mut self, id: &str, is_given: bool) {
         let Some(at) = self.awaiting.iter().position(|sequence| sequence.id == id) else { return };
         let mut sequence = self.awaiting.swap_remove(at);
@@ -203,7 +209,8 @@ impl Scheduler {
         let config = &self.executor.config;
         let mut outputs = StepOutputs::new(u32::from(config.rank), now);
         let left_prompts = self.executor.left_prompts.as_ref();
-        let leaves_embeddings = self.executor.embeddings.as_ref().filter(|embeddings| embeddings.leaves());
+        let leaves_embeddings =
+            self.executor.embeddings.as_ref().filter(|embeddings| embeddings.leaves());
         let ended = self.batch.advance(|running| {
             if let Some(embeddings) = leaves_embeddings {
                 outputs.push(running.request.client, encoded(&mut running.request, embeddings));
@@ -215,7 +222,8 @@ impl Scheduler {
             {
                 let sequence = &running.request;
                 let blocks = sequence.prompt.div_ceil(config.block_size.get());
-                output.kv_transfer_params = Some(left.leave(&sequence.id, number, sequence.computed(), blocks));
+                output.kv_transfer_params =
+                    Some(left.leave(&sequence.id, number, sequence.computed(), blocks));
             }
             let is_last = output.finish_reason.is_some();
             outputs.push(running.request.client, output);
@@ -230,11 +238,15 @@ impl Scheduler {
 
     fn fail_contradicting(&mut self, outputs: &mut StepOutputs) {
         for contradicting in std::mem::take(&mut self.executor.contradicting) {
-            let Some((client, request_id)) = self.remove(|sequence| sequence.id == contradicting) else {
+            let Some((client, request_id)) = self.remove(|sequence| sequence.id == contradicting)
+            else {
                 continue;
             };
             let finish_reason = Some(FinishReason::Error);
-            outputs.push(client, EngineCoreOutput { request_id, finish_reason, ..EngineCoreOutput::default() });
+            outputs.push(
+                client,
+                EngineCoreOutput { request_id, finish_reason, ..EngineCoreOutput::default() },
+            );
         }
     }
 
@@ -255,7 +267,8 @@ impl Scheduler {
         self.executor.events.take()
     }
 
-    /// Empties the prefix cache; with `preempt`, running requests start over. False while requests hold blocks.
+    /// Empties the prefix cache; with `preempt`, running requests start over. False while requests
+    /// hold blocks.
     pub(crate) fn reset_prefix_cache(&mut self, preempt: bool, now: f64) -> bool {
         self.executor.now = now;
         while preempt && self.batch.preempt_last(&mut self.executor) {}
@@ -295,8 +308,12 @@ fn sample(running: &mut Scheduled<Sequence>, config: &SimConfig) -> EngineCoreOu
     EngineCoreOutput {
         request_id: sequence.id.clone(),
         new_token_ids: vec![sampled.token],
-        new_logprobs: sequence.params.logprobs.map(|top| logprobs::of(&[sampled.token], top, config.vocab_size)),
-        prompt_logprobs: asked.map(|top| logprobs::of(&sequence.tokens[1..sequence.prompt], top, config.vocab_size)),
+        new_logprobs: sequence
+            .params
+            .logprobs
+            .map(|top| logprobs::of(&[sampled.token], top, config.vocab_size)),
+        prompt_logprobs: asked
+            .map(|top| logprobs::of(&sequence.tokens[1..sequence.prompt], top, config.vocab_size)),
         finish_reason: sampled.finish,
         stop_reason: sampled.stop_reason,
         events: sequence.take_events(),
@@ -306,7 +323,8 @@ fn sample(running: &mut Scheduled<Sequence>, config: &SimConfig) -> EngineCoreOu
 }
 
 impl Executor {
-    /// Whether another engine has left the embeddings of an item, or this one, before it had to make room for others.
+    /// Whether another engine has left the embeddings of an item, or this one, before it had to
+    /// make room for others.
     fn finds(&self, item: &str, embeds: usize) -> Result<bool, Fatal> {
         self.embeddings
             .as_ref()
@@ -316,7 +334,8 @@ impl Executor {
 
     /// Leaves the embeddings of an item for other engines, if that is what this one is there for.
     fn leave(&mut self, item: &str, embeds: usize) -> Result<(), Fatal> {
-        let left = self.embeddings.as_mut().map_or(Ok(()), |embeddings| embeddings.leave(item, embeds));
+        let left =
+            self.embeddings.as_mut().map_or(Ok(()), |embeddings| embeddings.leave(item, embeds));
         left.map_err(|error| Fatal(format!("embeddings can't be left: {error}")))
     }
 
@@ -353,14 +372,20 @@ impl BatchEngine for Executor {
         sequence.look(&self.config).map_err(|error| Fatal(error.to_string()))
     }
 
-    /// Encodes the images among the tokens that are not encoded yet. False if an image contradicts the one that its identifier
-    /// stood for before.
+    /// Encodes the images among the tokens that are not encoded yet. False if an image contradicts
+    /// the one that its identifier stood for before.
     ///
     /// # Errors
     /// The image's slot was written to.
-    fn encode(&mut self, sequence: &mut Sequence, tokens: Range<usize>, admission: bool) -> Result<bool, Fatal> {
+    fn encode(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: Range<usize>,
+        admission: bool,
+    ) -> Result<bool, Fatal> {
         if admission {
-            // Whether or not they are encoded in this step: what the receiver cache gave must be what it was sent.
+            // Whether or not they are encoded in this step: what the receiver cache gave must be
+            // what it was sent.
             sequence.media.iter().try_for_each(|media| self.check(media.item.as_ref()))?;
         }
         for media in &sequence.media {
@@ -396,7 +421,11 @@ impl BatchEngine for Executor {
         }
         let stats = &mut self.lookups;
         let (requests, queries, hits) = match again {
-            true => (&mut stats.preempted_requests, &mut stats.preempted_queries, &mut stats.preempted_hits),
+            true => (
+                &mut stats.preempted_requests,
+                &mut stats.preempted_queries,
+                &mut stats.preempted_hits,
+            ),
             false => (&mut stats.requests, &mut stats.queries, &mut stats.hits),
         };
         *requests += 1;

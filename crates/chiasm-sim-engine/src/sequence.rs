@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use chiasm_engine::wire::output::EngineCoreEvent;
-use chiasm_engine::wire::{EngineCoreRequest, FinishReason, LoraRequest, PrefillStats, SamplingParams, StopReason};
+use chiasm_engine::wire::{
+    EngineCoreRequest, FinishReason, LoraRequest, PrefillStats, SamplingParams, StopReason,
+};
 use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
@@ -26,7 +28,8 @@ pub(crate) struct Sequence {
     pub(crate) media: Vec<Media>,
     pub(crate) chain: BlockChain,
     pub(crate) lora: Option<Arc<LoraRequest>>,
-    /// The number under which its blocks are kept when it has ended, if its prompt is left for another engine.
+    /// The number under which its blocks are kept when it has ended, if its prompt is left for
+    /// another engine.
     pub(crate) left_as: Option<u64>,
     /// Leading tokens whose keys and values came from another engine.
     pub(crate) given: usize,
@@ -43,8 +46,9 @@ pub(crate) struct Sequence {
 pub(crate) struct Media {
     pub(crate) identifier: String,
     pub(crate) placeholder: Placeholder,
-    /// `None` when it was sent without data to an engine without a receiver cache. Kept until the request has ended, as
-    /// `Request.mm_features` in vLLM, although nobody needs it once it is encoded.
+    /// `None` when it was sent without data to an engine without a receiver cache. Kept until the
+    /// request has ended, as `Request.mm_features` in vLLM, although nobody needs it once it is
+    /// encoded.
     pub(crate) item: Option<Item>,
 }
 
@@ -78,7 +82,11 @@ pub(crate) struct Sampled {
 
 impl Sequence {
     /// `items` are those of the request's features, as the receiver cache completed them.
-    pub(crate) fn new(request: EngineCoreRequest, items: Vec<Option<Item>>, block_size: usize) -> Self {
+    pub(crate) fn new(
+        request: EngineCoreRequest,
+        items: Vec<Option<Item>>,
+        block_size: usize,
+    ) -> Self {
         let ranges = request.mm_features.iter().map(|feature| MediaRange {
             identifier: feature.identifier.clone(),
             offset: feature.position.offset,
@@ -88,8 +96,11 @@ impl Sequence {
         let mut chain = BlockChain::new(block_size, ranges.collect(), lora, request.cache_salt);
         chain.extend(&request.prompt_token_ids);
         let media = request.mm_features.into_iter().zip(items);
-        let media =
-            media.map(|(feature, item)| Media { identifier: feature.identifier, placeholder: feature.position, item });
+        let media = media.map(|(feature, item)| Media {
+            identifier: feature.identifier,
+            placeholder: feature.position,
+            item,
+        });
         Self {
             id: request.request_id,
             client: request.client_index,
@@ -120,7 +131,10 @@ impl Sequence {
     /// What stands for its prompt's keys and values.
     pub(crate) fn computed(&self) -> Computed {
         let blocks = self.prompt / self.chain.block_size();
-        let rest: Vec<u32> = self.tokens[blocks * self.chain.block_size()..self.prompt].iter().map(|id| id.0).collect();
+        let rest: Vec<u32> = self.tokens[blocks * self.chain.block_size()..self.prompt]
+            .iter()
+            .map(|id| id.0)
+            .collect();
         Computed::of(&self.chain.hashes()[..blocks], &rest)
     }
 
@@ -129,7 +143,8 @@ impl Sequence {
         self.tokens.len() - self.prompt
     }
 
-    /// Prompt log probabilities need every prompt token computed, so such requests do not read the prefix cache.
+    /// Prompt log probabilities need every prompt token computed, so such requests do not read the
+    /// prefix cache.
     pub(crate) fn reads_prefix_cache(&self) -> bool {
         !self.params.skip_reading_prefix_cache.unwrap_or(self.params.prompt_logprobs.is_some())
     }
@@ -155,7 +170,11 @@ impl Sequence {
             return Err(LookError::EmptyPrompt(id()));
         }
         if self.prompt > config.max_model_len {
-            return Err(LookError::TooLong { id: id(), tokens: self.prompt, most: config.max_model_len });
+            return Err(LookError::TooLong {
+                id: id(),
+                tokens: self.prompt,
+                most: config.max_model_len,
+            });
         }
         let mut seen = Vec::with_capacity(self.media.len());
         for media in &self.media {
@@ -182,7 +201,8 @@ impl Sequence {
         }
     }
 
-    /// Takes the statistics that go with the first output; `None` afterwards. So many of its tokens can be found by others.
+    /// Takes the statistics that go with the first output; `None` afterwards. So many of its tokens
+    /// can be found by others.
     pub(crate) fn take_prefill(&mut self, stored: usize) -> Option<PrefillStats> {
         let mut stats = self.prefill.take()?;
         let stored = stored.min(self.prompt) as u64;
@@ -190,16 +210,20 @@ impl Sequence {
         Some(stats)
     }
 
-    /// Generates one token and finds out whether it is the last, checking in the order of vLLM's `check_stop`.
+    /// Generates one token and finds out whether it is the last, checking in the order of vLLM's
+    /// `check_stop`.
     pub(crate) fn sample(&mut self, config: &SimConfig) -> Sampled {
         let too_early = self.generated() < self.params.min_tokens as usize;
         let cached = self.prefill.as_ref().map_or(0, |stats| stats.num_cached_tokens as usize);
         let answer = self.answer.get_or_insert_with(|| {
-            let lora = self.lora.as_ref().filter(|_| config.lora.is_some()).map(|lora| lora.name.as_str());
-            let text = reply::text(self.seen.as_deref().unwrap_or_default(), cached, self.prompt, lora);
+            let lora =
+                self.lora.as_ref().filter(|_| config.lora.is_some()).map(|lora| lora.name.as_str());
+            let text =
+                reply::text(self.seen.as_deref().unwrap_or_default(), cached, self.prompt, lora);
             Answer::new((config.reply)(&text), config.eos.or(self.params.eos_token_id))
         });
-        let token = answer.next(|token| too_early && self.params.all_stop_token_ids.contains(&token));
+        let token =
+            answer.next(|token| too_early && self.params.all_stop_token_ids.contains(&token));
         self.tokens.push(token);
         self.chain.extend(&self.tokens);
 
@@ -207,7 +231,9 @@ impl Sequence {
             (Some(FinishReason::Stop), None)
         } else if self.params.stop_token_ids.contains(&token) {
             (Some(FinishReason::Stop), Some(StopReason::Token(token)))
-        } else if self.tokens.len() >= config.max_model_len || self.generated() >= self.params.max_tokens as usize {
+        } else if self.tokens.len() >= config.max_model_len
+            || self.generated() >= self.params.max_tokens as usize
+        {
             (Some(FinishReason::Length), None)
         } else {
             (None, None)

@@ -10,8 +10,8 @@ use crate::intake::Intake;
 
 /// Receives from one of the frontend's input sockets for ever, or until something can't be decoded.
 ///
-/// `ready` is sent once, at the first connection: a frontend that was restarted gets no new one, from vLLM neither.
-/// `connected` fires then. `losses` counts how often the frontend went away.
+/// `ready` is sent once, at the first connection: a frontend that was restarted gets no new one,
+/// from vLLM neither. `connected` fires then. `losses` counts how often the frontend went away.
 pub(crate) async fn receive(
     address: String,
     rank: u16,
@@ -40,7 +40,10 @@ pub(crate) async fn receive(
             let Some(message) = message else { break };
             if let Err(error) = intake.take(&message.into_vec()) {
                 let problem = error.to_string();
-                tracing::warn!(problem, "a message can't be decoded: like vLLM, the engine stops listening");
+                tracing::warn!(
+                    problem,
+                    "a message can't be decoded: like vLLM, the engine stops listening"
+                );
                 return;
             }
         }

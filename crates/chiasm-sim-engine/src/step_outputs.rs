@@ -21,8 +21,8 @@ impl StepOutputs {
         self.of(client).outputs.push(output);
     }
 
-    /// Makes one message per client that has outputs. The first also gets the statistics, which are due even when nobody
-    /// has outputs: client 0 gets them then.
+    /// Makes one message per client that has outputs. The first also gets the statistics, which are
+    /// due even when nobody has outputs: client 0 gets them then.
     pub(crate) fn finish(mut self, stats: SchedulerStats) -> Vec<ClientOutputs> {
         let first = self.clients.first().map_or(0, |(client, _)| *client);
         self.of(first).scheduler_stats = Some(stats);

@@ -55,7 +55,8 @@ impl Callee<'_> {
     /// # Errors
     /// The method fails, or is one that the simulator has not, though vLLM may have it.
     pub(crate) fn call(&mut self, method: &str, args: &[Value]) -> Result<Value, CallError> {
-        self.invoke(method, args).map_err(|problem| CallError { method: method.to_owned(), problem })
+        self.invoke(method, args)
+            .map_err(|problem| CallError { method: method.to_owned(), problem })
     }
 
     fn invoke(&mut self, method: &str, args: &[Value]) -> Result<Value, CallProblem> {
@@ -64,7 +65,10 @@ impl Callee<'_> {
             "add_lora" | "remove_lora" => 1,
             "list_loras" => 0,
             "chiasm_attach" if self.plugin.is_some() => 1,
-            "reset_mm_cache" | "reset_encoder_cache" | "get_supported_tasks" | "is_scheduler_paused" => 0,
+            "reset_mm_cache"
+            | "reset_encoder_cache"
+            | "get_supported_tasks"
+            | "is_scheduler_paused" => 0,
             _ => return Err(CallProblem::NoMethod(method.to_owned())),
         };
         if args.len() > parameters {

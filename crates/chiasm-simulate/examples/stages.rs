@@ -1,8 +1,9 @@
-//! What splitting requests counts for: how the weights of stages change times of fleets with roles, over all generated workloads, beside a
-//! fleet of as many engines without roles that is asked the same.
+//! What splitting requests counts for: how the weights of stages change times of fleets with roles,
+//! over all generated workloads, beside a fleet of as many engines without roles that is asked the
+//! same.
 //!
-//! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; `docs/routing.md` has a run. Loads are parts of the
-//! saturation of the fleet without roles under kv+media.
+//! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; `docs/routing.md`
+//! has a run. Loads are parts of the saturation of the fleet without roles under kv+media.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::sync::Mutex;
@@ -17,24 +18,33 @@ const ENGINES: usize = 6;
 const PREFILL: [usize; 2] = [2, 3];
 
 fn main() {
-    let numbers: Vec<f64> = std::env::args().skip(1).map(|number| number.parse().unwrap()).collect();
+    let numbers: Vec<f64> =
+        std::env::args().skip(1).map(|number| number.parse().unwrap()).collect();
     let requests = numbers.first().map_or(6_000, |number| *number as u64);
     let loads = numbers.get(1..).filter(|loads| !loads.is_empty()).unwrap_or(&[0.6, 0.75, 0.9]);
 
     let rates = parallel(Workload::ALL.len(), |at| {
-        scenario(Workload::ALL[at], 0, requests, StageWeights::default()).saturation(Policy::KvMedia).unwrap()
+        scenario(Workload::ALL[at], 0, requests, StageWeights::default())
+            .saturation(Policy::KvMedia)
+            .unwrap()
     });
     // What is asked: a workload at a load.
     let asked: Vec<(Workload, f64)> = loads
         .iter()
-        .flat_map(|load| Workload::ALL.iter().zip(&rates).map(move |(workload, rate)| (*workload, load * rate)))
+        .flat_map(|load| {
+            Workload::ALL.iter().zip(&rates).map(move |(workload, rate)| (*workload, load * rate))
+        })
         .collect();
     let run = |prefill: usize, weights: StageWeights, (workload, rate): (Workload, f64)| {
-        scenario(workload, prefill, requests, weights).run(Policy::KvMedia, Arrivals::Poisson(rate)).unwrap()
+        scenario(workload, prefill, requests, weights)
+            .run(Policy::KvMedia, Arrivals::Poisson(rate))
+            .unwrap()
     };
     let without = parallel(asked.len(), |at| run(0, StageWeights::default(), asked[at]));
     println!("{requests} requests, loads {loads:?}, defaults {:?}\n", StageWeights::default());
-    println!("| fleet | changed | split | TTFT p50 | p90 | p99 | ITL p50 | p99 | both p99 | worst TTFT p99 |");
+    println!(
+        "| fleet | changed | split | TTFT p50 | p90 | p99 | ITL p50 | p99 | both p99 | worst TTFT p99 |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let candidates = candidates();
     for prefill in PREFILL {
@@ -42,7 +52,11 @@ fn main() {
             run(prefill, candidates[job / asked.len()].1, asked[job % asked.len()])
         });
         for ((name, _), reports) in candidates.iter().zip(reports.chunks(asked.len())) {
-            println!("| {prefill}P{}D | {name} | {} |", ENGINES - prefill, ratios(reports, &without));
+            println!(
+                "| {prefill}P{}D | {name} | {} |",
+                ENGINES - prefill,
+                ratios(reports, &without)
+            );
         }
     }
 }
@@ -83,14 +97,22 @@ fn scenario(workload: Workload, prefill: usize, requests: u64, stages: StageWeig
     }
 }
 
-/// The mean part of requests that were split, geometric means of ratios to the fleet without roles, and the worst of them.
+/// The mean part of requests that were split, geometric means of ratios to the fleet without roles,
+/// and the worst of them.
 fn ratios(reports: &[PolicyReport], without: &[PolicyReport]) -> String {
     let of = |value: fn(&PolicyReport) -> f64| -> Vec<f64> {
-        reports.iter().zip(without).map(|(report, without)| value(report) / value(without)).collect()
+        reports
+            .iter()
+            .zip(without)
+            .map(|(report, without)| value(report) / value(without))
+            .collect()
     };
-    let mean = |ratios: &[f64]| (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    let mean = |ratios: &[f64]| {
+        (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp()
+    };
     let (ttft, itl) = (of(|report| report.ttft_ms.p99), of(|report| report.itl_ms.p99));
-    let split = reports.iter().filter_map(|report| report.split).sum::<f64>() / reports.len() as f64;
+    let split =
+        reports.iter().filter_map(|report| report.split).sum::<f64>() / reports.len() as f64;
     let cells = [
         mean(&of(|report| report.ttft_ms.p50)),
         mean(&of(|report| report.ttft_ms.p90)),

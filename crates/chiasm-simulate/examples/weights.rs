@@ -1,7 +1,8 @@
-//! How the weights of the cost change what requests wait for, over all generated workloads: each weight alone, around the
-//! defaults.
+//! How the weights of the cost change what requests wait for, over all generated workloads: each
+//! weight alone, around the defaults.
 //!
-//! `cargo run --release -p chiasm-simulate --example weights [workers] [requests] [load…]`; `docs/routing.md` has a run.
+//! `cargo run --release -p chiasm-simulate --example weights [workers] [requests] [load…]`;
+//! `docs/routing.md` has a run.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::sync::Mutex;
@@ -12,7 +13,8 @@ use chiasm_simulate::{Arrivals, PolicyReport, Scenario, Source, Workload, Worklo
 use chiasm_types::Role;
 
 fn main() {
-    let numbers: Vec<f64> = std::env::args().skip(1).map(|number| number.parse().unwrap()).collect();
+    let numbers: Vec<f64> =
+        std::env::args().skip(1).map(|number| number.parse().unwrap()).collect();
     let workers = numbers.first().map_or(16, |number| *number as usize);
     let requests = numbers.get(1).map_or(10_000, |number| *number as u64);
     let loads = numbers.get(2..).filter(|loads| !loads.is_empty()).unwrap_or(&[0.5, 0.7, 0.85]);
@@ -32,7 +34,8 @@ fn main() {
             router: Default::default(),
         })
         .collect();
-    let rates = parallel(scenarios.len(), |at| scenarios[at].saturation(Policy::RoundRobin).unwrap());
+    let rates =
+        parallel(scenarios.len(), |at| scenarios[at].saturation(Policy::RoundRobin).unwrap());
     for load in loads {
         let jobs = candidates.len() * scenarios.len();
         let reports = parallel(jobs, |job| {
@@ -50,8 +53,12 @@ type Candidate = (String, Policy, RouterConfig);
 fn candidates() -> Vec<Candidate> {
     let default = RouterConfig::default();
     let plain = |policy: Policy| (policy.to_string(), policy, RouterConfig::default());
-    let mut candidates =
-        vec![plain(Policy::KvMedia), plain(Policy::Kv), plain(Policy::LeastLoaded), plain(Policy::RoundRobin)];
+    let mut candidates = vec![
+        plain(Policy::KvMedia),
+        plain(Policy::Kv),
+        plain(Policy::LeastLoaded),
+        plain(Policy::RoundRobin),
+    ];
     type Change = fn(&mut Weights, f64);
     let changes: [(&str, Change, &[f64]); 5] = [
         ("queue", |weights, to| weights.queue = to, &[0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 2.0]),
@@ -77,20 +84,32 @@ fn candidates() -> Vec<Candidate> {
 }
 
 /// TTFT p90 in ms (and the balance), and the geometric mean of its ratios to the first line's.
-fn print(load: f64, candidates: &[Candidate], reports: &[PolicyReport], workers: usize, requests: u64) {
+fn print(
+    load: f64,
+    candidates: &[Candidate],
+    reports: &[PolicyReport],
+    workers: usize,
+    requests: u64,
+) {
     let count = Workload::ALL.len();
     println!(
         "\n{workers} workers, {requests} requests, {load} of round-robin's saturation, {:?}\n",
         RouterConfig::default().weights
     );
-    println!("| | {} | p90 | p99 |", Workload::ALL.map(|workload| workload.to_string()).join(" | "));
+    println!(
+        "| | {} | p90 | p99 |",
+        Workload::ALL.map(|workload| workload.to_string()).join(" | ")
+    );
     println!("|---|{}---|---|", "---|".repeat(count));
     let (first, _) = reports.split_at(count);
     for ((name, ..), reports) in candidates.iter().zip(reports.chunks(count)) {
-        let cells: Vec<String> =
-            reports.iter().map(|report| format!("{:.1} ({:.2})", report.ttft_ms.p90, report.balance)).collect();
+        let cells: Vec<String> = reports
+            .iter()
+            .map(|report| format!("{:.1} ({:.2})", report.ttft_ms.p90, report.balance))
+            .collect();
         let mean = |of: fn(&PolicyReport) -> f64| {
-            let logarithms = reports.iter().zip(first).map(|(report, first)| (of(report) / of(first)).ln());
+            let logarithms =
+                reports.iter().zip(first).map(|(report, first)| (of(report) / of(first)).ln());
             (logarithms.sum::<f64>() / count as f64).exp()
         };
         let (p90, p99) = (mean(|report| report.ttft_ms.p90), mean(|report| report.ttft_ms.p99));

@@ -8,8 +8,8 @@ use chiasm_engine_model::WeightedLru;
 use crate::model::EngineModel;
 use crate::sequence::Image;
 
-/// What was left and has not made room for others yet: what was used longest ago goes first. All engines of a fleet have the same one, as
-/// a fleet is one machine.
+/// What was left and has not made room for others yet: what was used longest ago goes first. All
+/// engines of a fleet have the same one, as a fleet is one machine.
 #[derive(Clone)]
 pub(crate) struct EmbeddingStore {
     kept: Rc<RefCell<WeightedLru<u64, ()>>>,

@@ -23,15 +23,16 @@ pub(crate) struct Encoding {
     next: usize,
 }
 
-/// What waits is encoded first come, first served, as many embeddings a step as other engines compute tokens, or one image that has more. An
-/// image whose embeddings are in the engine's own cache or in the store has its place in a step, in which nothing is made for it.
+/// What waits is encoded first come, first served, as many embeddings a step as other engines
+/// compute tokens, or one image that has more. An image whose embeddings are in the engine's own
+/// cache or in the store has its place in a step, in which nothing is made for it.
 ///
 /// ```text
 /// overhead + e · embed
 /// ```
 ///
-/// is what a step takes that makes `e` embeddings: the weights of the language model are not read, and those of the encoder are part of
-/// `embed`.
+/// is what a step takes that makes `e` embeddings: the weights of the language model are not read,
+/// and those of the encoder are part of `embed`.
 pub(crate) struct Encoder {
     model: EngineModel,
     store: EmbeddingStore,
@@ -83,7 +84,8 @@ impl Encoder {
         }
     }
 
-    /// Ends the step and starts the next one. Returns the requests of which all images are in the store.
+    /// Ends the step and starts the next one. Returns the requests of which all images are in the
+    /// store.
     pub(crate) fn wake(&mut self, now: Nanos) -> Vec<Encoding> {
         let Some(step) = self.step.take() else { return Vec::new() };
         self.work += step.work;
@@ -98,7 +100,8 @@ impl Encoder {
         if self.waiting.is_empty() {
             return;
         }
-        let (mut images, mut room, mut made) = (Vec::new(), self.model.max_batched_tokens as u64, 0);
+        let (mut images, mut room, mut made) =
+            (Vec::new(), self.model.max_batched_tokens as u64, 0);
         'filled: for encoding in &mut self.waiting {
             while let Some(&image) = encoding.images.get(encoding.next) {
                 let embeds = u64::from(image.embeds);

@@ -29,15 +29,16 @@ pub(crate) trait Observer {
     fn prefilled(&mut self, live: Live, now: Nanos);
     /// The last token is there.
     fn finished(&mut self, live: Live, now: Nanos);
-    /// `tokens` tokens came `gap` after those before them, one of each request that decodes at a time.
+    /// `tokens` tokens came `gap` after those before them, one of each request that decodes at a
+    /// time.
     fn gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos);
 }
 
 /// Continuous batching as [`Batch`] does it, with the time that it takes.
 ///
-/// Steps that only decode are taken in one go, up to the next end of a request or the next delivery, or as long as there are
-/// blocks. Meanwhile nobody is admitted who was not before: that the blocks which such steps fill might be found by a
-/// request that waits is left out.
+/// Steps that only decode are taken in one go, up to the next end of a request or the next
+/// delivery, or as long as there are blocks. Meanwhile nobody is admitted who was not before: that
+/// the blocks which such steps fill might be found by a request that waits is left out.
 pub(crate) struct Engine {
     model: EngineModel,
     batch: Batch<Surroundings>,
@@ -101,7 +102,8 @@ struct Surroundings {
 }
 
 impl Engine {
-    /// An engine that has nothing to do; `store` is where it finds embeddings that others have left.
+    /// An engine that has nothing to do; `store` is where it finds embeddings that others have
+    /// left.
     pub(crate) fn new(model: EngineModel, store: Option<EmbeddingStore>) -> Self {
         let block_size = model.block_size.get();
         let limits = BatchLimits {
@@ -131,7 +133,8 @@ impl Engine {
         sequence.computed().div_ceil(model.block_size.get()) <= model.num_blocks as usize
     }
 
-    /// The time at which [`Engine::wake`] is to be called next; earlier calls are wrong. It changes with every call.
+    /// The time at which [`Engine::wake`] is to be called next; earlier calls are wrong. It changes
+    /// with every call.
     pub(crate) fn next_wake(&self) -> Option<Nanos> {
         match &self.activity {
             Activity::Idle => None,
@@ -168,7 +171,8 @@ impl Engine {
             Stage::Whole | Stage::Decode => prompt + sequence.answer(),
         };
         let items_end = sequence.items().last().map_or(0, Item::end);
-        let request = InBatch { live: Box::new(live), len, has_first_token: false, preempted: None };
+        let request =
+            InBatch { live: Box::new(live), len, has_first_token: false, preempted: None };
         self.batch.add(Scheduled::new(request, prompt, items_end));
         match &mut self.activity {
             Activity::Idle => self.start_step(now),
@@ -177,7 +181,8 @@ impl Engine {
         }
     }
 
-    /// Ends what is under way and starts what comes next. Returns what happened in the KV cache meanwhile.
+    /// Ends what is under way and starts what comes next. Returns what happened in the KV cache
+    /// meanwhile.
     pub(crate) fn wake(&mut self, now: Nanos, observer: &mut impl Observer) -> Vec<KvEvent> {
         match self.activity {
             Activity::Idle => {}
@@ -189,7 +194,8 @@ impl Engine {
                 let took = run.end() - run.start;
                 if let Some(gap) = took.checked_div(run.steps) {
                     let decoding = self.load.decoding;
-                    let weights = self.model.overhead + self.model.weights.max(decoding as f64 * self.model.token);
+                    let weights = self.model.overhead
+                        + self.model.weights.max(decoding as f64 * self.model.token);
                     let tokens = (run.steps * decoding) as f64 * self.model.token;
                     self.work += tokens + (seconds(took) - run.steps as f64 * weights).max(0.0);
                     self.batch.repeat(run.steps as usize - 1, &mut self.surroundings);
@@ -256,8 +262,9 @@ impl Engine {
     fn step_seconds(&self) -> (f64, f64) {
         let (model, load) = (&self.model, &self.load);
         let tokens = (load.tokens as f64 + load.decoding as f64) * model.token;
-        let rest =
-            load.embeds as f64 * model.embed + load.context as f64 * model.kv_read + load.pairs * model.attention;
+        let rest = load.embeds as f64 * model.embed
+            + load.context as f64 * model.kv_read
+            + load.pairs * model.attention;
         let rest = rest + load.reads as f64 * model.embed_bytes / model.transfer_bandwidth;
         (model.overhead + model.weights.max(tokens) + rest, tokens + rest)
     }
@@ -302,13 +309,20 @@ impl BatchEngine for Surroundings {
         (request.live.stage == Stage::Prefill).then_some(request.live.number)
     }
 
-    fn encode(&mut self, request: &mut InBatch, tokens: Range<usize>, admission: bool) -> Result<bool, Infallible> {
+    fn encode(
+        &mut self,
+        request: &mut InBatch,
+        tokens: Range<usize>,
+        admission: bool,
+    ) -> Result<bool, Infallible> {
         let Live { sequence, next_item, encoded, .. } = &mut *request.live;
         if admission {
             // Images that lie wholly in what was found need no embeddings.
             *next_item = sequence.items().partition_point(|item| item.end() <= tokens.start);
         }
-        while let Some(item) = sequence.items().get(*next_item).filter(|item| item.start < tokens.end) {
+        while let Some(item) =
+            sequence.items().get(*next_item).filter(|item| item.start < tokens.end)
+        {
             *next_item += 1;
             let embeds = u64::from(item.image.embeds);
             if self.encoder.encode(&item.image.id, embeds) != Encoded::Now {

@@ -27,8 +27,9 @@ use crate::tally::Tally;
 use crate::virtual_time::{Nanos, nanos, seconds};
 use crate::workload::{Request, exponential};
 
-/// One run. What happens at the same time happens in this order: events reach the routers, announcements do, engines and tensors
-/// move on in the order in which they were planned, a request arrives.
+/// One run. What happens at the same time happens in this order: events reach the routers,
+/// announcements do, engines and tensors move on in the order in which they were planned, a request
+/// arrives.
 pub(crate) struct Fleet<'a> {
     scenario: &'a Scenario,
     policy: Policy,
@@ -78,7 +79,8 @@ enum Plan {
     Encoded,
     /// All tensors of the request are there.
     Deliver(Box<Live>),
-    /// The same at the engine that answers, which can get the prompt now from the engine of this number.
+    /// The same at the engine that answers, which can get the prompt now from the engine of this
+    /// number.
     Get(usize, Box<Live>),
     /// It has got it.
     Got(usize, Box<Live>),
@@ -109,11 +111,20 @@ struct ArrivalTimes {
 
 impl ArrivalTimes {
     /// `None`: not before another one ends.
-    fn next(&self, request: &Request, gap: Nanos, in_flight: u64, workers: usize, now: Nanos) -> Option<Nanos> {
+    fn next(
+        &self,
+        request: &Request,
+        gap: Nanos,
+        in_flight: u64,
+        workers: usize,
+        now: Nanos,
+    ) -> Option<Nanos> {
         match self.mode {
             Arrivals::Poisson(_) => Some(self.last + gap),
             Arrivals::Traced(speed) => Some((request.at as f64 / speed) as Nanos),
-            Arrivals::Closed(per_worker) => (in_flight < (per_worker * workers) as u64).then_some(now),
+            Arrivals::Closed(per_worker) => {
+                (in_flight < (per_worker * workers) as u64).then_some(now)
+            }
         }
     }
 
@@ -132,22 +143,33 @@ impl<'a> Fleet<'a> {
         let threads = scenario.frontend.threads_per_worker * scenario.workers.len();
         let store = EmbeddingStore::new(&model);
         let engine = || Engine::new(model, scenario.has_encoders().then(|| store.clone()));
-        let encoding = scenario.workers.iter().enumerate().filter(|(_, role)| **role == Role::Encode);
+        let encoding =
+            scenario.workers.iter().enumerate().filter(|(_, role)| **role == Role::Encode);
         Self {
             scenario,
             policy,
             frontends: Frontends::new(scenario, policy, &clock),
             clock,
             engines: scenario.workers.iter().map(|_| engine()).collect(),
-            encoders: encoding.map(|(worker, _)| (worker, Encoder::new(model, store.clone()))).collect(),
+            encoders: encoding
+                .map(|(worker, _)| (worker, Encoder::new(model, store.clone())))
+                .collect(),
             awaiting: HashMap::new(),
-            receivers: scenario.workers.iter().map(|_| WeightedLru::new(model.receiver_cache_bytes)).collect(),
+            receivers: scenario
+                .workers
+                .iter()
+                .map(|_| WeightedLru::new(model.receiver_cache_bytes))
+                .collect(),
             links: vec![0; scenario.workers.len()],
             threads: vec![Reverse(0); threads].into(),
             planned: BinaryHeap::new(),
             plans: 0,
             published: VecDeque::new(),
-            arrivals: ArrivalTimes { mode: arrivals, rng: SmallRng::seed_from_u64(mix(scenario.seed)), last: 0 },
+            arrivals: ArrivalTimes {
+                mode: arrivals,
+                rng: SmallRng::seed_from_u64(mix(scenario.seed)),
+                last: 0,
+            },
             tally: Tally::new(),
             arrived: 0,
             marks: Default::default(),
@@ -183,11 +205,16 @@ impl<'a> Fleet<'a> {
         loop {
             let workers = self.engines.len();
             let in_flight = self.arrived - self.tally.refused - self.tally.completed;
-            let arrival = next.as_ref().and_then(|next| self.arrivals.next(next, gap, in_flight, workers, now));
+            let arrival = next
+                .as_ref()
+                .and_then(|next| self.arrivals.next(next, gap, in_flight, workers, now));
             let published = self.published.front().map(|published| published.at);
             let planned = self.planned.peek().map(|planned| planned.at);
             let announced = self.frontends.next_announcement();
-            let Some(at) = [arrival, published, announced, planned].into_iter().flatten().min() else { return Ok(now) };
+            let Some(at) = [arrival, published, announced, planned].into_iter().flatten().min()
+            else {
+                return Ok(now);
+            };
             now = at;
             self.clock.set(now);
             self.tally.timeline.pass(now, || work(&self.engines, &self.encoders));
@@ -242,7 +269,8 @@ impl<'a> Fleet<'a> {
             ..RouteRequest::default()
         };
         let number = self.arrived;
-        let Route { answers, prefills, encodes, .. } = self.frontends.select(number, &routed, now)?;
+        let Route { answers, prefills, encodes, .. } =
+            self.frontends.select(number, &routed, now)?;
         let mut live = Live::new(number, sequence, keys, now, counted);
         live.stage = if prefills.is_some() { Stage::Prefill } else { Stage::Whole };
         (live.reservation, live.prefills) = (Some(answers), prefills);
@@ -267,7 +295,13 @@ impl<'a> Fleet<'a> {
     }
 
     /// Makes the tensors that an engine lacks; returns when all are there.
-    fn make_tensors(&mut self, worker: usize, sequence: &Sequence, now: Nanos, counted: bool) -> Nanos {
+    fn make_tensors(
+        &mut self,
+        worker: usize,
+        sequence: &Sequence,
+        now: Nanos,
+        counted: bool,
+    ) -> Nanos {
         let items = sequence.items().iter();
         items.map(|item| self.make_tensor(worker, item.image, now, counted)).fold(now, Nanos::max)
     }
@@ -329,14 +363,17 @@ impl<'a> Fleet<'a> {
 
     /// The routers take in what an engine published.
     fn receive(&mut self) {
-        let Some(Published { at, worker, events, stats }) = self.published.pop_front() else { return };
+        let Some(Published { at, worker, events, stats }) = self.published.pop_front() else {
+            return;
+        };
         let batch = KvEventBatch { timestamp: seconds(at), events, data_parallel_rank: None };
         let batch = Some(&batch).filter(|batch| !batch.events.is_empty());
         self.frontends.receive(WorkerId(worker as u32), batch, stats);
     }
 
     fn report(&self, end: Nanos, wall_seconds: f64) -> PolicyReport {
-        let Tally { prompt_tokens, cached_tokens, embeds, encoded, items, reused_items, .. } = self.tally;
+        let Tally { prompt_tokens, cached_tokens, embeds, encoded, items, reused_items, .. } =
+            self.tally;
         let part = |of: u64, all: u64| of as f64 / all.max(1) as f64;
         let [from, to] = &self.marks;
         let work: Vec<f64> = from.work.iter().zip(&to.work).map(|(from, to)| to - from).collect();

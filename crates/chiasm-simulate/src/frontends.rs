@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use chiasm_kv::BlockKey;
 use chiasm_kv::event::KvEventBatch;
 use chiasm_router::{
-    Clock, EngineStats, Policy, Reservation, Route, RouteItem, RouteRequest, Router, RouterConfig, Splitting,
-    VirtualClock, WorkerInfo,
+    Clock, EngineStats, Policy, Reservation, Route, RouteItem, RouteRequest, Router, RouterConfig,
+    Splitting, VirtualClock, WorkerInfo,
 };
 use chiasm_types::{PlanClassId, Role, WorkerId};
 use rand::rngs::SmallRng;
@@ -19,14 +19,16 @@ use crate::sequence::mix;
 use crate::tally::Tally;
 use crate::virtual_time::{Nanos, nanos};
 
-/// Routers of the same kind before the same engines. All of them hear of the engines' events and statistics at the same time; of a
-/// request that one of them gave to an engine the others are told a while later, if at all, as of its first token and its end.
+/// Routers of the same kind before the same engines. All of them hear of the engines' events and
+/// statistics at the same time; of a request that one of them gave to an engine the others are told
+/// a while later, if at all, as of its first token and its end.
 pub(crate) struct Frontends {
     routers: Vec<Router>,
-    /// Draws the frontend that a request comes to. Nothing else is drawn from it, so that the requests and their times
-    /// are the same for any number of frontends.
+    /// Draws the frontend that a request comes to. Nothing else is drawn from it, so that the
+    /// requests and their times are the same for any number of frontends.
     rng: SmallRng,
-    /// Time from a choice until the others know of it; `None` when they never do, or there are none.
+    /// Time from a choice until the others know of it; `None` when they never do, or there are
+    /// none.
     announce_delay: Option<Nanos>,
     /// News on the way, in the order of their times.
     announcements: VecDeque<Announcement>,
@@ -64,7 +66,9 @@ impl Frontends {
             let config = RouterConfig { policy, seed: Some(seed), ..scenario.router.clone() };
             let router = Router::with_clock(config, Clock::Virtual(clock.clone()));
             let workers = scenario.workers.iter().enumerate();
-            workers.for_each(|(worker, role)| router.add_worker(WorkerId(worker as u32), worker_info(scenario, *role)));
+            workers.for_each(|(worker, role)| {
+                router.add_worker(WorkerId(worker as u32), worker_info(scenario, *role))
+            });
             router
         };
         Self {
@@ -80,8 +84,9 @@ impl Frontends {
         &self.routers
     }
 
-    /// One of the frontends, drawn as by a load balancer that knows nothing, gives the request with this number to a worker, or to two
-    /// where workers have roles. The others are told of the one that answers; where there are roles there is nothing to tell.
+    /// One of the frontends, drawn as by a load balancer that knows nothing, gives the request with
+    /// this number to a worker, or to two where workers have roles. The others are told of the one
+    /// that answers; where there are roles there is nothing to tell.
     pub(crate) fn select(
         &mut self,
         number: u64,
@@ -89,7 +94,8 @@ impl Frontends {
         now: Nanos,
     ) -> Result<Route, SimulateError> {
         let frontend = self.rng.random_range(0..self.routers.len());
-        let route = self.routers[frontend].select_stages(std::slice::from_ref(request), Splitting::Allowed)?;
+        let route = self.routers[frontend]
+            .select_stages(std::slice::from_ref(request), Splitting::Allowed)?;
         if self.announce_delay.is_some() {
             let choice = Choice {
                 frontend,
@@ -104,7 +110,12 @@ impl Frontends {
     }
 
     /// All frontends take in what an engine published.
-    pub(crate) fn receive(&self, worker: WorkerId, batch: Option<&KvEventBatch>, stats: EngineStats) {
+    pub(crate) fn receive(
+        &self,
+        worker: WorkerId,
+        batch: Option<&KvEventBatch>,
+        stats: EngineStats,
+    ) {
         for router in &self.routers {
             batch.into_iter().for_each(|batch| router.apply(worker, batch));
             router.set_stats(worker, stats);
@@ -118,13 +129,17 @@ impl Frontends {
 
     /// The others take note of the next announcement.
     pub(crate) fn take_note(&mut self) -> Result<(), SimulateError> {
-        let Some(Announcement { request, news, .. }) = self.announcements.pop_front() else { return Ok(()) };
+        let Some(Announcement { request, news, .. }) = self.announcements.pop_front() else {
+            return Ok(());
+        };
         match news {
             News::Begun(choice) => {
                 let told = self.tell(&choice)?;
                 self.told.insert(request, told);
             }
-            News::FirstToken => self.told.get_mut(&request).into_iter().flatten().for_each(Reservation::first_token),
+            News::FirstToken => {
+                self.told.get_mut(&request).into_iter().flatten().for_each(Reservation::first_token)
+            }
             News::Ended => drop(self.told.remove(&request)),
         }
         Ok(())
@@ -137,7 +152,8 @@ impl Frontends {
             media: &choice.media,
             ..RouteRequest::default()
         };
-        let others = self.routers.iter().enumerate().filter(|(frontend, _)| *frontend != choice.frontend);
+        let others =
+            self.routers.iter().enumerate().filter(|(frontend, _)| *frontend != choice.frontend);
         others.map(|(_, router)| Ok(router.chosen_elsewhere(choice.worker, &plan)?)).collect()
     }
 
@@ -155,14 +171,21 @@ fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
         total_blocks: u64::from(model.num_blocks),
         block_size: model.block_size,
         publishes_events: true,
-        encoder_cache_tokens: scenario.frontend.believed_encoder_cache_tokens.unwrap_or(model.encoder_cache_tokens),
+        encoder_cache_tokens: scenario
+            .frontend
+            .believed_encoder_cache_tokens
+            .unwrap_or(model.encoder_cache_tokens),
         // Raw values, a byte each.
         receiver_cache_elements: model.receiver_cache_bytes,
         class: PlanClassId(0),
         role,
         machine: 0,
         hands_over_in: 0,
-        embedding_store_bytes: if scenario.has_encoders() { model.embedding_store_bytes } else { 0 },
+        embedding_store_bytes: if scenario.has_encoders() {
+            model.embedding_store_bytes
+        } else {
+            0
+        },
         max_prompt_tokens: usize::MAX,
         max_encoder_tokens: usize::MAX,
     }

@@ -4,9 +4,9 @@
 const FINENESS: u32 = 6;
 const BUCKETS: usize = ((u64::BITS - FINENESS + 1) << FINENESS) as usize;
 
-/// Counts of whole numbers in buckets whose width grows with the numbers: below 128 each has its own, above there are 64
-/// to a doubling. A quantile is the middle of its bucket, so that it is off by less than 1/128 (0.8 %) of itself. 30 kB,
-/// however many numbers.
+/// Counts of whole numbers in buckets whose width grows with the numbers: below 128 each has its
+/// own, above there are 64 to a doubling. A quantile is the middle of its bucket, so that it is off
+/// by less than 1/128 (0.8 %) of itself. 30 kB, however many numbers.
 #[derive(Clone)]
 pub(crate) struct Histogram {
     buckets: Vec<u64>,
@@ -41,7 +41,8 @@ impl Histogram {
         self.sum / (self.count.max(1)) as f64
     }
 
-    /// The smallest number that at least this part (0 to 1) of all numbers don't exceed; 0 when there are none.
+    /// The smallest number that at least this part (0 to 1) of all numbers don't exceed; 0 when
+    /// there are none.
     pub(crate) fn quantile(&self, part: f64) -> f64 {
         let rank = ((self.count as f64 * part).ceil() as u64).max(1);
         let mut seen = 0;
@@ -76,7 +77,10 @@ mod tests {
     fn small_numbers_are_exact() {
         let mut histogram = Histogram::new();
         (1..=100).for_each(|value| histogram.add(value, 1));
-        assert_eq!([0.5, 0.9, 0.99, 1.0].map(|part| histogram.quantile(part)), [50.0, 90.0, 99.0, 100.0]);
+        assert_eq!(
+            [0.5, 0.9, 0.99, 1.0].map(|part| histogram.quantile(part)),
+            [50.0, 90.0, 99.0, 100.0]
+        );
         assert_eq!(histogram.mean(), 50.5);
     }
 

@@ -21,6 +21,11 @@ impl Latency {
     pub(crate) fn of(histogram: &Histogram) -> Self {
         let ms = |nanos: f64| nanos / 1e6;
         let quantile = |part| ms(histogram.quantile(part));
-        Self { mean: ms(histogram.mean()), p50: quantile(0.5), p90: quantile(0.9), p99: quantile(0.99) }
+        Self {
+            mean: ms(histogram.mean()),
+            p50: quantile(0.5),
+            p90: quantile(0.9),
+            p99: quantile(0.99),
+        }
     }
 }

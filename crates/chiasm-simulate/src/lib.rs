@@ -1,5 +1,5 @@
-//! A fleet in virtual time: the real router, with its prefix index, before modelled engines; or several of them, each in a
-//! frontend of its own.
+//! A fleet in virtual time: the real router, with its prefix index, before modelled engines; or
+//! several of them, each in a frontend of its own.
 //!
 //! ```
 //! use chiasm_router::Policy;
@@ -24,8 +24,8 @@
 //! # Ok::<(), chiasm_simulate::SimulateError>(())
 //! ```
 //!
-//! Nothing waits and nothing is random but by the seed: the same scenario gives the same report, up to its wall time. What
-//! the models leave out is in `docs/routing.md`.
+//! Nothing waits and nothing is random but by the seed: the same scenario gives the same report, up
+//! to its wall time. What the models leave out is in `docs/routing.md`.
 //!
 //! | module | is about |
 //! |---|---|

@@ -20,25 +20,27 @@ pub struct PolicyReport {
     pub itl_ms: Latency,
     /// Part of the prompt tokens that the engines found in their KV caches.
     pub hit_rate: f64,
-    /// Part of the images' embeddings that no engine had to encode for the request, neither the one that computed its prompt nor one that
-    /// encodes alone: the KV cache had them, an encoder's cache, or they were left by who encoded them for another request. Less than 0 if most were
+    /// Part of the images' embeddings that no engine had to encode for the request, neither the one
+    /// that computed its prompt nor one that encodes alone: the KV cache had them, an encoder's
+    /// cache, or they were left by who encoded them for another request. Less than 0 if most were
     /// encoded more than once. `None` without images.
     pub encoder_saved: Option<f64>,
     /// Part of the images whose tensors the chosen engine had. `None` without images.
     pub tensors_reused: Option<f64>,
-    /// Work between the warm-up and the last arrival, of the worker with the most over the mean. Work is what requests
-    /// cost: computing and decoding tokens, encoding, attention, not the overhead of steps and the reading of weights,
-    /// which go on as long as any request decodes.
+    /// Work between the warm-up and the last arrival, of the worker with the most over the mean.
+    /// Work is what requests cost: computing and decoding tokens, encoding, attention, not the
+    /// overhead of steps and the reading of weights, which go on as long as any request decodes.
     pub balance: f64,
     /// The mean of that work, in seconds per second and worker.
     pub work: f64,
     /// Requests that ended per second, between the warm-up and the last arrival.
     pub requests_per_second: f64,
-    /// Part of the requests whose prompts another engine computed than the one that answered. `None` where no engine has a role.
+    /// Part of the requests whose prompts another engine computed than the one that answered.
+    /// `None` where no engine has a role.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<f64>,
-    /// Part of the images that an engine which encodes alone was given, before another one computed the prompt. `None` where no engine
-    /// encodes alone.
+    /// Part of the images that an engine which encodes alone was given, before another one computed
+    /// the prompt. `None` where no engine encodes alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encoded_elsewhere: Option<f64>,
     /// Requests that ended.

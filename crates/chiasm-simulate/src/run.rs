@@ -42,10 +42,13 @@ impl Scenario {
         std::thread::scope(|scope| {
             for _ in 0..threads.clamp(1, policies.len().max(1)) {
                 scope.spawn(|| {
-                    while let Some((at, policy)) = policies.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
+                    while let Some((at, policy)) =
+                        policies.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
                     {
                         let report = self.run(*policy, arrivals);
-                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((at, report));
+                        done.lock()
+                            .unwrap_or_else(|poisoned| poisoned.into_inner())
+                            .push((at, report));
                     }
                 });
             }
@@ -55,15 +58,17 @@ impl Scenario {
         done.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// Requests per second that the fleet can serve under a policy: what ends while 128 requests per worker are in flight, after
-    /// the warm-up. Measured with as many requests as the scenario has, but 512 to 2,000 per worker, and with one frontend, so
-    /// that several are asked as much as one.
+    /// Requests per second that the fleet can serve under a policy: what ends while 128 requests
+    /// per worker are in flight, after the warm-up. Measured with as many requests as the scenario
+    /// has, but 512 to 2,000 per worker, and with one frontend, so that several are asked as much
+    /// as one.
     ///
     /// # Errors
     /// As [`Scenario::run`].
     pub fn saturation(&self, policy: Policy) -> Result<f64, SimulateError> {
         let workers = self.workers.len() as u64;
-        let (least, most) = (SATURATION_SAMPLE.start() * workers, SATURATION_SAMPLE.end() * workers);
+        let (least, most) =
+            (SATURATION_SAMPLE.start() * workers, SATURATION_SAMPLE.end() * workers);
         let requests = match self.source {
             Source::Generated(..) => self.requests.clamp(least, most),
             Source::Trace(_) => self.requests.min(most),

@@ -17,8 +17,8 @@ const MOST_WORKERS: usize = 100_000;
 pub enum Source {
     /// Requests of a workload are generated.
     Generated(Workload, WorkloadSize),
-    /// Requests are read from a file in Mooncake's format: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids` of
-    /// 512-token blocks.
+    /// Requests are read from a file in Mooncake's format: JSON lines with `timestamp` (ms),
+    /// `input_length`, `output_length` and `hash_ids` of 512-token blocks.
     Trace(PathBuf),
 }
 
@@ -36,11 +36,11 @@ pub enum Arrivals {
 /// A fleet, what is asked of it, and the routers before it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// The role of each engine, of 1 to 100,000. Where some have one, each request goes to where the router says, whose prompt may be
-    /// computed elsewhere than its answer.
+    /// The role of each engine, of 1 to 100,000. Where some have one, each request goes to where
+    /// the router says, whose prompt may be computed elsewhere than its answer.
     pub workers: Vec<Role>,
-    /// The number of workers that generated requests have images and conversations for: those of `workers`, unless fleets of several sizes are
-    /// to be asked the same.
+    /// The number of workers that generated requests have images and conversations for: those of
+    /// `workers`, unless fleets of several sizes are to be asked the same.
     pub sized_for: usize,
     /// Requests; fewer when a trace has fewer.
     pub requests: u64,
@@ -72,12 +72,14 @@ impl Source {
 }
 
 impl Scenario {
-    pub(crate) fn requests(&self) -> Result<Box<dyn Iterator<Item = Result<Request, SimulateError>>>, SimulateError> {
+    pub(crate) fn requests(
+        &self,
+    ) -> Result<Box<dyn Iterator<Item = Result<Request, SimulateError>>>, SimulateError> {
         let most = usize::try_from(self.requests).unwrap_or(usize::MAX);
         Ok(match &self.source {
-            Source::Generated(workload, size) => {
-                Box::new(Generator::new(*workload, size, self.sized_for, self.seed).map(Ok).take(most))
-            }
+            Source::Generated(workload, size) => Box::new(
+                Generator::new(*workload, size, self.sized_for, self.seed).map(Ok).take(most),
+            ),
             Source::Trace(path) => Box::new(Trace::open(path)?.take(most)),
         })
     }
@@ -101,7 +103,8 @@ impl Scenario {
         if !self.workers.iter().any(|role| role.answers()) {
             return Err(SimulateError::Config("engines that encode answer nothing; add others"));
         }
-        if self.has_roles() && self.frontend.frontends > 1 && self.frontend.announce_delay.is_some() {
+        if self.has_roles() && self.frontend.frontends > 1 && self.frontend.announce_delay.is_some()
+        {
             return Err(SimulateError::Config(
                 "frontends before a fleet with roles can't be told of each other's requests; leave announcements out",
             ));
@@ -110,16 +113,24 @@ impl Scenario {
             return Err(SimulateError::Config("requests are generated for 1 to 100,000 workers"));
         }
         if self.warm_up >= self.requests {
-            return Err(SimulateError::Config("some requests must come after the warm-up; simulate more"));
+            return Err(SimulateError::Config(
+                "some requests must come after the warm-up; simulate more",
+            ));
         }
         match arrivals {
-            Arrivals::Poisson(number) | Arrivals::Traced(number) if !(number.is_finite() && number > 0.0) => {
-                Err(SimulateError::Config("the rate of requests and the speed of a trace must be more than 0"))
+            Arrivals::Poisson(number) | Arrivals::Traced(number)
+                if !(number.is_finite() && number > 0.0) =>
+            {
+                Err(SimulateError::Config(
+                    "the rate of requests and the speed of a trace must be more than 0",
+                ))
             }
-            Arrivals::Closed(0) => Err(SimulateError::Config("at least one request per worker must be in flight")),
-            Arrivals::Traced(_) if matches!(self.source, Source::Generated(..)) => {
-                Err(SimulateError::Config("generated requests have no times of their own; give a rate"))
+            Arrivals::Closed(0) => {
+                Err(SimulateError::Config("at least one request per worker must be in flight"))
             }
+            Arrivals::Traced(_) if matches!(self.source, Source::Generated(..)) => Err(
+                SimulateError::Config("generated requests have no times of their own; give a rate"),
+            ),
             _ => Ok(()),
         }
     }

@@ -12,7 +12,8 @@ const IMAGE_PAD: TokenId = TokenId(151_655);
 const VOCABULARY: u64 = 150_000;
 /// Pixels along a side of what becomes one embedding: 2 · 2 patches of 14 · 14.
 const EMBED_SIDE: u64 = 28;
-/// Values of one embedding's pixels: 3 colours, 2 equal frames, one byte each, as Chiasm hands them over.
+/// Values of one embedding's pixels: 3 colours, 2 equal frames, one byte each, as Chiasm hands them
+/// over.
 const TENSOR_BYTES_PER_EMBED: u64 = EMBED_SIDE * EMBED_SIDE * 3 * 2;
 
 /// An image: its number stands for its content.
@@ -137,14 +138,24 @@ impl Sequence {
     pub(crate) fn keys(&self, block_size: BlockSize) -> Vec<BlockKey> {
         let mut tokens = Vec::with_capacity(self.len);
         self.tokens(0..self.len, &mut tokens);
-        let span =
-            |item: &Item| MediaSpan { hash: item.image.hash(), offset: item.start, length: item.image.embeds as usize };
+        let span = |item: &Item| MediaSpan {
+            hash: item.image.hash(),
+            offset: item.start,
+            length: item.image.embeds as usize,
+        };
         let media: Vec<MediaSpan> = self.items.iter().map(span).collect();
-        block_keys(&PromptBlocks { tokens: &tokens, media: &media, ..Default::default() }, block_size)
+        block_keys(
+            &PromptBlocks { tokens: &tokens, media: &media, ..Default::default() },
+            block_size,
+        )
     }
 
     /// The marks of some blocks as an engine publishes them; `None` if none has any.
-    pub(crate) fn extra_keys(&self, blocks: Range<usize>, block_size: usize) -> Option<Vec<Option<Vec<ExtraKey>>>> {
+    pub(crate) fn extra_keys(
+        &self,
+        blocks: Range<usize>,
+        block_size: usize,
+    ) -> Option<Vec<Option<Vec<ExtraKey>>>> {
         let (from, to) = (blocks.start * block_size, blocks.end * block_size);
         let first = self.items.partition_point(|item| item.end() <= from);
         let touching: Vec<(&Item, String)> = self.items[first..]
@@ -212,8 +223,10 @@ mod tests {
 
     #[test]
     fn a_longer_text_of_the_same_seed_begins_with_the_shorter() {
-        let keys =
-            |length| Sequence::new(&[Piece::Text { seed: 9, length }], Piece::Text { seed: 0, length: 1 }).keys(SIZE);
+        let keys = |length| {
+            Sequence::new(&[Piece::Text { seed: 9, length }], Piece::Text { seed: 0, length: 1 })
+                .keys(SIZE)
+        };
         assert_eq!(keys(64)[..4], keys(160)[..4]);
         assert_ne!(mix(1), mix(2));
     }
@@ -233,7 +246,8 @@ mod tests {
             })
             .collect();
         // Images at 20..60 and 65..105.
-        let expected: [&[i64]; 10] = [&[], &[4], &[-12], &[-28], &[1], &[-15], &[-31], &[], &[], &[]];
+        let expected: [&[i64]; 10] =
+            [&[], &[4], &[-12], &[-28], &[1], &[-15], &[-31], &[], &[], &[]];
         assert_eq!(offsets, expected);
         assert_eq!(sequence.extra_keys(7..10, 16), None);
     }

@@ -11,8 +11,9 @@ const MOST: usize = 96;
 /// The length of the first intervals: about a millisecond.
 const FIRST: Nanos = 1 << 20;
 
-/// What came of the requests that arrived in one interval of a run, and what the engines did in it. All intervals of a run are of the
-/// same length, and the last of them ends with or after the last arrival.
+/// What came of the requests that arrived in one interval of a run, and what the engines did in it.
+/// All intervals of a run are of the same length, and the last of them ends with or after the last
+/// arrival.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Interval {
     /// Its end, in virtual seconds from the first arrival.
@@ -21,10 +22,12 @@ pub struct Interval {
     pub requests: u64,
     /// The time from their arrivals to their first tokens; `None` if none of them got one.
     pub ttft_ms: Option<Latency>,
-    /// The part of their prompt tokens that the engines found in their KV caches; `None` if none of them ended.
+    /// The part of their prompt tokens that the engines found in their KV caches; `None` if none of
+    /// them ended.
     pub hit_rate: Option<f64>,
-    /// Work of the worker with the most over the mean, as [`PolicyReport::balance`](crate::PolicyReport::balance); `None` where nothing
-    /// worked, and for an interval that did not end before the run.
+    /// Work of the worker with the most over the mean, as
+    /// [`PolicyReport::balance`](crate::PolicyReport::balance); `None` where nothing worked, and
+    /// for an interval that did not end before the run.
     pub balance: Option<f64>,
     /// The mean of that work, in seconds per second and worker.
     pub work: Option<f64>,
@@ -121,7 +124,8 @@ impl Timeline {
                 end: length * (at + 1) as f64,
                 requests: *requests,
                 ttft_ms: (ttft.count() > 0).then(|| Latency::of(ttft)),
-                hit_rate: (*prompt_tokens > 0).then(|| *cached_tokens as f64 / *prompt_tokens as f64),
+                hit_rate: (*prompt_tokens > 0)
+                    .then(|| *cached_tokens as f64 / *prompt_tokens as f64),
                 balance: mean.filter(|mean| *mean > 0.0).map(|mean| most / mean),
                 work: mean.map(|mean| mean / length),
             }
@@ -133,7 +137,8 @@ impl Timeline {
     fn work_in(&self, at: usize) -> Option<Vec<f64>> {
         let until = self.work.get(at)?;
         let before = at.checked_sub(1).and_then(|before| self.work.get(before));
-        let since = |(engine, until): (usize, &f64)| until - before.map_or(0.0, |before| before[engine]);
+        let since =
+            |(engine, until): (usize, &f64)| until - before.map_or(0.0, |before| before[engine]);
         Some(until.iter().enumerate().map(since).collect())
     }
 }
@@ -155,7 +160,8 @@ impl Arrived {
 mod tests {
     use super::*;
 
-    /// A request each millisecond for so many seconds, on two engines of which one works half of the time and the other never.
+    /// A request each millisecond for so many seconds, on two engines of which one works half of
+    /// the time and the other never.
     fn played(length: u64) -> Timeline {
         let mut timeline = Timeline::new();
         for millisecond in 0..length * 1000 {
@@ -173,10 +179,14 @@ mod tests {
         for length in [1, 7, 60] {
             let intervals = played(length).intervals();
             assert!((MOST / 2 - 1..=MOST).contains(&intervals.len()), "{}", intervals.len());
-            assert_eq!(intervals.iter().map(|interval| interval.requests).sum::<u64>(), length * 1000);
+            assert_eq!(
+                intervals.iter().map(|interval| interval.requests).sum::<u64>(),
+                length * 1000
+            );
             let last = &intervals[intervals.len() - 1];
             assert!(last.end >= length as f64 && last.end < length as f64 * 1.1, "{last:?}");
-            let hits: Vec<f64> = intervals.iter().filter_map(|interval| interval.hit_rate).collect();
+            let hits: Vec<f64> =
+                intervals.iter().filter_map(|interval| interval.hit_rate).collect();
             assert_eq!((hits[0], hits[hits.len() - 1]), (0.0, 0.5));
         }
     }
@@ -200,6 +210,9 @@ mod tests {
         let intervals = timeline.intervals();
         assert_eq!(intervals.iter().filter(|interval| interval.requests == 1).count(), 2);
         let quiet = &intervals[intervals.len() / 2];
-        assert_eq!((quiet.requests, quiet.ttft_ms, quiet.hit_rate, quiet.balance), (0, None, None, None));
+        assert_eq!(
+            (quiet.requests, quiet.ttft_ms, quiet.hit_rate, quiet.balance),
+            (0, None, None, None)
+        );
     }
 }

@@ -99,7 +99,10 @@ impl FromStr for Workload {
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let known = Self::ALL.into_iter().find(|known| known.name() == name);
-        known.ok_or_else(|| SimulateError::UnknownWorkload { name: name.to_owned(), known: Self::names() })
+        known.ok_or_else(|| SimulateError::UnknownWorkload {
+            name: name.to_owned(),
+            known: Self::names(),
+        })
     }
 }
 

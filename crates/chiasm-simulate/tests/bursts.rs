@@ -42,8 +42,15 @@ impl Burst {
 }
 
 /// Returns the seconds until the last answer ends.
-fn seconds(prefill: usize, decode: usize, trace: &NamedTempFile, policy: Policy, stages: StageWeights) -> f64 {
-    let workers: Vec<Role> = [vec![Role::Prefill; prefill], vec![Role::Decode; decode]].into_iter().flatten().collect();
+fn seconds(
+    prefill: usize,
+    decode: usize,
+    trace: &NamedTempFile,
+    policy: Policy,
+    stages: StageWeights,
+) -> f64 {
+    let workers: Vec<Role> =
+        [vec![Role::Prefill; prefill], vec![Role::Decode; decode]].into_iter().flatten().collect();
     let scenario = Scenario {
         sized_for: workers.len(),
         workers,
@@ -58,8 +65,8 @@ fn seconds(prefill: usize, decode: usize, trace: &NamedTempFile, policy: Policy,
     scenario.run(policy, Arrivals::Traced(1.0)).unwrap().virtual_seconds
 }
 
-/// Checks that the router's choice for each prompt takes hardly longer than the better of splitting all
-/// prompts and splitting none.
+/// Checks that the router's choice for each prompt takes hardly longer than the better of splitting
+/// all prompts and splitting none.
 fn check(prompt_tokens: u64, gap_ms: u64) {
     for (prefill, decode) in [(1, 1), (3, 1), (1, 3), (2, 2)] {
         for (answer_tokens, is_shared) in [(1, false), (1, true), (256, false), (256, true)] {

@@ -15,15 +15,16 @@ const BYTES_PER_LEASE: u64 = 64 << 10;
 const MIN_LEASES: u64 = 1024;
 const MAX_LEASES: u64 = 1 << 20;
 
-/// The shared memory of one start of one engine. Clones are the same arena; its memory is given back with the last of them
-/// and of its slots.
+/// The shared memory of one start of one engine. Clones are the same arena; its memory is given
+/// back with the last of them and of its slots.
 #[derive(Clone, Debug)]
 pub struct Arena {
     shared: Arc<Shared>,
 }
 
 impl Arena {
-    /// Makes an arena that can hold `bytes` of slots. They are not taken from the system before they are needed.
+    /// Makes an arena that can hold `bytes` of slots. They are not taken from the system before
+    /// they are needed.
     pub fn create(bytes: u64) -> io::Result<Self> {
         let leases = (bytes / BYTES_PER_LEASE).clamp(MIN_LEASES, MAX_LEASES) as u32;
         Self::create_in(Path::new(SHM_DIR), bytes, leases)
@@ -43,7 +44,8 @@ impl Arena {
         self.shared.unlink();
     }
 
-    /// Takes room for a tensor of so many bytes. It still has what was in it before: write all of it.
+    /// Takes room for a tensor of so many bytes. It still has what was in it before: write all of
+    /// it.
     ///
     /// # Errors
     /// [`NoSlot`] says why there is none now.
@@ -57,8 +59,9 @@ impl Arena {
         slot.is_in(&self.shared)
     }
 
-    /// Takes note that the engine has let go of these leases, or will with what it was just sent. They are looked at first
-    /// when room is needed; the slots are free once the engine has returned them, not before.
+    /// Takes note that the engine has let go of these leases, or will with what it was just sent.
+    /// They are looked at first when room is needed; the slots are free once the engine has
+    /// returned them, not before.
     pub fn expect_return(&self, leases: impl IntoIterator<Item = LeaseId>) {
         self.shared.expect_return(leases);
     }

@@ -68,7 +68,13 @@ pub(crate) const HEADER_BYTES: usize = 56;
 
 impl Header {
     /// The header of an arena with so many leases, and so many bytes for slots behind the table.
-    pub(crate) fn new(leases: u32, slot_bytes: u64, owner_pid: u32, owner_start: u64, number: u64) -> Self {
+    pub(crate) fn new(
+        leases: u32,
+        slot_bytes: u64,
+        owner_pid: u32,
+        owner_start: u64,
+        number: u64,
+    ) -> Self {
         let slots = (TABLE + u64::from(leases) * LEASE_BYTES).next_multiple_of(PAGE);
         Self { leases, length: slots + slot_bytes, slots, owner_pid, owner_start, number }
     }
@@ -90,8 +96,13 @@ impl Header {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES], file_length: u64) -> Result<Self, ArenaProblem> {
-        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    pub(crate) fn decode(
+        bytes: &[u8; HEADER_BYTES],
+        file_length: u64,
+    ) -> Result<Self, ArenaProblem> {
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         if bytes[0..8] != MAGIC {
             return Err(ArenaProblem::NotAnArena);
@@ -108,7 +119,9 @@ impl Header {
             number: u64_at(48),
         };
         let table_end = TABLE + u64::from(header.leases) * LEASE_BYTES;
-        let fits = header.length == file_length && table_end <= header.slots && header.slots <= header.length;
+        let fits = header.length == file_length
+            && table_end <= header.slots
+            && header.slots <= header.length;
         if !fits || !header.slots.is_multiple_of(PAGE) {
             return Err(ArenaProblem::Size);
         }

@@ -1,4 +1,5 @@
-//! The owner's side of the table of leases: which entries are lent, and which of them the engine has returned.
+//! The owner's side of the table of leases: which entries are lent, and which of them the engine
+//! has returned.
 
 use std::sync::atomic::Ordering;
 
@@ -42,11 +43,18 @@ impl Leases {
     }
 
     /// Lends a slot. `None` when the table is full.
-    pub(crate) fn lend(&mut self, mapping: &Mapping, offset: u64, length: u64) -> Option<(LeaseId, Handle)> {
+    pub(crate) fn lend(
+        &mut self,
+        mapping: &Mapping,
+        offset: u64,
+        length: u64,
+    ) -> Option<(LeaseId, Handle)> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                let next = u32::try_from(self.entries.len()).ok().filter(|&next| next < self.header.leases)?;
+                let next = u32::try_from(self.entries.len())
+                    .ok()
+                    .filter(|&next| next < self.header.leases)?;
                 self.entries.push(Entry::default());
                 next
             }
@@ -71,7 +79,8 @@ impl Leases {
         self.expected.extend(leases);
     }
 
-    /// Ends those of the expected leases that were returned; the starts of their slots, once for each lease.
+    /// Ends those of the expected leases that were returned; the starts of their slots, once for
+    /// each lease.
     pub(crate) fn end_expected(&mut self, mapping: &Mapping) -> Vec<u64> {
         let expected = std::mem::take(&mut self.expected);
         let mut slots = Vec::new();
@@ -96,7 +105,12 @@ impl Leases {
         slots
     }
 
-    fn end_if_returned(&mut self, mapping: &Mapping, index: u32, generation: Option<u32>) -> Returned {
+    fn end_if_returned(
+        &mut self,
+        mapping: &Mapping,
+        index: u32,
+        generation: Option<u32>,
+    ) -> Returned {
         let entry = &mut self.entries[index as usize];
         let Some(slot) = entry.slot else { return Returned::Before };
         if generation.is_some_and(|generation| generation != entry.generation) {

@@ -1,8 +1,9 @@
 //! Shared memory between the frontend and the engines on its machine.
 //!
-//! A tensor is written once, into a [`SlotWriter`] of the engine's [`Arena`], and read in place by the engine. How the two
-//! processes agree on who may touch what is in `docs/shared-memory.md`; in short: a slot is lent to the engine by an entry in
-//! a table, and is free again when the engine has stored that entry's generation back.
+//! A tensor is written once, into a [`SlotWriter`] of the engine's [`Arena`], and read in place by
+//! the engine. How the two processes agree on who may touch what is in `docs/shared-memory.md`; in
+//! short: a slot is lent to the engine by an entry in a table, and is free again when the engine
+//! has stored that entry's generation back.
 //!
 //! ```
 //! use chiasm_transfer::{Arena, ArenaReader};
@@ -32,7 +33,8 @@
 //! | [`ParcelRoom`], [`Parcel`] | bytes that a process which knows none of this copies out by a name |
 //! | [`sweep`], [`free_shm_bytes`] | the state of `/dev/shm` at a start |
 //!
-//! `unsafe` is what maps memory and makes slices of it, in `mapping`, `slot` and `reader`; the reasons stand beside it.
+//! `unsafe` is what maps memory and makes slices of it, in `mapping`, `slot` and `reader`; the
+//! reasons stand beside it.
 
 mod arena;
 mod error;

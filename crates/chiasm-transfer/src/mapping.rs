@@ -1,12 +1,13 @@
 //! An arena's bytes in this process.
 //!
-//! The memory is shared with a process that follows `docs/shared-memory.md`. It is the same user's and is trusted as such: a
-//! process that may open the arena may also attach a debugger to this one. What it writes is the `returned` word of leases,
-//! which is read as an atomic; bytes of slots are written by one thread of one process before anybody else knows of them, and
-//! by nobody afterwards until they are free.
+//! The memory is shared with a process that follows `docs/shared-memory.md`. It is the same user's
+//! and is trusted as such: a process that may open the arena may also attach a debugger to this
+//! one. What it writes is the `returned` word of leases, which is read as an atomic; bytes of slots
+//! are written by one thread of one process before anybody else knows of them, and by nobody
+//! afterwards until they are free.
 //!
-//! Words and slots never overlap: words lie in the table, before where the slots begin, and both are checked here. The header
-//! is read and written through the file.
+//! Words and slots never overlap: words lie in the table, before where the slots begin, and both
+//! are checked here. The header is read and written through the file.
 
 use std::fs::File;
 use std::io;
@@ -27,8 +28,8 @@ pub(crate) struct Mapping {
     slots: u64,
 }
 
-// SAFETY: the mapping is plain memory that belongs to no thread; what may be done to which bytes at what time is the
-// business of the methods below.
+// SAFETY: the mapping is plain memory that belongs to no thread; what may be done to which bytes at
+// what time is the business of the methods below.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -36,18 +37,26 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the file that has this header, and is as long as it says.
     pub(crate) fn new(file: &File, header: &Header) -> io::Result<Self> {
-        let length = usize::try_from(header.length).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let length = usize::try_from(header.length)
+            .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is in use.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0) }?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is in
+        // use.
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0)
+        }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, length, slots: header.slots })
     }
 
     /// Panics outside `bounds`: callers have checked, so that would be a fault of this crate.
     fn at(&self, range: &Range<u64>, bounds: Range<u64>) -> NonNull<u8> {
-        let within = bounds.start <= range.start && range.start <= range.end && range.end <= bounds.end;
-        assert!(within && bounds.end <= self.length as u64, "{range:?} is not within {bounds:?} of the arena");
+        let within =
+            bounds.start <= range.start && range.start <= range.end && range.end <= bounds.end;
+        assert!(
+            within && bounds.end <= self.length as u64,
+            "{range:?} is not within {bounds:?} of the arena"
+        );
         // SAFETY: `start` is within the mapping, as was just checked.
         unsafe { self.start.add(range.start as usize) }
     }
@@ -60,8 +69,9 @@ impl Mapping {
     pub(crate) fn u32_at(&self, offset: u64) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4));
         let word = self.at(&(offset..offset + 4), TABLE..self.slots);
-        // SAFETY: within the mapping, aligned (mappings begin at pages), and as long-lived as `self`. The table is accessed
-        // only here and in `u64_at`, so always atomically, and each field always with the same width.
+        // SAFETY: within the mapping, aligned (mappings begin at pages), and as long-lived as
+        // `self`. The table is accessed only here and in `u64_at`, so always atomically, and each
+        // field always with the same width.
         unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
     }
 
@@ -76,17 +86,20 @@ impl Mapping {
     /// The bytes of a published slot.
     ///
     /// # Safety
-    /// Nobody writes to them as long as the slice lives: they are a slot that was published, or lent, and is not free yet.
+    /// Nobody writes to them as long as the slice lives: they are a slot that was published, or
+    /// lent, and is not free yet.
     pub(crate) unsafe fn slice(&self, range: Range<u64>) -> &[u8] {
         let length = (range.end - range.start) as usize;
-        // SAFETY: within the mapping, initialised (files are), and not written to, as the caller promises.
+        // SAFETY: within the mapping, initialised (files are), and not written to, as the caller
+        // promises.
         unsafe { std::slice::from_raw_parts(self.in_slots(&range).as_ptr(), length) }
     }
 
     /// The bytes of a slot that is being written.
     ///
     /// # Safety
-    /// Nobody else reads or writes them as long as the slice lives: they were taken from the free ones for this caller alone.
+    /// Nobody else reads or writes them as long as the slice lives: they were taken from the free
+    /// ones for this caller alone.
     #[allow(clippy::mut_from_ref, reason = "the caller promises what the signature can't")]
     pub(crate) unsafe fn slice_mut(&self, range: Range<u64>) -> &mut [u8] {
         let length = (range.end - range.start) as usize;
@@ -94,7 +107,8 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.in_slots(&range).as_ptr(), length) }
     }
 
-    /// Enters pages of slots into this process's page table, all at once instead of one fault each. Only a hint.
+    /// Enters pages of slots into this process's page table, all at once instead of one fault each.
+    /// Only a hint.
     pub(crate) fn populate(&self, range: Range<u64>) {
         let length = (range.end - range.start) as usize;
         #[cfg(target_os = "linux")]
@@ -102,7 +116,8 @@ impl Mapping {
         #[cfg(not(target_os = "linux"))]
         let advice = Advice::WillNeed;
         // SAFETY: populating pages changes no contents.
-        let populated = unsafe { rustix::mm::madvise(self.in_slots(&range).as_ptr().cast(), length, advice) };
+        let populated =
+            unsafe { rustix::mm::madvise(self.in_slots(&range).as_ptr().cast(), length, advice) };
         if let Err(error) = populated {
             tracing::debug!(%error, "pages of an arena are entered one by one");
         }

@@ -1,8 +1,8 @@
-//! Bytes for a process of this machine that copies them out of shared memory by a name, as Python's `SharedMemory` does, and knows
-//! nothing of arenas.
+//! Bytes for a process of this machine that copies them out of shared memory by a name, as Python's
+//! `SharedMemory` does, and knows nothing of arenas.
 //!
-//! A parcel is a file of its own that is there until this end lets go of it. Its name and its lock are those of an arena, so that
-//! [`sweep`](crate::sweep) removes what a killed process has left.
+//! A parcel is a file of its own that is there until this end lets go of it. Its name and its lock
+//! are those of an arena, so that [`sweep`](crate::sweep) removes what a killed process has left.
 
 use std::fs::{self, File};
 use std::io;
@@ -107,7 +107,8 @@ impl Drop for Share {
     }
 }
 
-/// Bytes in shared memory. Nobody finds them any more once this is dropped; whoever has opened them by then goes on.
+/// Bytes in shared memory. Nobody finds them any more once this is dropped; whoever has opened them
+/// by then goes on.
 #[derive(Debug)]
 pub struct Parcel {
     name: String,
@@ -145,7 +146,10 @@ mod tests {
     use crate::sweep::sweep_dir;
 
     fn names(dir: &Path) -> Vec<String> {
-        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]

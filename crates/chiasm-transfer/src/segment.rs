@@ -25,7 +25,8 @@ pub(crate) fn parse_name(name: &str) -> Option<(Owner, u64)> {
     let decimal = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut parts = name.strip_prefix("chiasm.")?.split('.');
     let (pid, start, number) = (parts.next()?, parts.next()?, parts.next()?);
-    let hex = number.len() == 16 && number.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let hex =
+        number.len() == 16 && number.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if parts.next().is_some() || !decimal(pid) || !decimal(start) || !hex {
         return None;
     }
@@ -33,8 +34,8 @@ pub(crate) fn parse_name(name: &str) -> Option<(Owner, u64)> {
     Some((owner, u64::from_str_radix(number, 16).ok()?))
 }
 
-/// Makes an arena's file, complete and locked, and gives it its name last. A process that is killed before that leaves
-/// nothing.
+/// Makes an arena's file, complete and locked, and gives it its name last. A process that is killed
+/// before that leaves nothing.
 pub(crate) fn create(dir: &Path, name: &str, header: &Header) -> io::Result<(File, Mapping)> {
     let file = unnamed_file(dir)?;
     // The umask has taken its part.
@@ -49,9 +50,14 @@ pub(crate) fn create(dir: &Path, name: &str, header: &Header) -> io::Result<(Fil
     Ok((file, mapping))
 }
 
-/// Makes a file with these parts one after the other, `length` bytes in all, complete and locked, and gives it its name last. It is
-/// nobody's but this user's.
-pub(crate) fn create_with(dir: &Path, name: &str, length: u64, parts: &[impl AsRef<[u8]>]) -> io::Result<File> {
+/// Makes a file with these parts one after the other, `length` bytes in all, complete and locked,
+/// and gives it its name last. It is nobody's but this user's.
+pub(crate) fn create_with(
+    dir: &Path,
+    name: &str,
+    length: u64,
+    parts: &[impl AsRef<[u8]>],
+) -> io::Result<File> {
     let file = unnamed_file(dir)?;
     rustix::fs::fchmod(&file, Mode::from_raw_mode(MODE))?;
     // Without memory behind all of it writing would end this process.
@@ -97,16 +103,23 @@ pub(crate) fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {
     }
 }
 
-/// Tells a file from all others that are there at the same time, whatever their names: device and inode.
+/// Tells a file from all others that are there at the same time, whatever their names: device and
+/// inode.
 pub(crate) type FileId = (u64, u64);
 
 /// Opens an arena of this user.
 ///
 /// # Errors
 /// What is wrong with it, if it is there: see [`Unsuitable`].
-pub(crate) fn open(dir: &Path, name: &str, number: u64) -> Result<(FileId, Header, Mapping), Unsuitable> {
+pub(crate) fn open(
+    dir: &Path,
+    name: &str,
+    number: u64,
+) -> Result<(FileId, Header, Mapping), Unsuitable> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = File::from(rustix::fs::openat(CWD, dir.join(name), flags, Mode::empty()).map_err(io::Error::from)?);
+    let file = File::from(
+        rustix::fs::openat(CWD, dir.join(name), flags, Mode::empty()).map_err(io::Error::from)?,
+    );
     let stat = rustix::fs::fstat(&file).map_err(io::Error::from)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Unsuitable::Problem(ArenaProblem::NotAFile));

@@ -59,7 +59,8 @@ struct State {
     ungrown: Ranges,
     /// Number of reservations under way.
     growing: usize,
-    /// Whether there was no memory for a reservation that nobody had asked for yet: then nothing is reserved ahead any more.
+    /// Whether there was no memory for a reservation that nobody had asked for yet: then nothing is
+    /// reserved ahead any more.
     exhausted: bool,
     reserved: u64,
     used: u64,
@@ -82,8 +83,9 @@ struct Growth {
 #[derive(Debug)]
 struct Holders {
     end: u64,
-    /// Leases that have not ended, and one for the frontend itself as long as it has a [`SlotWriter`](crate::SlotWriter) or
-    /// [`Slot`](crate::Slot), or one for each time that it came back to it.
+    /// Leases that have not ended, and one for the frontend itself as long as it has a
+    /// [`SlotWriter`](crate::SlotWriter) or [`Slot`](crate::Slot), or one for each time that it
+    /// came back to it.
     count: usize,
     /// The slot's number among all that ever began at this place.
     serial: u64,
@@ -96,7 +98,8 @@ impl Shared {
             let reason = format!("{bytes} bytes are more than an arena can have, {MAX_BYTES}");
             io::Error::new(io::ErrorKind::InvalidInput, reason)
         };
-        let paged = bytes.max(PAGE).checked_next_multiple_of(PAGE).filter(|&paged| paged <= MAX_BYTES);
+        let paged =
+            bytes.max(PAGE).checked_next_multiple_of(PAGE).filter(|&paged| paged <= MAX_BYTES);
         let bytes = paged.ok_or_else(too_large)?;
         let (owner, number) = (Owner::this(), rand::random());
         let header = Header::new(leases, bytes, owner.pid, owner.start, number);
@@ -182,7 +185,11 @@ impl Shared {
 
     /// Reserves a growth and adds it to the free memory. The state is unlocked meanwhile, as a
     /// reservation takes milliseconds.
-    fn grow<'a>(&'a self, mut state: MutexGuard<'a, State>, growth: Growth) -> Result<MutexGuard<'a, State>, NoSlot> {
+    fn grow<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        growth: Growth,
+    ) -> Result<MutexGuard<'a, State>, NoSlot> {
         let Growth { mut range, needed_end } = growth;
         state.growing += 1;
         drop(state);
@@ -199,8 +206,8 @@ impl Shared {
         Ok(state)
     }
 
-    /// Reserves the next step in the background once the last one is half used: zeroing pages takes longer than writing them,
-    /// and should not be part of a request.
+    /// Reserves the next step in the background once the last one is half used: zeroing pages takes
+    /// longer than writing them, and should not be part of a request.
     fn grow_ahead(self: &Arc<Self>, state: &mut State) {
         let free = state.reserved - state.used;
         if free >= GROWTH / 2 || state.growing > 0 || state.exhausted {
@@ -255,7 +262,8 @@ impl Shared {
         Ok(lent)
     }
 
-    /// The number of the slot that begins there and has a holder: slots are numbered in the order in which they were taken.
+    /// The number of the slot that begins there and has a holder: slots are numbered in the order
+    /// in which they were taken.
     pub(crate) fn serial(&self, start: u64) -> u64 {
         self.state().slots.get(&start).map_or(0, |holders| holders.serial)
     }
@@ -315,8 +323,8 @@ impl State {
         self.ungrown.take(step, PAGE)
     }
 
-    /// Takes the memory to reserve next for a slot. Free memory on both sides counts as room for it.
-    /// A room that spans several ungrown ranges takes several growths.
+    /// Takes the memory to reserve next for a slot. Free memory on both sides counts as room for
+    /// it. A room that spans several ungrown ranges takes several growths.
     fn growth(&mut self, length: u64, alignment: u64) -> Option<Growth> {
         let growth = self.ungrown.iter().find_map(|ungrown| {
             let room = self.unused_around(&ungrown);

@@ -15,14 +15,15 @@ pub struct SlotWriter {
     held: Held,
 }
 
-/// A slot that has been written. Clones are the same slot. Its room is given back once no clone is left and the engine has
-/// returned all its leases.
+/// A slot that has been written. Clones are the same slot. Its room is given back once no clone is
+/// left and the engine has returned all its leases.
 #[derive(Clone)]
 pub struct Slot {
     held: Arc<Held>,
 }
 
-/// A way back to a [`Slot`] as long as somebody else, mostly the engine, has use for it. It keeps no room.
+/// A way back to a [`Slot`] as long as somebody else, mostly the engine, has use for it. It keeps
+/// no room.
 #[derive(Clone, Debug)]
 pub struct WeakSlot {
     arena: Weak<Shared>,
@@ -48,14 +49,14 @@ struct Held {
 
 impl Held {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the range is this slot's until it is released, which `Drop` does. It is written to only through a
-        // `SlotWriter`, which can't be borrowed for that while this borrow lasts.
+        // SAFETY: the range is this slot's until it is released, which `Drop` does. It is written
+        // to only through a `SlotWriter`, which can't be borrowed for that while this borrow lasts.
         unsafe { self.arena.mapping.slice(self.range.clone()) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut`: the arena gave the range to one `SlotWriter`, and nobody has been told of it before it
-        // is published.
+        // SAFETY: as above, and `&mut`: the arena gave the range to one `SlotWriter`, and nobody
+        // has been told of it before it is published.
         unsafe { self.arena.mapping.slice_mut(self.range.clone()) }
     }
 }
@@ -104,7 +105,11 @@ impl Slot {
     /// Makes a way back to this slot that does not keep it.
     pub fn downgrade(&self) -> WeakSlot {
         let Held { arena, range } = &*self.held;
-        WeakSlot { arena: Arc::downgrade(arena), range: range.clone(), serial: arena.serial(range.start) }
+        WeakSlot {
+            arena: Arc::downgrade(arena),
+            range: range.clone(),
+            serial: arena.serial(range.start),
+        }
     }
 
     pub(crate) fn is_in(&self, arena: &Arc<Shared>) -> bool {

@@ -7,7 +7,8 @@ use std::path::Path;
 use crate::segment;
 use crate::shm::SHM_DIR;
 
-/// Removes arenas of this user that no living process owns; how many. Their memory is freed once no engine has them mapped.
+/// Removes arenas of this user that no living process owns; how many. Their memory is freed once no
+/// engine has them mapped.
 pub fn sweep() -> usize {
     sweep_dir(Path::new(SHM_DIR))
 }
@@ -24,15 +25,17 @@ pub(crate) fn sweep_dir(dir: &Path) -> usize {
                     tracing::info!(name = ?name, "removed an arena that a killed process had left");
                     removed += 1;
                 }
-                Err(error) => tracing::debug!(name = ?name, %error, "an abandoned arena was not removed"),
+                Err(error) => {
+                    tracing::debug!(name = ?name, %error, "an abandoned arena was not removed")
+                }
             }
         }
     }
     removed
 }
 
-/// Whether no process holds the arena's lock. This is what counts for owners in other PID namespaces, whose ids mean
-/// nothing here. Arenas of other users can't be opened.
+/// Whether no process holds the arena's lock. This is what counts for owners in other PID
+/// namespaces, whose ids mean nothing here. Arenas of other users can't be opened.
 fn has_no_owner(path: &Path) -> bool {
     let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     let file = OpenOptions::new().read(true).write(true).custom_flags(no_follow).open(path);

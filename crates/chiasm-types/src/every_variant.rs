@@ -1,4 +1,5 @@
-/// Declares an enum without fields, with a constant `ALL` of its variants in the order of declaration.
+/// Declares an enum without fields, with a constant `ALL` of its variants in the order of
+/// declaration.
 ///
 /// ```
 /// chiasm_types::every_variant! {

@@ -3,7 +3,8 @@ use std::str::FromStr;
 
 /// Identity of a media item: its encoded bytes and everything that changes its tensors.
 ///
-/// 256 bits, written as 64 lower-case hex digits. Engines see it in that form, as `mm_hash` and `identifier`.
+/// 256 bits, written as 64 lower-case hex digits. Engines see it in that form, as `mm_hash` and
+/// `identifier`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MmHash([u8; 32]);
 

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 /// What kind of thing a media item is.
 ///
-/// The names of the first three are those of vLLM's modalities; a model's own processor may bring others, such as
-/// `vision_chunk`.
+/// The names of the first three are those of vLLM's modalities; a model's own processor may bring
+/// others, such as `vision_chunk`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Modality {
     /// A still image.
@@ -51,7 +51,12 @@ mod tests {
 
     #[test]
     fn names_and_modalities_belong_together() {
-        for modality in [Modality::Image, Modality::Video, Modality::Audio, Modality::Other("vision_chunk".into())] {
+        for modality in [
+            Modality::Image,
+            Modality::Video,
+            Modality::Audio,
+            Modality::Other("vision_chunk".into()),
+        ] {
             assert_eq!(Modality::from_name(modality.name()), modality);
         }
     }

@@ -12,6 +12,8 @@ pub struct Placeholder {
 impl Placeholder {
     /// How many of its tokens are replaced by embeddings.
     pub fn embeds(&self) -> usize {
-        self.is_embed.as_ref().map_or(self.length, |mask| mask.iter().filter(|embeds| **embeds).count())
+        self.is_embed
+            .as_ref()
+            .map_or(self.length, |mask| mask.iter().filter(|embeds| **embeds).count())
     }
 }

@@ -1,7 +1,7 @@
 use std::fmt;
 
-/// The number of a plan class in a fleet: workers that can be given one plan of a request are of the same class. Written
-/// `class_0`.
+/// The number of a plan class in a fleet: workers that can be given one plan of a request are of
+/// the same class. Written `class_0`.
 ///
 /// A number means one class for as long as the fleet lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

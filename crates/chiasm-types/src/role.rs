@@ -28,8 +28,8 @@ impl Role {
         }
     }
 
-    /// The role of this name. `encode-prefill` is another word for prefill: a worker that computes prompts encodes what of their media
-    /// items nobody else has encoded.
+    /// The role of this name. `encode-prefill` is another word for prefill: a worker that computes
+    /// prompts encodes what of their media items nobody else has encoded.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "encode-prefill" => Some(Self::Prefill),
@@ -58,6 +58,9 @@ mod tests {
         for role in Role::ALL {
             assert_eq!(Role::parse(role.name()), Some(role));
         }
-        assert_eq!((Role::parse("encode-prefill"), Role::parse("Prefill")), (Some(Role::Prefill), None));
+        assert_eq!(
+            (Role::parse("encode-prefill"), Role::parse("Prefill")),
+            (Some(Role::Prefill), None)
+        );
     }
 }

@@ -1,5 +1,5 @@
-/// How an engine joins one tensor of an item with the same tensor of a request's other items: vLLM's
-/// `MultiModalFieldConfig`.
+/// How an engine joins one tensor of an item with the same tensor of a request's other items:
+/// vLLM's `MultiModalFieldConfig`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorField {
     /// Concatenated along a dimension.
@@ -24,7 +24,8 @@ pub enum TensorField {
 }
 
 impl TensorField {
-    /// Concatenated along the first dimension, of which this item has `rows`, and moved to the engine's device.
+    /// Concatenated along the first dimension, of which this item has `rows`, and moved to the
+    /// engine's device.
     pub const fn rows(rows: usize) -> Self {
         Self::Flat { rows, dim: 0, keep_on_cpu: false }
     }

@@ -17,7 +17,8 @@ impl VllmVersion {
         Self { major, minor, patch: 0 }
     }
 
-    /// Reads the release number that starts `text`: `0.32.0`, `0.32.1rc2`, `0.33.0.dev12+g1234`, `v0.32`. `None` if none does.
+    /// Reads the release number that starts `text`: `0.32.0`, `0.32.1rc2`, `0.33.0.dev12+g1234`,
+    /// `v0.32`. `None` if none does.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.strip_prefix('v').unwrap_or(text).splitn(3, '.');
         let major = numbers.next()?.parse().ok()?;

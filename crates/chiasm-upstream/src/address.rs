@@ -5,8 +5,8 @@ use std::str::FromStr;
 use chiasm_types::BlockSize;
 use url::Url;
 
-/// The tokens of a block of `trtllm-serve` by default (`kv_cache_config.tokens_per_block`). The server
-/// does not report the number.
+/// The tokens of a block of `trtllm-serve` by default (`kv_cache_config.tokens_per_block`). The
+/// server does not report the number.
 const TRTLLM_BLOCK_SIZE: BlockSize = match BlockSize::new(32) {
     Some(size) => size,
     None => panic!("32 is not 0"),
@@ -42,12 +42,14 @@ impl Kind {
     fn of(address: &str) -> (Self, &str) {
         let of_trtllm = Self::Trtllm { block_size: TRTLLM_BLOCK_SIZE };
         let with_prefix = [Self::VllmTokens, Self::SglangTokens, of_trtllm].into_iter();
-        let mut found = with_prefix.filter_map(|kind| address.strip_prefix(kind.prefix()).map(|rest| (kind, rest)));
+        let mut found = with_prefix
+            .filter_map(|kind| address.strip_prefix(kind.prefix()).map(|rest| (kind, rest)));
         found.next().unwrap_or((Self::Messages, address))
     }
 }
 
-/// Where a server is, what it speaks, and how it is to be addressed: `vllm+https://host:8000,mode=chat,api-key-file=key`.
+/// Where a server is, what it speaks, and how it is to be addressed:
+/// `vllm+https://host:8000,mode=chat,api-key-file=key`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Upstream {
     pub(crate) kind: Kind,
@@ -72,7 +74,9 @@ impl Upstream {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
     /// It is no address.
-    #[error("expected an address such as vllm+http://HOST:8000, sglang+http://HOST:30000 or http://HOST:8000")]
+    #[error(
+        "expected an address such as vllm+http://HOST:8000, sglang+http://HOST:30000 or http://HOST:8000"
+    )]
     NoAddress,
     /// It is of a kind that is not known.
     #[error(
@@ -82,7 +86,9 @@ pub enum UpstreamError {
     )]
     Kind(String),
     /// An address has a user, a password, a query or a fragment.
-    #[error("an address has a host, a port and a path alone; a key is in a file that api-key-file names")]
+    #[error(
+        "an address has a host, a port and a path alone; a key is in a file that api-key-file names"
+    )]
     Extra,
     /// It has an option that is not known.
     #[error(
@@ -114,7 +120,8 @@ impl FromStr for Upstream {
             base.set_path(&format!("{}/", base.path()));
         }
         // Clients of OpenAI's write their base with it.
-        let without = base.path().strip_suffix("v1/").filter(|_| kind == Kind::Messages).map(str::to_owned);
+        let without =
+            base.path().strip_suffix("v1/").filter(|_| kind == Kind::Messages).map(str::to_owned);
         if let Some(path) = without {
             base.set_path(&path);
         }
@@ -122,13 +129,18 @@ impl FromStr for Upstream {
         for option in parts {
             match option.split_once('=') {
                 Some(("model", name)) if !name.is_empty() => upstream.model = Some(name.to_owned()),
-                Some(("api-key-file", path)) if !path.is_empty() => upstream.api_key_file = Some(path.into()),
+                Some(("api-key-file", path)) if !path.is_empty() => {
+                    upstream.api_key_file = Some(path.into())
+                }
                 Some(("block-size", size)) if matches!(kind, Kind::Trtllm { .. }) => {
                     let size = size.parse().ok().and_then(BlockSize::new);
-                    let block_size = size.ok_or_else(|| UpstreamError::Option(option.to_owned()))?;
+                    let block_size =
+                        size.ok_or_else(|| UpstreamError::Option(option.to_owned()))?;
                     upstream.kind = Kind::Trtllm { block_size };
                 }
-                Some(("mode", "chat")) if kind == Kind::VllmTokens => upstream.kind = Kind::VllmMessages,
+                Some(("mode", "chat")) if kind == Kind::VllmTokens => {
+                    upstream.kind = Kind::VllmMessages
+                }
                 Some(("ca-file", path)) if !path.is_empty() => upstream.ca_file = Some(path.into()),
                 _ => return Err(UpstreamError::Option(option.to_owned())),
             }
@@ -156,9 +168,13 @@ mod tests {
 
     #[test]
     fn an_upstream_is_an_address_with_options() {
-        let parsed: Upstream = "vllm+https://gpu1:8000/models/m,api-key-file=/k,ca-file=ca.pem".parse().unwrap();
+        let parsed: Upstream =
+            "vllm+https://gpu1:8000/models/m,api-key-file=/k,ca-file=ca.pem".parse().unwrap();
         assert_eq!(parsed.base.as_str(), "https://gpu1:8000/models/m/");
-        assert_eq!((parsed.api_key_file, parsed.ca_file), (Some("/k".into()), Some("ca.pem".into())));
+        assert_eq!(
+            (parsed.api_key_file, parsed.ca_file),
+            (Some("/k".into()), Some("ca.pem".into()))
+        );
         let chat: Upstream = "vllm+http://gpu1:8000,mode=chat".parse().unwrap();
         assert_eq!((chat.kind, chat.takes_messages()), (Kind::VllmMessages, true));
         let trtllm: Upstream = "trtllm+https://gpu1,block-size=64".parse().unwrap();
@@ -171,7 +187,10 @@ mod tests {
             assert_eq!(text.parse::<Upstream>().unwrap().to_string(), text);
         }
         let of_sglang: Upstream = "sglang+http://gpu1:30000/v1".parse().unwrap();
-        assert_eq!((of_sglang.kind, of_sglang.base.as_str()), (Kind::SglangTokens, "http://gpu1:30000/v1/"));
+        assert_eq!(
+            (of_sglang.kind, of_sglang.base.as_str()),
+            (Kind::SglangTokens, "http://gpu1:30000/v1/")
+        );
     }
 
     #[test]
@@ -185,7 +204,10 @@ mod tests {
             ("vllm+http://user:pass@gpu1", UpstreamError::Extra),
             ("vllm+http://gpu1?key=1", UpstreamError::Extra),
             ("vllm+http://gpu1,api-key-file=", UpstreamError::Option("api-key-file=".to_owned())),
-            ("vllm+http://gpu1,mode=completion", UpstreamError::Option("mode=completion".to_owned())),
+            (
+                "vllm+http://gpu1,mode=completion",
+                UpstreamError::Option("mode=completion".to_owned()),
+            ),
             ("trtllm+http://gpu1,block-size=0", UpstreamError::Option("block-size=0".to_owned())),
             ("http://gpu1,mode=chat", UpstreamError::Option("mode=chat".to_owned())),
             ("http://gpu1,model=", UpstreamError::Option("model=".to_owned())),

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Forward, Forwarded, Job, JobError, KvSink, LoadSink,
-    MediaObserver, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, Death, Forward, Forwarded, Job, JobError, KvSink,
+    LoadSink, MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -84,7 +84,9 @@ impl UpstreamBackend {
         match &shared.mode {
             Mode::Vllm => Ok(Box::new(begin_vllm(shared, job).await?)),
             Mode::Sglang(manner) => Ok(Box::new(sglang::begin(shared, manner, job).await?)),
-            Mode::Messages { .. } => Err(JobError::NotTaken(Death::new("the server takes requests only as they come"))),
+            Mode::Messages { .. } => {
+                Err(JobError::NotTaken(Death::new("the server takes requests only as they come")))
+            }
         }
     }
 }
@@ -121,7 +123,10 @@ impl Backend for UpstreamBackend {
                 return Err(JobError::NotTaken(death));
             }
             let counted = PassedOn::count(shared);
-            let in_flight = asked.as_ref().zip(request.prompt.take()).map(|(asked, prompt)| asked.begin(prompt));
+            let in_flight = asked
+                .as_ref()
+                .zip(request.prompt.take())
+                .map(|(asked, prompt)| asked.begin(prompt));
             let forwarded = plain::forward(&shared.server, model.as_deref(), request).await?;
             let forwarded = match in_flight {
                 Some(in_flight) => in_flight.until_the_end_of(forwarded),

@@ -7,7 +7,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
-/// Continuations in one event: more than a request has. A server can write each in a few bytes that take many here.
+/// Continuations in one event: more than a request has. A server can write each in a few bytes that
+/// take many here.
 const MOST_CHOICES: usize = 1024;
 
 /// One event.
@@ -37,7 +38,9 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ChunkChoice>, D
             let mut choices = Vec::new();
             while let Some(choice) = seq.next_element()? {
                 if choices.len() == MOST_CHOICES {
-                    return Err(A::Error::custom(format!("more than {MOST_CHOICES} continuations")));
+                    return Err(A::Error::custom(format!(
+                        "more than {MOST_CHOICES} continuations"
+                    )));
                 }
                 choices.push(choice);
             }
@@ -141,13 +144,19 @@ impl ChunkChoice {
         Some(End::Finished(finish))
     }
 
-    /// The log probabilities of its tokens, with the first `top` candidates in the engine's order, which has the token itself first.
+    /// The log probabilities of its tokens, with the first `top` candidates in the engine's order,
+    /// which has the token itself first.
     pub(crate) fn logprobs(&self, top: usize) -> Option<Vec<TokenLogprob>> {
         let content = self.logprobs.as_ref()?.content.as_ref()?;
         let one = |told: &Logprob| TokenLogprob {
             token: TokenId(told.token_id),
             logprob: told.logprob,
-            top: told.top_logprobs.iter().take(top).map(|top| (TokenId(top.token_id), top.logprob)).collect(),
+            top: told
+                .top_logprobs
+                .iter()
+                .take(top)
+                .map(|top| (TokenId(top.token_id), top.logprob))
+                .collect(),
         };
         Some(content.iter().map(one).collect())
     }
@@ -159,9 +168,16 @@ mod tests {
 
     #[test]
     fn an_event_has_no_more_continuations_than_a_request() {
-        let event = |choices: usize| format!(r#"{{"choices": [{}]}}"#, vec![r#"{"index":0}"#; choices].join(","));
-        let read = |choices| serde_json::from_str::<Chunk>(&event(choices)).map(|chunk| chunk.choices.len()).ok();
-        assert_eq!((read(0), read(MOST_CHOICES), read(MOST_CHOICES + 1)), (Some(0), Some(MOST_CHOICES), None));
+        let event = |choices: usize| {
+            format!(r#"{{"choices": [{}]}}"#, vec![r#"{"index":0}"#; choices].join(","))
+        };
+        let read = |choices| {
+            serde_json::from_str::<Chunk>(&event(choices)).map(|chunk| chunk.choices.len()).ok()
+        };
+        assert_eq!(
+            (read(0), read(MOST_CHOICES), read(MOST_CHOICES + 1)),
+            (Some(0), Some(MOST_CHOICES), None)
+        );
         assert!(serde_json::from_str::<Chunk>("{}").is_ok_and(|chunk| chunk.choices.is_empty()));
     }
 }

@@ -81,7 +81,8 @@ pub(crate) fn client(tls: ClientConfig) -> Client {
     http.set_keepalive_retries(Some(UNANSWERED));
     #[cfg(target_os = "linux")]
     http.set_tcp_user_timeout(Some(UNHEARD));
-    let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_all_versions();
+    let https =
+        HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_all_versions();
     let connector = Connector(https.wrap_connector(Tcp(http)));
     let mut client = legacy::Client::builder(TokioExecutor::new());
     client.timer(TokioTimer::new()).pool_timer(TokioTimer::new());
@@ -96,10 +97,14 @@ pub(crate) fn client(tls: ClientConfig) -> Client {
 impl Client {
     /// Sends a request. Returns with the head of the answer.
     ///
-    /// A reused connection may have been closed by the server before the request arrived. If it ends
-    /// without a byte of an answer, the request is sent once more, on a fresh connection. The server may
-    /// also have died of the request, so the failure of the second try is always [`SendError::Lost`].
-    pub(crate) async fn send(&self, request: Request<Bytes>) -> Result<reqwest::Response, SendError> {
+    /// A reused connection may have been closed by the server before the request arrived. If it
+    /// ends without a byte of an answer, the request is sent once more, on a fresh connection. The
+    /// server may also have died of the request, so the failure of the second try is always
+    /// [`SendError::Lost`].
+    pub(crate) async fn send(
+        &self,
+        request: Request<Bytes>,
+    ) -> Result<reqwest::Response, SendError> {
         let error = match self.pooled.request(request.clone().map(Body::from)).await {
             Ok(answer) => return Ok(heard(answer)),
             Err(error) => error,
@@ -121,14 +126,17 @@ fn was_never_sent(error: &legacy::Error) -> bool {
     cause.is_some_and(hyper::Error::is_canceled)
 }
 
-/// Returns `true` if a connection that had carried an answer before ended without a byte of this one.
+/// Returns `true` if a connection that had carried an answer before ended without a byte of this
+/// one.
 fn ended_before_an_answer(error: &legacy::Error) -> bool {
     let mut extras = Extensions::new();
     if let Some(connection) = error.connect_info() {
         connection.get_extras(&mut extras);
     }
     let connection = extras.get::<Reading>();
-    connection.is_some_and(|reading| reading.has_answered.load(Relaxed) && reading.for_nothing.load(Relaxed) == 0)
+    connection.is_some_and(|reading| {
+        reading.has_answered.load(Relaxed) && reading.for_nothing.load(Relaxed) == 0
+    })
 }
 
 /// Joins the messages of an error and its causes.
@@ -216,7 +224,11 @@ pub(crate) struct InTurns<S = TcpStream> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.read >= READ_IN_TURN {
             self.read = 0;
             context.waker().wake_by_ref();
@@ -227,14 +239,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
         let came = buf.filled().len() - before;
         self.read = if polled.is_pending() { 0 } else { self.read + came };
         if self.reading.for_nothing.fetch_add(came, Relaxed) + came > FOR_NOTHING {
-            return Poll::Ready(Err(io::Error::other("it sends more and more of which no answer comes")));
+            return Poll::Ready(Err(io::Error::other(
+                "it sends more and more of which no answer comes",
+            )));
         }
         polled
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for InTurns<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 

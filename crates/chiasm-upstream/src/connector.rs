@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::{ConnectError, Connected, Connector, Elsewhere, LargestItem, Locality, MediaObserver};
+use chiasm_backend::{
+    ConnectError, Connected, Connector, Elsewhere, LargestItem, Locality, MediaObserver,
+};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
 use url::Host;
@@ -37,7 +39,8 @@ pub struct UpstreamConnector {
 }
 
 impl UpstreamConnector {
-    /// A connector for the server of this address. Its files are read now. `processor` is that of the model that is served here.
+    /// A connector for the server of this address. Its files are read now. `processor` is that of
+    /// the model that is served here.
     ///
     /// # Errors
     /// [`SetupError`] if a file can't be used.
@@ -48,13 +51,15 @@ impl UpstreamConnector {
         Ok(Self { upstream, server, names, warned_of, processor, largest_item })
     }
 
-    /// The same for a model whose largest item is known: servers don't tell what their encoder cache holds.
+    /// The same for a model whose largest item is known: servers don't tell what their encoder
+    /// cache holds.
     #[must_use]
     pub fn with_largest_item(self, largest_item: LargestItem) -> Self {
         Self { largest_item, ..self }
     }
 
-    /// The same for a model that has these names here, by which it is found among those that the server lists.
+    /// The same for a model that has these names here, by which it is found among those that the
+    /// server lists.
     #[must_use]
     pub fn with_names(self, here: Vec<String>) -> Self {
         Self { names: Names { here, ..self.names }, ..self }
@@ -95,26 +100,51 @@ impl Connector for UpstreamConnector {
                     let found = Found::ask(server, names, &locality).await.map_err(failed)?;
                     can_generate(server).await.map_err(failed)?;
                     let model = found.model.clone();
-                    (found.given_tokens(processor.clone(), largest_item, locality), Mode::Vllm, Some(model))
+                    (
+                        found.given_tokens(processor.clone(), largest_item, locality),
+                        Mode::Vllm,
+                        Some(model),
+                    )
                 }
                 Kind::VllmMessages => {
                     let found = Found::ask(server, names, &locality).await.map_err(failed)?;
                     let model = found.model.clone();
-                    let mode = Mode::Messages { model: Some(model.name.clone()), is_vllm: true, asked: None };
-                    (found.given_messages(processor.clone(), largest_item, locality), mode, Some(model))
+                    let mode = Mode::Messages {
+                        model: Some(model.name.clone()),
+                        is_vllm: true,
+                        asked: None,
+                    };
+                    (
+                        found.given_messages(processor.clone(), largest_item, locality),
+                        mode,
+                        Some(model),
+                    )
                 }
                 Kind::SglangTokens => {
-                    let found = sglang::Found::ask(server, names, &locality).await.map_err(failed)?;
+                    let found =
+                        sglang::Found::ask(server, names, &locality).await.map_err(failed)?;
                     let manner = found.manner();
                     let model = found.model.clone();
-                    (found.capabilities(processor.clone(), largest_item, locality), Mode::Sglang(manner), Some(model))
+                    (
+                        found.capabilities(processor.clone(), largest_item, locality),
+                        Mode::Sglang(manner),
+                        Some(model),
+                    )
                 }
                 Kind::Trtllm { block_size } => {
                     let found = FoundTrtllm::ask(server, names).await.map_err(failed)?;
                     let capabilities = found.capabilities(processor.clone(), block_size, locality);
                     let asked = Some(Arc::new(Asked::new(block_size)));
                     let model = found.plain.model;
-                    (capabilities, Mode::Messages { model: sent(names, model.as_ref()), is_vllm: false, asked }, model)
+                    (
+                        capabilities,
+                        Mode::Messages {
+                            model: sent(names, model.as_ref()),
+                            is_vllm: false,
+                            asked,
+                        },
+                        model,
+                    )
                 }
                 Kind::Messages => {
                     let found = FoundPlain::ask(server, names).await.map_err(failed)?;
@@ -122,17 +152,28 @@ impl Connector for UpstreamConnector {
                     let model = found.model;
                     (
                         capabilities,
-                        Mode::Messages { model: sent(names, model.as_ref()), is_vllm: false, asked: None },
+                        Mode::Messages {
+                            model: sent(names, model.as_ref()),
+                            is_vllm: false,
+                            asked: None,
+                        },
                         model,
                     )
                 }
             };
             if let Some(model) = model.filter(|model| !model.is_expected) {
                 let name = shown(&model.name);
-                capabilities.engine = format!("{}, with a model that it calls {name}", capabilities.engine);
+                capabilities.engine =
+                    format!("{}, with a model that it calls {name}", capabilities.engine);
                 self.warn_of(name);
             }
-            let backend = UpstreamBackend::new(upstream.to_string(), server.clone(), mode, capabilities, observer);
+            let backend = UpstreamBackend::new(
+                upstream.to_string(),
+                server.clone(),
+                mode,
+                capabilities,
+                observer,
+            );
             Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
         }
         .boxed()

@@ -34,15 +34,18 @@ impl Events {
         Ok(())
     }
 
-    /// The data of the next event that has come whole. Lines that are no data, such as comments that keep a connection alive, are
-    /// passed over; data of several lines, which no server that is known sends, is several.
+    /// The data of the next event that has come whole. Lines that are no data, such as comments
+    /// that keep a connection alive, are passed over; data of several lines, which no server that
+    /// is known sends, is several.
     pub(crate) fn next(&mut self) -> Option<BytesMut> {
         loop {
             let end = self.looked
-                + self.came[self.looked..].iter().position(|byte| *byte == b'\n').or_else(|| {
-                    self.looked = self.came.len();
-                    None
-                })?;
+                + self.came[self.looked..].iter().position(|byte| *byte == b'\n').or_else(
+                    || {
+                        self.looked = self.came.len();
+                        None
+                    },
+                )?;
             let mut line = self.came.split_to(end + 1);
             self.looked = 0;
             // There is less now, which there is room for.
@@ -82,7 +85,8 @@ mod tests {
     fn an_event_without_an_end_is_given_up() {
         let mut events = Events::counted(&Begun::default());
         let piece = vec![b'x'; 1 << 20];
-        let refused = (0..64).map(|_| events.push(&piece)).position(|pushed| pushed == Err(TooLong));
+        let refused =
+            (0..64).map(|_| events.push(&piece)).position(|pushed| pushed == Err(TooLong));
         assert_eq!(refused, Some(32));
         assert!(events.next().is_none());
     }
@@ -92,7 +96,8 @@ mod tests {
         let begun = Begun::default();
         let piece = vec![b'x'; 30 << 20];
         let mut all: Vec<_> = (0..9).map(|_| Events::counted(&begun)).collect();
-        let taken = all.iter_mut().map(|events| events.push(&piece)).take_while(Result::is_ok).count();
+        let taken =
+            all.iter_mut().map(|events| events.push(&piece)).take_while(Result::is_ok).count();
         assert_eq!(taken, 8);
         all[8] = Events::counted(&begun);
         assert_eq!(all[8].push(b"data: x\n"), Ok(()), "short ones are not kept from anybody");

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality, MediaForm,
-    PlaceholderForm, PlanClass, Supports, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality,
+    MediaForm, PlaceholderForm, PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
@@ -57,26 +57,40 @@ impl Found {
     ///
     /// # Errors
     /// It can't be used.
-    pub(crate) async fn ask(server: &Server, names: &Names, locality: &Locality) -> Result<Self, Unusable> {
+    pub(crate) async fn ask(
+        server: &Server,
+        names: &Names,
+        locality: &Locality,
+    ) -> Result<Self, Unusable> {
         let Version { version } = read(&server.get(VERSION).await?, VERSION)?;
         let models: Models = read(&server.get(MODELS).await?, MODELS)?;
         let (model, max_model_len) = models.find_with_context(names)?;
         let metrics = server.get(METRICS).await?;
         let metrics = String::from_utf8_lossy(&metrics);
         let setting = |label| gauges::label(&metrics, "vllm:cache_config_info", label);
-        let block_size = setting("block_size").and_then(|size| BlockSize::new(size.try_into().ok()?));
+        let block_size =
+            setting("block_size").and_then(|size| BlockSize::new(size.try_into().ok()?));
         let block_size = block_size.ok_or(Unusable::NoBlockSize)?;
         let kv = match server.get(EVENT_SOURCES).await {
             Ok(body) => kv_source(&read(&body, EVENT_SOURCES)?, locality),
             // It has no such path before 0.31.
-            Err(AskError::Refused { .. }) => unknown("it does not tell where its KV events are (/kv_event_sources)"),
+            Err(AskError::Refused { .. }) => {
+                unknown("it does not tell where its KV events are (/kv_event_sources)")
+            }
             Err(error) => return Err(error.into()),
         };
-        Ok(Self { version, model, max_model_len, block_size, total_blocks: setting("num_gpu_blocks").unwrap_or(0), kv })
+        Ok(Self {
+            version,
+            model,
+            max_model_len,
+            block_size,
+            total_blocks: setting("num_gpu_blocks").unwrap_or(0),
+            kv,
+        })
     }
 
-    /// Returns the capabilities of a worker that is this server, if it is given tokens. `processor` is
-    /// that of the model that is served here.
+    /// Returns the capabilities of a worker that is this server, if it is given tokens. `processor`
+    /// is that of the model that is served here.
     pub(crate) fn given_tokens(
         self,
         processor: Arc<[u8]>,
@@ -92,8 +106,8 @@ impl Found {
         self.capabilities(given, processor, largest_item, locality)
     }
 
-    /// Returns the same if it is given requests as they come: it expands a prompt as it likes, which
-    /// shows afterwards.
+    /// Returns the same if it is given requests as they come: it expands a prompt as it likes,
+    /// which shows afterwards.
     pub(crate) fn given_messages(
         self,
         processor: Arc<[u8]>,
@@ -163,7 +177,8 @@ struct Given {
 /// # Errors
 /// It does not.
 pub(crate) async fn can_generate(server: &Server) -> Result<(), Unusable> {
-    let answer = server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
+    let answer =
+        server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
     let status = answer?.status().as_u16();
     match status {
         400 | 422 => Ok(()),
@@ -173,7 +188,10 @@ pub(crate) async fn can_generate(server: &Server) -> Result<(), Unusable> {
     }
 }
 
-pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8], path: &'static str) -> Result<T, Unusable> {
+pub(crate) fn read<'a, T: Deserialize<'a>>(
+    body: &'a [u8],
+    path: &'static str,
+) -> Result<T, Unusable> {
     serde_json::from_slice(body).map_err(|source| Unusable::Answer { path, source })
 }
 
@@ -187,11 +205,23 @@ fn kv_source(sources: &BTreeMap<String, EventSource>, locality: &Locality) -> Kv
     let source = match sources.values().collect::<Vec<_>>()[..] {
         [] => return unknown("it publishes no KV events (--kv-events-config)"),
         [source] => source,
-        _ => return unknown("it has several engines (--data-parallel-size) and chooses among them by itself"),
+        _ => {
+            return unknown(
+                "it has several engines (--data-parallel-size) and chooses among them by itself",
+            );
+        }
     };
     if source.enable_kv_cache_events == Some(false) {
         return unknown("it publishes no KV events (--kv-events-config)");
     }
-    let stream = KvEventStream::at(&source.endpoint, source.replay_endpoint.as_deref(), &source.topic, locality);
-    stream.map_or_else(|| unknown("where its KV events are published can't be reached from here"), KvSource::Events)
+    let stream = KvEventStream::at(
+        &source.endpoint,
+        source.replay_endpoint.as_deref(),
+        &source.topic,
+        locality,
+    );
+    stream.map_or_else(
+        || unknown("where its KV events are published can't be reached from here"),
+        KvSource::Events,
+    )
 }

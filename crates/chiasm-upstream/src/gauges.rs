@@ -25,9 +25,11 @@ pub(crate) fn samples(text: &str) -> impl Iterator<Item = Sample<'_>> {
     })
 }
 
-/// The sum of a gauge over all its series, as a server with several engines has one of each; `None` if it is not there.
+/// The sum of a gauge over all its series, as a server with several engines has one of each; `None`
+/// if it is not there.
 pub(crate) fn sum(text: &str, name: &str) -> Option<f64> {
-    let mut values = samples(text).filter(|sample| sample.name == name).map(|sample| sample.value).peekable();
+    let mut values =
+        samples(text).filter(|sample| sample.name == name).map(|sample| sample.value).peekable();
     values.peek().is_some().then(|| values.sum())
 }
 
@@ -42,7 +44,8 @@ pub(crate) fn label(text: &str, name: &str, label: &str) -> Option<u64> {
     let labels = samples(text).find(|sample| sample.name == name)?.labels;
     let begin = format!("{label}=\"");
     // No label that is asked for here has a quote in its value.
-    let pair = labels.split("\",").find_map(|pair| pair.trim_start_matches(',').strip_prefix(&begin))?;
+    let pair =
+        labels.split("\",").find_map(|pair| pair.trim_start_matches(',').strip_prefix(&begin))?;
     pair.trim_end_matches('"').parse().ok()
 }
 
@@ -56,7 +59,10 @@ mod tests {
 
     #[test]
     fn numbers_are_found_by_their_names() {
-        assert_eq!((sum(TEXT, "a"), mean(TEXT, "a"), sum(TEXT, "plain")), (Some(4.0), Some(2.0), Some(7.0)));
+        assert_eq!(
+            (sum(TEXT, "a"), mean(TEXT, "a"), sum(TEXT, "plain")),
+            (Some(4.0), Some(2.0), Some(7.0))
+        );
         assert_eq!((sum(TEXT, "b"), sum(TEXT, "broken"), mean(TEXT, "b")), (None, None, None));
         assert_eq!(label(TEXT, "c:info", "block_size"), Some(16));
         assert_eq!(label(TEXT, "c:info", "num_gpu_blocks"), Some(1024));

@@ -1,20 +1,24 @@
 //! Backends over HTTP: servers that run already, and that somebody else has started.
 //!
-//! An [`Upstream`] says where a server is and what it speaks, an [`UpstreamConnector`] asks it what it can do and makes the backend
-//! of one worker. `vllm serve` is driven in *token mode*, by its `/inference/v1/generate`: it is given the prompt's tokens with one
-//! marker for each media item, the items as the client sent them under our identities, and answers with tokens. What it expands the
-//! markers to is compared with what was expected; where that differs nothing that is known of its KV cache can be trusted for
-//! prompts with media, and [`Backend::distrusted`](chiasm_backend::Backend::distrusted) says so.
+//! An [`Upstream`] says where a server is and what it speaks, an [`UpstreamConnector`] asks it what
+//! it can do and makes the backend of one worker. `vllm serve` is driven in *token mode*, by its
+//! `/inference/v1/generate`: it is given the prompt's tokens with one marker for each media item,
+//! the items as the client sent them under our identities, and answers with tokens. What it expands
+//! the markers to is compared with what was expected; where that differs nothing that is known of
+//! its KV cache can be trusted for prompts with media, and
+//! [`Backend::distrusted`](chiasm_backend::Backend::distrusted) says so.
 //!
-//! SGLang is driven in the same way by its `/generate` (`sglang`). Its KV events tell nothing of its blocks but its own hashes of them, which
-//! are made here too, of prompts that it has not seen yet.
+//! SGLang is driven in the same way by its `/generate` (`sglang`). Its KV events tell nothing of
+//! its blocks but its own hashes of them, which are made here too, of prompts that it has not seen
+//! yet.
 //!
-//! `vllm serve` in *chat mode* and `trtllm-serve` are given requests as they come, and still tell what their KV caches hold. Any other
-//! server of OpenAI's API is given requests as they come, with nothing but the model's name changed, and its answers are passed on
-//! as they are. What it holds is not known; it is taken to hold what it was sent.
+//! `vllm serve` in *chat mode* and `trtllm-serve` are given requests as they come, and still tell
+//! what their KV caches hold. Any other server of OpenAI's API is given requests as they come, with
+//! nothing but the model's name changed, and its answers are passed on as they are. What it holds
+//! is not known; it is taken to hold what it was sent.
 //!
-//! Nothing that a server says is believed to be small, well formed or in time: answers are bounded, checked and read as fast as
-//! their reader takes them.
+//! Nothing that a server says is believed to be small, well formed or in time: answers are bounded,
+//! checked and read as fast as their reader takes them.
 //!
 //! | module | is |
 //! |---|---|

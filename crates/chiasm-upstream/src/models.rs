@@ -38,7 +38,8 @@ pub(crate) struct Found {
     pub(crate) name: String,
     /// Tokens of prompt and answer together, if that is told.
     pub(crate) max_model_len: Option<usize>,
-    /// Whether the name is one that the model has here, if it has any, or that the operator has given.
+    /// Whether the name is one that the model has here, if it has any, or that the operator has
+    /// given.
     pub(crate) is_expected: bool,
 }
 
@@ -61,8 +62,8 @@ pub(crate) enum ModelError {
 }
 
 impl Models {
-    /// The model that is meant; `None` if none is listed. A server's only model is meant whatever it is called: many servers have a name
-    /// of their own for what others know by another one.
+    /// The model that is meant; `None` if none is listed. A server's only model is meant whatever
+    /// it is called: many servers have a name of their own for what others know by another one.
     ///
     /// # Errors
     /// The model is certainly not there, or any of several could be meant.
@@ -78,7 +79,9 @@ impl Models {
             own.into_iter().flatten().any(|own| names.here.iter().any(|here| same(own, here)))
         };
         let exactly = bases().find(|model| is_called(model, |own, here| own == here));
-        if let Some(model) = exactly.or_else(|| bases().find(|model| is_called(model, have_one_last_part))) {
+        if let Some(model) =
+            exactly.or_else(|| bases().find(|model| is_called(model, have_one_last_part)))
+        {
             return Ok(Some(model.found(true)));
         }
         let mut bases = bases();
@@ -89,19 +92,26 @@ impl Models {
         }
     }
 
-    /// The same of a server that has to tell the tokens of prompt and answer together, which come beside the model.
+    /// The same of a server that has to tell the tokens of prompt and answer together, which come
+    /// beside the model.
     ///
     /// # Errors
     /// There is no such model, or its context is not told.
     pub(crate) fn find_with_context(&self, names: &Names) -> Result<(Found, usize), ModelError> {
-        let found = self.find(names)?.and_then(|found| found.max_model_len.map(|max_model_len| (found, max_model_len)));
+        let found = self
+            .find(names)?
+            .and_then(|found| found.max_model_len.map(|max_model_len| (found, max_model_len)));
         found.ok_or(ModelError::NoContext)
     }
 
     fn listed(&self) -> String {
         let names: Vec<_> = self.data.iter().take(TOLD).map(|model| shown(&model.id)).collect();
         let more = if self.data.len() > TOLD { " and others" } else { "" };
-        if names.is_empty() { "none at all".to_owned() } else { format!("{}{more}", names.join(", ")) }
+        if names.is_empty() {
+            "none at all".to_owned()
+        } else {
+            format!("{}{more}", names.join(", "))
+        }
     }
 }
 
@@ -118,7 +128,9 @@ pub(crate) fn shown(name: &str) -> String {
 
 /// Whether two names end alike, as those of one model in a folder and on the hub do.
 fn have_one_last_part(one: &str, other: &str) -> bool {
-    let last = |name: &str| name.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    let last = |name: &str| {
+        name.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_ascii_lowercase()
+    };
     last(one) == last(other)
 }
 
@@ -140,7 +152,10 @@ mod tests {
     fn the_model_of_this_name_is_meant() {
         let is = |name: &str, is_expected| Ok(Some((name.to_owned(), is_expected)));
         assert_eq!(found(&["other", "m"], None), is("m", true));
-        assert_eq!(found(&["other", "Qwen/Qwen2.5-VL-7B-Instruct"], None), is("Qwen/Qwen2.5-VL-7B-Instruct", true));
+        assert_eq!(
+            found(&["other", "Qwen/Qwen2.5-VL-7B-Instruct"], None),
+            is("Qwen/Qwen2.5-VL-7B-Instruct", true)
+        );
         assert_eq!(
             found(&["other", "/models/qwen2.5-vl-7b-instruct/"], None),
             is("/models/qwen2.5-vl-7b-instruct/", true)
@@ -153,9 +168,15 @@ mod tests {
     #[test]
     fn a_server_without_the_model_is_refused() {
         let error = found(&["a", "b", "c", "d", "e", "f"], None).unwrap_err().to_string();
-        assert!(error.contains("called m or Qwen/") && error.contains("a, b, c, d, e and others"), "{error}");
+        assert!(
+            error.contains("called m or Qwen/") && error.contains("a, b, c, d, e and others"),
+            "{error}"
+        );
         let error = found(&["m", &"long".repeat(100)], Some("n")).unwrap_err().to_string();
-        assert!(error.contains("no model n ") && error.contains("but m, long") && error.len() < 200, "{error}");
+        assert!(
+            error.contains("no model n ") && error.contains("but m, long") && error.len() < 200,
+            "{error}"
+        );
         assert!(found(&[], Some("n")).unwrap_err().to_string().contains("none at all"));
     }
 
@@ -168,7 +189,8 @@ mod tests {
         ]});
         let models: Models = serde_json::from_value(models).unwrap();
         let names = Names { told: None, here: vec!["Qwen/Qwen2.5-VL-7B-Instruct".to_owned()] };
-        let expected = Found { name: "theirs".to_owned(), max_model_len: Some(9), is_expected: true };
+        let expected =
+            Found { name: "theirs".to_owned(), max_model_len: Some(9), is_expected: true };
         assert_eq!(models.find(&names), Ok(Some(expected)));
     }
 }

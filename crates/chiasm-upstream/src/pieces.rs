@@ -21,10 +21,11 @@ const ENOUGH: usize = 64 << 10;
 
 /// The pieces of an answer's body.
 ///
-/// A server writes each event by itself, and a task of the HTTP client hands each piece over by itself, however many it has read at once:
-/// what is done for each, above all writing it to the client, would be done many times in vain. So a piece of several that follow each
-/// other at once waits until all tasks that are ready have had their turn, the client's among them, and is told with what has come by then.
-/// A token that comes alone waits for nothing.
+/// A server writes each event by itself, and a task of the HTTP client hands each piece over by
+/// itself, however many it has read at once: what is done for each, above all writing it to the
+/// client, would be done many times in vain. So a piece of several that follow each other at once
+/// waits until all tasks that are ready have had their turn, the client's among them, and is told
+/// with what has come by then. A token that comes alone waits for nothing.
 pub(crate) struct Pieces {
     body: reqwest::Body,
     /// The bytes that have come: a single piece as it is, or several pieces joined.
@@ -78,7 +79,9 @@ impl Pieces {
     }
 
     fn release(&mut self) -> Option<Bytes> {
-        self.first.take().or_else(|| (!self.joined.is_empty()).then(|| mem::take(&mut self.joined).freeze()))
+        self.first
+            .take()
+            .or_else(|| (!self.joined.is_empty()).then(|| mem::take(&mut self.joined).freeze()))
     }
 }
 
@@ -98,7 +101,8 @@ impl Stream for Pieces {
                 Poll::Pending if self.held() == 0 => return Poll::Pending,
                 Poll::Pending if self.is_burst && !self.has_waited => {
                     self.has_waited = true;
-                    // It has the runtime wake this task behind all that are ready, and is not needed for more.
+                    // It has the runtime wake this task behind all that are ready, and is not
+                    // needed for more.
                     let _: Poll<()> = pin!(yield_now()).poll(context);
                     return Poll::Pending;
                 }
@@ -134,7 +138,10 @@ mod tests {
         type Data = Bytes;
         type Error = io::Error;
 
-        fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
             self.0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
         }
     }

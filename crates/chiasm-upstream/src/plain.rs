@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use chiasm_backend::{
-    Capabilities, Death, Forward, Forwarded, HandOff, InputForm, JobError, KeyScheme, KvSource, Locality, MediaForm,
-    PlaceholderForm, PlanClass, Supports, VllmItems,
+    Capabilities, Death, Forward, Forwarded, HandOff, InputForm, JobError, KeyScheme, KvSource,
+    Locality, MediaForm, PlaceholderForm, PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -19,12 +19,14 @@ use crate::request;
 use crate::server::{AskError, Server};
 use crate::unusable::Unusable;
 
-/// Pieces of four bytes in a block: text of 256 bytes. What a server holds is guessed, and to remember it costs by the block.
+/// Pieces of four bytes in a block: text of 256 bytes. What a server holds is guessed, and to
+/// remember it costs by the block.
 const BLOCK_SIZE: BlockSize = match BlockSize::new(64) {
     Some(size) => size,
     None => panic!("64 is not 0"),
 };
-/// Blocks that a server is taken to hold at most, as it does not tell: of a million tokens or so, as a GPU has room for.
+/// Blocks that a server is taken to hold at most, as it does not tell: of a million tokens or so,
+/// as a GPU has room for.
 const TAKEN_TO_HOLD: u64 = 1 << 14;
 /// A context that is not told is no bound.
 const ANY_LENGTH: usize = u32::MAX as usize;
@@ -43,7 +45,10 @@ impl FoundPlain {
     pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, Unusable> {
         let told = match server.get(MODELS).await {
             Ok(body) => serde_json::from_slice::<Models>(&body).ok(),
-            Err(AskError::Refused { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => {
+            Err(AskError::Refused {
+                status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN,
+                ..
+            }) => {
                 return Err(Unusable::WantsKey);
             }
             // It serves one model without a list.
@@ -66,7 +71,11 @@ impl FoundPlain {
             },
             role: Role::Aggregated,
             embedding_store_bytes: 0,
-            max_model_len: self.model.as_ref().and_then(|model| model.max_model_len).unwrap_or(ANY_LENGTH),
+            max_model_len: self
+                .model
+                .as_ref()
+                .and_then(|model| model.max_model_len)
+                .unwrap_or(ANY_LENGTH),
             max_batched_tokens: ANY_LENGTH,
             max_running: 0,
             total_blocks: TAKEN_TO_HOLD,
@@ -89,13 +98,18 @@ impl FoundPlain {
 const OF_EVERY_SERVER: [&str; 2] = ["v1/chat/completions", "v1/completions"];
 
 /// Passes a request on. `model` is the server's name for the model.
-pub(crate) async fn forward(server: &Server, model: Option<&str>, request: Forward) -> Result<Forwarded, JobError> {
+pub(crate) async fn forward(
+    server: &Server,
+    model: Option<&str>,
+    request: Forward,
+) -> Result<Forwarded, JobError> {
     let body = named(&request, model);
     let headers = request::headers(&request.id, request.trace.as_ref());
     let path = request.path;
     let response = server.post(path, body, headers).await.map_err(AskError::of_job)?;
     let status = response.status();
-    let is_own_fault = status.is_client_error() && !matches!(status.as_u16(), 401 | 403 | 404 | 429);
+    let is_own_fault =
+        status.is_client_error() && !matches!(status.as_u16(), 401 | 403 | 404 | 429);
     if !status.is_success() && !is_own_fault {
         let refusal = server.refusal(response).await;
         let is_about_model = OF_EVERY_SERVER.contains(&path) || refusal.names_model();
@@ -105,8 +119,10 @@ pub(crate) async fn forward(server: &Server, model: Option<&str>, request: Forwa
         let body = stream::iter([Ok(refusal.body)]).boxed();
         return Ok(Forwarded { status: status.as_u16(), content_type: refusal.content_type, body });
     }
-    let content_type = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
-    let body = Pieces::of(response).map_err(|error| JobError::Dead(Death::new(format!("the server: {error}"))));
+    let content_type =
+        response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
+    let body = Pieces::of(response)
+        .map_err(|error| JobError::Dead(Death::new(format!("the server: {error}"))));
     Ok(Forwarded { status: status.as_u16(), content_type, body: body.boxed() })
 }
 
@@ -124,9 +140,12 @@ fn named(request: &Forward, model: Option<&str>) -> Bytes {
         }
         None => {
             let begin = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
-            let is_empty = body[begin..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'}');
+            let is_empty =
+                body[begin..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'}');
             named.put_slice(&body[..begin]);
-            named.put_slice(format!("\"model\":{model}{}", if is_empty { "" } else { "," }).as_bytes());
+            named.put_slice(
+                format!("\"model\":{model}{}", if is_empty { "" } else { "," }).as_bytes(),
+            );
             named.put_slice(&body[begin..]);
         }
     }
@@ -140,14 +159,24 @@ mod tests {
     use super::*;
 
     fn request(body: &'static str, model: Option<&str>) -> Forward {
-        let at = model.map(|model| body.find(model).unwrap()..body.find(model).unwrap() + model.len());
+        let at =
+            model.map(|model| body.find(model).unwrap()..body.find(model).unwrap() + model.len());
         let body = Bytes::from_static(body.as_bytes());
-        Forward { id: RequestId::from_random(1), path: "v1/x", body, model: at, trace: None, prompt: None }
+        Forward {
+            id: RequestId::from_random(1),
+            path: "v1/x",
+            body,
+            model: at,
+            trace: None,
+            prompt: None,
+        }
     }
 
     #[test]
     fn the_models_name_alone_is_changed() {
-        let renamed = |body, model, name| String::from_utf8(named(&request(body, model), name).to_vec()).unwrap();
+        let renamed = |body, model, name| {
+            String::from_utf8(named(&request(body, model), name).to_vec()).unwrap()
+        };
         assert_eq!(
             renamed(r#"{"a": 1.0, "model" : "m" , "b":[]}"#, Some("\"m\""), Some("x\"y")),
             r#"{"a": 1.0, "model" : "x\"y" , "b":[]}"#

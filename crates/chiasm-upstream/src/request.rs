@@ -1,13 +1,13 @@
-//! A job as the body of a request to `/inference/v1/generate` of vLLM 0.31 to 0.33 (`GenerateRequest` in
-//! `entrypoints/scale_out/token_in_token_out/protocol.py`).
+//! A job as the body of a request to `/inference/v1/generate` of vLLM 0.31 to 0.33
+//! (`GenerateRequest` in `entrypoints/scale_out/token_in_token_out/protocol.py`).
 
 use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm_backend::{
-    Constraint, EncodedItem, Input, Job, JobError, JobItem, ReasoningHints, Repetition, RequestId, Sampling, Supports,
-    TraceContext,
+    Constraint, EncodedItem, Input, Job, JobError, JobItem, ReasoningHints, Repetition, RequestId,
+    Sampling, Supports, TraceContext,
 };
 use chiasm_types::{Modality, TokenId};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -134,7 +134,10 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
         }
     };
     if adapter.is_some() {
-        return Err(refused("model", "is an adapter, and none are used at servers that somebody else has started"));
+        return Err(refused(
+            "model",
+            "is an adapter, and none are used at servers that somebody else has started",
+        ));
     }
     let has_variables = !variables.is_empty();
     let variables = || variables.iter().map(|&(name, value)| (name.to_owned(), Value::Bool(value)));
@@ -151,19 +154,26 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
         reasoning_parser_kwargs: has_variables
             .then(|| json!({"chat_template_kwargs": variables().collect::<Map<String, Value>>()})),
     };
-    let images = media.iter().map(|item| Ok((encoded(item)?, item.name()))).collect::<Result<Vec<_>, JobError>>()?;
-    let bytes_of_images: usize = images.iter().map(|(image, _)| image.bytes.len() / 3 * 4 + FEW_BYTES).sum();
-    let mut written = Vec::with_capacity(BYTES_OF_TOKEN * tokens.len() + bytes_of_images + FEW_BYTES);
+    let images = media
+        .iter()
+        .map(|item| Ok((encoded(item)?, item.name())))
+        .collect::<Result<Vec<_>, JobError>>()?;
+    let bytes_of_images: usize =
+        images.iter().map(|(image, _)| image.bytes.len() / 3 * 4 + FEW_BYTES).sum();
+    let mut written =
+        Vec::with_capacity(BYTES_OF_TOKEN * tokens.len() + bytes_of_images + FEW_BYTES);
     // Strings and numbers of ours: nothing in it can fail.
-    serde_json::to_writer(&mut written, &body).map_err(|error| refused("body", &error.to_string()))?;
+    serde_json::to_writer(&mut written, &body)
+        .map_err(|error| refused("body", &error.to_string()))?;
     if !images.is_empty() {
         add_images(&mut written, &images);
     }
     Ok((written, headers(id, trace.as_ref())))
 }
 
-/// Adds images to the object that has been written. They are written as they are, as to look for what is to be escaped in them takes as
-/// long as all the rest: neither their types nor their names have anything of that kind.
+/// Adds images to the object that has been written. They are written as they are, as to look for
+/// what is to be escaped in them takes as long as all the rest: neither their types nor their names
+/// have anything of that kind.
 fn add_images(body: &mut Vec<u8>, images: &[(EncodedItem, String)]) {
     body.pop();
     let mut before: &[u8] = br#","content_parts":["#;
@@ -216,16 +226,22 @@ fn encoded(item: &JobItem) -> Result<EncodedItem, JobError> {
         ));
     }
     let encoded = item.source.encoded();
-    let encoded = encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
+    let encoded =
+        encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
     // The server has no way to be told.
     if !is_empty_object(&encoded.processor_kwargs) {
-        return Err(refused("mm_processor_kwargs", "can't be passed on to servers that somebody else has started"));
+        return Err(refused(
+            "mm_processor_kwargs",
+            "can't be passed on to servers that somebody else has started",
+        ));
     }
     Ok(encoded)
 }
 
 fn is_empty_object(text: &str) -> bool {
-    text.is_empty() || serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(text).is_ok_and(|map| map.is_empty())
+    text.is_empty()
+        || serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(text)
+            .is_ok_and(|map| map.is_empty())
 }
 
 /// The optional parts of jobs that a server supports in token mode.
@@ -303,10 +319,12 @@ fn sampling_params(sampling: &Sampling) -> Result<SamplingParams<'_>, JobError> 
             Constraint::StructuralTag(tag) => StructuredOutputs::StructuralTag(tag),
         }),
         thinking_token_budget: thinking_budget,
-        repetition_detection: repetition.map(|Repetition { max_pattern, min_pattern, count }| RepetitionDetection {
-            max_pattern_size: max_pattern,
-            min_pattern_size: min_pattern,
-            min_count: count,
+        repetition_detection: repetition.map(|Repetition { max_pattern, min_pattern, count }| {
+            RepetitionDetection {
+                max_pattern_size: max_pattern,
+                min_pattern_size: min_pattern,
+                min_count: count,
+            }
         }),
     })
 }

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use chiasm_backend::{Content, Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob};
+use chiasm_backend::{
+    Content, Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob,
+};
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::StreamExt;
@@ -45,7 +47,12 @@ struct Continuation {
 }
 
 impl RunningUpstreamJob {
-    pub(crate) fn new(shared: Arc<Shared>, job: Arc<Job>, response: Response, delivered: Delivered) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        job: Arc<Job>,
+        response: Response,
+        delivered: Delivered,
+    ) -> Self {
         Self {
             ended: shared.when_ended(),
             continuations: vec![Continuation::default(); job.sampling.n],
@@ -60,7 +67,9 @@ impl RunningUpstreamJob {
     }
 
     fn is_over(&self) -> bool {
-        self.continuations.iter().all(|continuation| continuation.has_ended || continuation.is_stopped)
+        self.continuations
+            .iter()
+            .all(|continuation| continuation.has_ended || continuation.is_stopped)
     }
 
     /// Builds the error for an answer that no server of this kind gives.
@@ -77,7 +86,8 @@ impl RunningUpstreamJob {
                 self.body = None;
                 return if self.is_over() { Ok(()) } else { Err(JobError::Unfinished) };
             }
-            let chunk = serde_json::from_slice(&data).map_err(|error| self.nonsense(&error.to_string()))?;
+            let chunk =
+                serde_json::from_slice(&data).map_err(|error| self.nonsense(&error.to_string()))?;
             self.take_chunk(chunk)?;
         }
         Ok(())
@@ -86,7 +96,11 @@ impl RunningUpstreamJob {
     fn take_chunk(&mut self, chunk: Chunk) -> Result<(), JobError> {
         let Chunk { choices, usage, prompt_token_ids, error } = chunk;
         if let Some(error) = error {
-            tracing::warn!(server = self.shared.name, words = error.message, "a server could not do a request");
+            tracing::warn!(
+                server = self.shared.name,
+                words = error.message,
+                "a server could not do a request"
+            );
             return Err(match error.code {
                 Some(status @ 400..=599) => self.shared.refusal(status, &error.message, &self.job),
                 _ => JobError::Failed,
@@ -107,11 +121,13 @@ impl RunningUpstreamJob {
     fn take_choice(&mut self, choice: ChunkChoice) -> Result<(), JobError> {
         let index = choice.index;
         let most = self.job.sampling.max_tokens as usize;
-        let Some(continuation) = self.continuations.get_mut(index).filter(|continuation| !continuation.has_ended)
+        let Some(continuation) =
+            self.continuations.get_mut(index).filter(|continuation| !continuation.has_ended)
         else {
             return Err(self.nonsense("a continuation that was not asked for, or has ended"));
         };
-        let tokens: Vec<TokenId> = choice.token_ids.iter().flatten().copied().map(TokenId).collect();
+        let tokens: Vec<TokenId> =
+            choice.token_ids.iter().flatten().copied().map(TokenId).collect();
         continuation.tokens += tokens.len();
         if continuation.tokens > most {
             return Err(self.nonsense("more tokens than were asked for"));
@@ -134,7 +150,8 @@ impl RunningUpstreamJob {
             return Ok(());
         }
         let content = Content::Tokens { tokens, logprobs };
-        let output = Output { choice: index, content, finish, prefill: None, prompt_logprobs: None };
+        let output =
+            Output { choice: index, content, finish, prefill: None, prompt_logprobs: None };
         if self.is_over() {
             self.held = Some(output);
         } else {
@@ -181,8 +198,12 @@ impl RunningJob for RunningUpstreamJob {
                     self.body = None;
                     Ok(())
                 }
-                Poll::Ready(Some(Err(error))) => Err(JobError::Dead(Death::new(format!("the server: {error}")))),
-                Poll::Ready(None) => Err(JobError::Dead(Death::new("the server ended its answer too early"))),
+                Poll::Ready(Some(Err(error))) => {
+                    Err(JobError::Dead(Death::new(format!("the server: {error}"))))
+                }
+                Poll::Ready(None) => {
+                    Err(JobError::Dead(Death::new("the server ended its answer too early")))
+                }
                 Poll::Pending => Err(JobError::Dead(ready!(self.ended.poll_unpin(context)))),
             };
             if let Err(error) = taken {

@@ -58,7 +58,10 @@ impl AskError {
         match self {
             Self::NotConnected(_) => JobError::NotTaken(Death::new(format!("the server: {self}"))),
             Self::Lost(_) | Self::Late | Self::Refused { .. } | Self::Unreadable { .. } => {
-                JobError::ServerFailed { status: StatusCode::BAD_GATEWAY.as_u16(), message: self.to_string() }
+                JobError::ServerFailed {
+                    status: StatusCode::BAD_GATEWAY.as_u16(),
+                    message: self.to_string(),
+                }
             }
         }
     }
@@ -81,16 +84,17 @@ impl Server {
     /// A file can't be used.
     pub(crate) fn new(upstream: &Upstream) -> Result<Self, SetupError> {
         let tls = match &upstream.ca_file {
-            Some(path) => {
-                checked_against(path).map_err(|source| SetupError::Authorities { path: path.clone(), source })?
-            }
+            Some(path) => checked_against(path)
+                .map_err(|source| SetupError::Authorities { path: path.clone(), source })?,
             None => ClientConfig::with_platform_verifier()?,
         };
         let authorization = upstream.api_key_file.clone().map(UpstreamKey::load).transpose()?;
         let url = upstream.base.as_str();
         Ok(Self {
             client: client(tls),
-            base: url.parse::<Uri>().map_err(|source| SetupError::Url { url: url.to_owned(), source })?,
+            base: url
+                .parse::<Uri>()
+                .map_err(|source| SetupError::Url { url: url.to_owned(), source })?,
             authorization: authorization.map(Arc::new),
             begun: Begun::default(),
         })
@@ -113,7 +117,12 @@ impl Server {
 
     /// Sends a JSON body with the headers of the client's request. Returns with the head of the
     /// answer.
-    pub(crate) async fn post(&self, path: &str, body: Bytes, headers: HeaderMap) -> Result<Response, AskError> {
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        body: Bytes,
+        headers: HeaderMap,
+    ) -> Result<Response, AskError> {
         let mut request = self.request(Method::POST, path);
         *request.body_mut() = body;
         request.headers_mut().extend(headers);
@@ -159,7 +168,11 @@ impl Server {
     pub(crate) async fn refusal(&self, response: Response) -> Refusal {
         let status = response.status();
         let retry_after = retry_after(response.headers(), SystemTime::now());
-        let content_type = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
+        let content_type = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|kind| kind.to_str().ok())
+            .map(str::to_owned);
         let body = beginning(response).await;
         let message = self.redact(&message(&body));
         Refusal { status, retry_after, message, content_type, body }
@@ -196,7 +209,9 @@ impl Refusal {
         let error = json.as_ref().map(|json| json.get("error").unwrap_or(json));
         let param = error.and_then(|error| error.get("param")?.as_str());
         let code = error.and_then(|error| error.get("code")?.as_str());
-        param == Some("model") || code == Some("model_not_found") || self.message.to_ascii_lowercase().contains("model")
+        param == Some("model")
+            || code == Some("model_not_found")
+            || self.message.to_ascii_lowercase().contains("model")
     }
 }
 
@@ -211,9 +226,11 @@ pub(crate) fn fault(
     let message = message.to_owned();
     match (status, retry_after) {
         (401 | 403, _) => Some(JobError::KeyRefused { status, message }),
-        (429, retry_after) => {
-            Some(JobError::Overloaded { status, retry_after: retry_after.unwrap_or(UNTOLD_RETRY_AFTER), message })
-        }
+        (429, retry_after) => Some(JobError::Overloaded {
+            status,
+            retry_after: retry_after.unwrap_or(UNTOLD_RETRY_AFTER),
+            message,
+        }),
         (503, Some(retry_after)) => Some(JobError::Overloaded { status, retry_after, message }),
         (404, _) if is_about_model => Some(JobError::UnknownModel { message }),
         (400..=499, _) => None,
@@ -277,7 +294,10 @@ async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskE
     let mut body = BytesMut::new();
     while let Some(chunk) = response.chunk().await.map_err(lost)? {
         if body.len() + chunk.len() > MOST {
-            return Err(AskError::Unreadable { path, reason: format!("it has more than {MOST} bytes") });
+            return Err(AskError::Unreadable {
+                path,
+                reason: format!("it has more than {MOST} bytes"),
+            });
         }
         body.extend_from_slice(&chunk);
     }
@@ -307,7 +327,9 @@ fn message(body: &[u8]) -> String {
     const SHOWN: usize = 1000;
     let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let places = ["/error/message", "/message", "/error"];
-    let text = json.as_ref().and_then(|json| places.iter().find_map(|place| json.pointer(place)?.as_str()));
+    let text = json
+        .as_ref()
+        .and_then(|json| places.iter().find_map(|place| json.pointer(place)?.as_str()));
     let text = text.map_or_else(|| String::from_utf8_lossy(body), Into::into);
     text.chars().take(SHOWN).collect()
 }
@@ -345,7 +367,9 @@ mod tests {
         assert!(matches!(error(401, None), Some(JobError::KeyRefused { status: 401, .. })));
         assert!(matches!(error(403, Some(9)), Some(JobError::KeyRefused { status: 403, .. })));
         let after = |error| match error {
-            Some(JobError::Overloaded { status, retry_after, .. }) => (status, retry_after.as_secs()),
+            Some(JobError::Overloaded { status, retry_after, .. }) => {
+                (status, retry_after.as_secs())
+            }
             other => panic!("{other:?}"),
         };
         assert_eq!(after(error(429, Some(7))), (429, 7));
@@ -363,7 +387,8 @@ mod tests {
 
     #[test]
     fn missing_model_differs_from_missing_path() {
-        let vllm = r#"{"error":{"message":"The model `x` does not exist.","param":"model","code":404}}"#;
+        let vllm =
+            r#"{"error":{"message":"The model `x` does not exist.","param":"model","code":404}}"#;
         let openai = r#"{"error":{"message":"gone","code":"model_not_found"}}"#;
         for body in [vllm, openai, "no model named x"] {
             assert!(refusal(404, None, body).names_model(), "{body}");
@@ -390,9 +415,15 @@ mod tests {
     fn address_is_removed_from_a_servers_words() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server::new(&"http://gpu1.rack:8000/v1".parse().unwrap()).unwrap();
-        assert_eq!(server.redact("see http://gpu1.rack:8000/x or gpu1.rack"), "see http://the server/x or the server");
+        assert_eq!(
+            server.redact("see http://gpu1.rack:8000/x or gpu1.rack"),
+            "see http://the server/x or the server"
+        );
         let server = Server::new(&"http://vllm:8000/v1".parse().unwrap()).unwrap();
-        assert_eq!(server.redact("vllm: no model vllm-7b at vllm:8000"), "the server: no model vllm-7b at the server");
+        assert_eq!(
+            server.redact("vllm: no model vllm-7b at vllm:8000"),
+            "the server: no model vllm-7b at the server"
+        );
     }
 
     #[test]

@@ -61,7 +61,8 @@ impl UpstreamKey {
 }
 
 fn read(path: &Path) -> Result<HeaderValue, KeyFileError> {
-    let key = fs::read_to_string(path).map_err(|source| KeyFileError::File { path: path.to_owned(), source })?;
+    let key = fs::read_to_string(path)
+        .map_err(|source| KeyFileError::File { path: path.to_owned(), source })?;
     let no_key = || KeyFileError::NoKey(path.to_owned());
     let key = key.trim();
     // A file is empty while another program writes it anew.

@@ -29,8 +29,9 @@ pub(crate) enum Mode {
     Vllm,
     /// It is SGLang, and given tokens.
     Sglang(sglang::Manner),
-    /// It is given requests as they come, with this name of the model. `vllm serve` tells its load then too, and of `trtllm-serve` it is
-    /// kept what it was asked, to understand what it tells of its KV cache.
+    /// It is given requests as they come, with this name of the model. `vllm serve` tells its load
+    /// then too, and of `trtllm-serve` it is kept what it was asked, to understand what it tells of
+    /// its KV cache.
     Messages { model: Option<String>, is_vllm: bool, asked: Option<Arc<trtllm::Asked>> },
 }
 
@@ -77,7 +78,12 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Creates the state of a server that was found just now.
-    pub(crate) fn new(name: String, server: Server, mode: Mode, observer: Arc<dyn MediaObserver>) -> Self {
+    pub(crate) fn new(
+        name: String,
+        server: Server,
+        mode: Mode,
+        observer: Arc<dyn MediaObserver>,
+    ) -> Self {
         Self {
             name,
             observer,
@@ -109,7 +115,8 @@ impl Shared {
         headers: HeaderMap,
         job: &Job,
     ) -> Result<Response, JobError> {
-        let response = self.server.post(path, body.into(), headers).await.map_err(AskError::of_job)?;
+        let response =
+            self.server.post(path, body.into(), headers).await.map_err(AskError::of_job)?;
         if response.status() == StatusCode::OK {
             return Ok(response);
         }
@@ -189,7 +196,11 @@ impl Shared {
 fn rejected(status: u16, message: &str, job: &Job) -> JobError {
     // The server does not name a field of the client's request, so this is a guess.
     let field = job.sampling.structured.as_ref().map_or("body", |structured| structured.field);
-    JobError::Rejected { status, field: field.to_owned(), message: format!("the server answers: {message}") }
+    JobError::Rejected {
+        status,
+        field: field.to_owned(),
+        message: format!("the server answers: {message}"),
+    }
 }
 
 fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {

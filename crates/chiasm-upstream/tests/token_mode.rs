@@ -15,8 +15,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use chiasm_backend::{
-    Backend, Connected, Connector, Constraint, Content, Finish, Job, JobError, KvSource, LargestItem, MediaForm,
-    Output, PlaceholderForm, Sampling, Structured,
+    Backend, Connected, Connector, Constraint, Content, Finish, Job, JobError, KvSource,
+    LargestItem, MediaForm, Output, PlaceholderForm, Sampling, Structured,
 };
 use chiasm_types::{MmHash, TokenId, WorkerId};
 use chiasm_upstream::{Upstream, UpstreamConnector};
@@ -53,7 +53,12 @@ impl Server {
 
     async fn start(takes_tokens: bool, wants_key: bool, answer: Answer) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let stand = Arc::new(Stand { answer, asked: Mutex::default(), wants_key, is_slow: AtomicBool::new(false) });
+        let stand = Arc::new(Stand {
+            answer,
+            asked: Mutex::default(),
+            wants_key,
+            is_slow: AtomicBool::new(false),
+        });
         let metrics = "vllm:num_requests_running{engine=\"0\"} 3.0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
                        vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1.0\n";
         let models = json!({"data": [{"id": "lora", "parent": "m", "max_model_len": null},
@@ -81,7 +86,11 @@ impl Server {
     }
 
     /// For a model whose largest item is this one.
-    async fn connect_of(&self, upstream: Upstream, largest_item: LargestItem) -> Result<Arc<dyn Backend>, String> {
+    async fn connect_of(
+        &self,
+        upstream: Upstream,
+        largest_item: LargestItem,
+    ) -> Result<Arc<dyn Backend>, String> {
         let connector = UpstreamConnector::new(upstream, Arc::from(&b"processor"[..]));
         let connector = connector.map_err(|error| error.to_string())?;
         let connector = connector.with_largest_item(largest_item);
@@ -104,7 +113,9 @@ async fn told_by(State(stand): State<Arc<Stand>>, metrics: &'static str) -> &'st
 }
 
 async fn generate(State(stand): State<Arc<Stand>>, headers: HeaderMap, body: Bytes) -> Response {
-    if stand.wants_key && headers.get("authorization").is_none_or(|key| key != &format!("Bearer {KEY}")) {
+    if stand.wants_key
+        && headers.get("authorization").is_none_or(|key| key != &format!("Bearer {KEY}"))
+    {
         return StatusCode::UNAUTHORIZED.into_response();
     }
     let body: Value = serde_json::from_slice(&body).unwrap();
@@ -122,8 +133,7 @@ fn events(events: &[Value]) -> Response {
 }
 
 fn tokens(index: usize, tokens: &[u32], finish: Option<&str>) -> Value {
-    let choice =
-        json!({"index": index, "token_ids": tokens, "finish_reason": finish, "logprobs": null, "stop_reason": null});
+    let choice = json!({"index": index, "token_ids": tokens, "finish_reason": finish, "logprobs": null, "stop_reason": null});
     json!({"choices": [choice]})
 }
 
@@ -187,11 +197,16 @@ async fn what_a_server_lacks_is_said_when_it_is_found() {
 #[tokio::test]
 async fn a_job_is_what_the_server_is_asked() {
     let server = Server::with(|| events(&[tokens(0, &[5], Some("length")), usage(0)])).await;
-    let structured = Some(Structured { constraint: Constraint::JsonObject, field: "response_format" });
-    let (_, error) = server.run(with_picture("{}", Sampling { structured, seed: Some(3), ..sampling() })).await;
+    let structured =
+        Some(Structured { constraint: Constraint::JsonObject, field: "response_format" });
+    let (_, error) =
+        server.run(with_picture("{}", Sampling { structured, seed: Some(3), ..sampling() })).await;
     assert!(error.is_none(), "{error:?}");
     let (headers, body) = server.asked().remove(0);
-    assert_eq!((headers["x-request-id"].to_str().unwrap(), headers["traceparent"].len()), ("r-1", 55));
+    assert_eq!(
+        (headers["x-request-id"].to_str().unwrap(), headers["traceparent"].len()),
+        ("r-1", 55)
+    );
     assert_eq!(body["token_ids"], json!([1, 9, 2]), "one marker for the picture");
     let uuid = MmHash::new([0xab; 32]).to_string();
     let part = json!({"type": "image_url", "url": "data:image/jpeg;base64,/9ggcGljdHVyZQ==", "uuid": uuid});
@@ -201,23 +216,43 @@ async fn a_job_is_what_the_server_is_asked() {
     let told = &body["sampling_params"];
     assert_eq!([&told["n"], &told["max_tokens"], &told["seed"]], [&json!(1), &json!(4), &json!(3)]);
     assert_eq!([&told["stop_token_ids"], &told["logit_bias"]], [&json!([7]), &json!({"5": -1.5})]);
-    assert_eq!([&told["structured_outputs"], &told["detokenize"]], [&json!({"json_object": true}), &json!(false)]);
+    assert_eq!(
+        [&told["structured_outputs"], &told["detokenize"]],
+        [&json!({"json_object": true}), &json!(false)]
+    );
 }
 
 #[tokio::test]
 async fn answers_come_as_they_are_told_and_what_was_cached_with_the_last() {
     let server = Server::with(|| {
-        events(&[tokens(1, &[5, 6], None), tokens(0, &[5], Some("stop")), tokens(1, &[7], Some("length")), usage(3)])
+        events(&[
+            tokens(1, &[5, 6], None),
+            tokens(0, &[5], Some("stop")),
+            tokens(1, &[7], Some("length")),
+            usage(3),
+        ])
     })
     .await;
     let (outputs, error) = server.run(job(Sampling { n: 2, ..sampling() })).await;
     assert!(error.is_none(), "{error:?}");
     let told = |output: &Output| {
         let Content::Tokens { tokens, .. } = &output.content else { panic!("tokens") };
-        (output.choice, tokens.len(), output.finish.clone(), output.prefill.map(|prefill| prefill.cached_tokens))
+        (
+            output.choice,
+            tokens.len(),
+            output.finish.clone(),
+            output.prefill.map(|prefill| prefill.cached_tokens),
+        )
     };
     let told: Vec<_> = outputs.iter().map(told).collect();
-    assert_eq!(told, [(1, 2, None, None), (0, 1, Some(Finish::Eos), None), (1, 1, Some(Finish::Length), Some(3))]);
+    assert_eq!(
+        told,
+        [
+            (1, 2, None, None),
+            (0, 1, Some(Finish::Eos), None),
+            (1, 1, Some(Finish::Length), Some(3))
+        ]
+    );
 }
 
 #[tokio::test]
@@ -231,8 +266,13 @@ async fn log_probabilities_are_those_that_were_asked_for() {
     };
     let server = Server::with(answer).await;
     let (outputs, _) = server.run(job(Sampling { logprobs: Some(2), ..sampling() })).await;
-    let Content::Tokens { logprobs: Some(told), .. } = &outputs[0].content else { panic!("{outputs:?}") };
-    assert_eq!((told[0].token, told[0].top.clone()), (TokenId(5), vec![(TokenId(5), -0.5), (TokenId(6), -1.5)]));
+    let Content::Tokens { logprobs: Some(told), .. } = &outputs[0].content else {
+        panic!("{outputs:?}")
+    };
+    assert_eq!(
+        (told[0].token, told[0].top.clone()),
+        (TokenId(5), vec![(TokenId(5), -0.5), (TokenId(6), -1.5)])
+    );
     let without = Server::with(|| events(&[tokens(0, &[5], Some("length"))])).await;
     let (_, error) = without.run(job(Sampling { logprobs: Some(2), ..sampling() })).await;
     assert!(matches!(error, Some(JobError::Dead(_))), "{error:?}");
@@ -240,9 +280,11 @@ async fn log_probabilities_are_those_that_were_asked_for() {
 
 #[tokio::test]
 async fn a_prompt_that_became_another_one_is_distrusted() {
-    for (prompt, is_trusted) in
-        [(json!([1, 9, 9, 9, 2]), true), (json!([1, 9, 9, 2]), false), (json!([1, 9, 9, 8, 2]), false)]
-    {
+    for (prompt, is_trusted) in [
+        (json!([1, 9, 9, 9, 2]), true),
+        (json!([1, 9, 9, 2]), false),
+        (json!([1, 9, 9, 8, 2]), false),
+    ] {
         let answer = move || {
             let mut first = tokens(0, &[5], Some("length"));
             first["prompt_token_ids"] = prompt.clone();
@@ -270,7 +312,10 @@ async fn what_can_not_be_asked_is_refused_with_its_field() {
         (picture_as_tokens, "input"),
     ] {
         let (_, error) = server.run(job).await;
-        assert!(matches!(&error, Some(JobError::Refused { field: told, .. }) if told == field), "{field}: {error:?}");
+        assert!(
+            matches!(&error, Some(JobError::Refused { field: told, .. }) if told == field),
+            "{field}: {error:?}"
+        );
     }
     assert!(server.asked().is_empty());
 }
@@ -280,14 +325,17 @@ async fn refusals_are_passed_on_and_failures_are_for_another_server() {
     for status in [400, 404, 413, 422, 429, 401, 500, 503] {
         let because = json!({"error": {"message": "because"}});
         let code = StatusCode::from_u16(status).unwrap();
-        let server = Server::with(move || (code, axum::Json(because.clone())).into_response()).await;
+        let server =
+            Server::with(move || (code, axum::Json(because.clone())).into_response()).await;
         let (_, error) = server.run(job(sampling())).await;
         let error = error.unwrap();
         let is_expected = match status {
             401 => matches!(error, JobError::KeyRefused { status: 401, .. }),
             404 => matches!(error, JobError::UnknownModel { .. }),
             429 => matches!(error, JobError::Overloaded { status: 429, .. }),
-            500 | 503 => matches!(&error, JobError::ServerFailed { status: told, .. } if *told == status),
+            500 | 503 => {
+                matches!(&error, JobError::ServerFailed { status: told, .. } if *told == status)
+            }
             _ => matches!(&error, JobError::Rejected { status: told, .. } if *told == status),
         };
         assert!(is_expected, "{status}: {error:?}");
@@ -309,14 +357,25 @@ async fn nonsense_hurts_the_job_that_it_is_told_to() {
         ("no end", told(vec![tokens(0, &[5], None)])),
         ("an abort", told(vec![tokens(0, &[], Some("abort"))])),
         ("an error", told(vec![json!({"error": {"message": "boom", "code": 500}})])),
-        ("tokens that are none", raw("data: {\"choices\": [{\"index\": 0, \"token_ids\": [-1]}]}\n\n")),
-        ("an index too far", raw("data: {\"choices\": [{\"index\": 18446744073709551615, \"token_ids\": [1]}]}\n\n")),
+        (
+            "tokens that are none",
+            raw("data: {\"choices\": [{\"index\": 0, \"token_ids\": [-1]}]}\n\n"),
+        ),
+        (
+            "an index too far",
+            raw("data: {\"choices\": [{\"index\": 18446744073709551615, \"token_ids\": [1]}]}\n\n"),
+        ),
     ] {
         let server = Server::start(true, false, answer).await;
         let (_, error) = server.run(job(sampling())).await;
         let is_known = matches!(
             error,
-            Some(JobError::Dead(_) | JobError::Failed | JobError::Unfinished | JobError::ServerFailed { .. })
+            Some(
+                JobError::Dead(_)
+                    | JobError::Failed
+                    | JobError::Unfinished
+                    | JobError::ServerFailed { .. }
+            )
         );
         assert!(is_known, "{what}: {error:?}");
         // The next one is not hurt.
@@ -328,11 +387,15 @@ async fn nonsense_hurts_the_job_that_it_is_told_to() {
 async fn a_flood_is_given_up() {
     let flood = || {
         let piece = Bytes::from(vec![b'x'; 1 << 20]);
-        Body::from_stream(stream::repeat_with(move || Ok::<_, Infallible>(piece.clone()))).into_response()
+        Body::from_stream(stream::repeat_with(move || Ok::<_, Infallible>(piece.clone())))
+            .into_response()
     };
     let server = Server::with(flood).await;
     let (_, error) = server.run(job(sampling())).await;
-    assert!(matches!(&error, Some(JobError::Dead(death)) if death.to_string().contains("too long")), "{error:?}");
+    assert!(
+        matches!(&error, Some(JobError::Dead(death)) if death.to_string().contains("too long")),
+        "{error:?}"
+    );
 }
 
 /// Says when it is dropped.
@@ -384,11 +447,13 @@ async fn stopped_job_ends_without_its_usage() {
 
 #[tokio::test]
 async fn a_server_that_is_gone_is_found_to_be_so() {
-    let stuck = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()).into_response();
+    let stuck =
+        || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()).into_response();
     let server = Server::with(stuck).await;
     let backend = server.connect("").await.unwrap();
     let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
-    // This stands for a machine that is switched off: tasks of the stand-in's connections would answer on.
+    // This stands for a machine that is switched off: tasks of the stand-in's connections would
+    // answer on.
     backend.declare_dead(chiasm_backend::Death::new("it was unplugged"));
     assert!(matches!(timeout(SOON, running.next()).await.unwrap(), Some(Err(JobError::Dead(_)))));
     assert!(matches!(backend.start(Arc::new(job(sampling()))).await, Err(JobError::NotTaken(_))));

@@ -1,13 +1,15 @@
-//! Times every implementation of the pixel loops that this CPU runs, alternately, and checks that their bits agree:
-//! `cargo run --release -p chiasm-vision --example kernels [FAMILY [WIDTHxHEIGHT]]`.
+//! Times every implementation of the pixel loops that this CPU runs, alternately, and checks that
+//! their bits agree: `cargo run --release -p chiasm-vision --example kernels [FAMILY
+//! [WIDTHxHEIGHT]]`.
 //!
-//! Prints a Markdown table: lower quartiles of the rounds in one thread, and their ratios to the scalar reference and to
-//! one copy of as many bytes as the stage writes. Only the ratios mean something on a shared machine, and there the
-//! slower rounds tell about the neighbours.
+//! Prints a Markdown table: lower quartiles of the rounds in one thread, and their ratios to the
+//! scalar reference and to one copy of as many bytes as the stage writes. Only the ratios mean
+//! something on a shared machine, and there the slower rounds tell about the neighbours.
 //!
-//! `whole` is an image to its tensor. For the families that keep an image's shape, `layout` is the same for an image
-//! that needs no resizing: the cutting into patches alone. `resize` is the difference of the two, which is too little
-//! for large images: after a resize, patches are cut from the cache, without one, from memory.
+//! `whole` is an image to its tensor. For the families that keep an image's shape, `layout` is the
+//! same for an image that needs no resizing: the cutting into patches alone. `resize` is the
+//! difference of the two, which is too little for large images: after a resize, patches are cut
+//! from the cache, without one, from memory.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -16,7 +18,8 @@ use std::time::Instant;
 
 use chiasm_types::{Dtype, TokenId};
 use chiasm_vision::{
-    ImageKwargs, ImageSize, Implementation, PixelFormat, RgbView, VisionModel, Vocabulary, VocabularyError,
+    ImageKwargs, ImageSize, Implementation, PixelFormat, RgbView, VisionModel, Vocabulary,
+    VocabularyError,
 };
 
 const ROUNDS: usize = 31;
@@ -26,7 +29,8 @@ const FORMATS: [(&str, PixelFormat); 3] = [
     ("bf16", PixelFormat::Normalized(Dtype::BF16)),
     ("f32", PixelFormat::Normalized(Dtype::F32)),
 ];
-/// Families, where their settings lie among the goldens, and whether an image of the right size is not resized.
+/// Families, where their settings lie among the goldens, and whether an image of the right size is
+/// not resized.
 const FAMILIES: [(&str, &str, bool); 5] = [
     ("qwen2_vl", "models/qwen2_vl", true),
     ("qwen3_vl", "models/qwen3_vl", true),
@@ -53,15 +57,22 @@ type Times = Vec<Vec<f64>>;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let names: Vec<_> = Implementation::available().map(Implementation::name).collect();
-    let ratios: Vec<_> = names[1..].iter().map(|name| format!("scalar / {name} | {name} / copy")).collect();
-    println!("| model | image | stage | {} ms | copy ms | {} |", names.join(" ms | "), ratios.join(" | "));
+    let ratios: Vec<_> =
+        names[1..].iter().map(|name| format!("scalar / {name} | {name} / copy")).collect();
+    println!(
+        "| model | image | stage | {} ms | copy ms | {} |",
+        names.join(" ms | "),
+        ratios.join(" | ")
+    );
     println!("|{}", "---|".repeat(4 + names.len() + 2 * ratios.len()));
     let mut wanted = std::env::args().skip(1);
     let (wanted_family, wanted_size) = (wanted.next(), wanted.next());
     for (family, dir, keeps_shape) in FAMILIES {
         for (width, height) in SIZES {
             let size = ImageSize { width, height };
-            let is = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
+            let is = |wanted: &Option<String>, name: &str| {
+                wanted.as_ref().is_none_or(|wanted| wanted == name)
+            };
             if is(&wanted_family, family) && is(&wanted_size, &size.to_string()) {
                 measure(family, dir, keeps_shape, size)?;
             }
@@ -70,11 +81,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn measure(family: &str, dir: &str, keeps_shape: bool, size: ImageSize) -> Result<(), Box<dyn Error>> {
+fn measure(
+    family: &str,
+    dir: &str,
+    keeps_shape: bool,
+    size: ImageSize,
+) -> Result<(), Box<dyn Error>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(dir);
     let mut models = Vec::new();
     for kernels in Implementation::available() {
-        let model = VisionModel::from_model_dir(&dir, &AnyVocabulary)?.ok_or("the model takes no images")?;
+        let model = VisionModel::from_model_dir(&dir, &AnyVocabulary)?
+            .ok_or("the model takes no images")?;
         models.push(model.with_implementation(kernels));
     }
     let resized = models[0].plan(size, &ImageKwargs::default())?.resized;
@@ -88,7 +105,9 @@ fn measure(family: &str, dir: &str, keeps_shape: bool, size: ImageSize) -> Resul
         print(family, size, &format!("layout {name}"), &layout);
         if format == PixelFormat::RawU8 {
             let mut resize: Times = (whole.iter().zip(&layout))
-                .map(|(whole, layout)| whole.iter().zip(layout).map(|(whole, layout)| whole - layout).collect())
+                .map(|(whole, layout)| {
+                    whole.iter().zip(layout).map(|(whole, layout)| whole - layout).collect()
+                })
                 .collect();
             resize[models.len()].clone_from(&whole[models.len()]);
             print(family, size, "resize", &resize);
@@ -97,9 +116,14 @@ fn measure(family: &str, dir: &str, keeps_shape: bool, size: ImageSize) -> Resul
     Ok(())
 }
 
-fn stage(models: &[VisionModel], size: ImageSize, format: PixelFormat) -> Result<Times, Box<dyn Error>> {
+fn stage(
+    models: &[VisionModel],
+    size: ImageSize,
+    format: PixelFormat,
+) -> Result<Times, Box<dyn Error>> {
     let plan = models[0].plan(size, &ImageKwargs::default())?;
-    let pixels: Vec<u8> = (0..3 * size.area()).map(|index| (index.wrapping_mul(0x9E37_79B9) >> 13) as u8).collect();
+    let pixels: Vec<u8> =
+        (0..3 * size.area()).map(|index| (index.wrapping_mul(0x9E37_79B9) >> 13) as u8).collect();
     let image = RgbView::new(size, &pixels)?;
     let mut out = vec![0; plan.pixel_bytes(format)];
     models[0].process(image, &plan, format, &mut out)?;
@@ -112,7 +136,11 @@ fn stage(models: &[VisionModel], size: ImageSize, format: PixelFormat) -> Result
             model.process(image, &plan, format, black_box(&mut out))?;
             times.push(start.elapsed().as_secs_f64() * 1e3);
             if out != expected {
-                return Err(format!("{} differs from scalar for {size}", model.implementation().name()).into());
+                return Err(format!(
+                    "{} differs from scalar for {size}",
+                    model.implementation().name()
+                )
+                .into());
             }
         }
         let start = Instant::now();

@@ -67,7 +67,8 @@ pub enum VisionError {
         /// Completes the sentence "key in file …".
         problem: String,
     },
-    /// The environment variable `CHIASM_KERNELS` names no [`crate::Implementation`] that this CPU can run.
+    /// The environment variable `CHIASM_KERNELS` names no [`crate::Implementation`] that this CPU
+    /// can run.
     #[error("{} is {name:?}, but this CPU can run only {}", crate::kernels::VARIABLE, available.join(", "))]
     UnknownKernels {
         /// What was found.
@@ -102,7 +103,9 @@ pub enum VisionError {
         size: ImageSize,
     },
     /// More stretched than the model's processor takes.
-    #[error("an image of {size} pixels is too stretched: its sides may differ by a factor of {limit} at most")]
+    #[error(
+        "an image of {size} pixels is too stretched: its sides may differ by a factor of {limit} at most"
+    )]
     AspectRatio {
         /// Its size.
         size: ImageSize,
@@ -110,7 +113,9 @@ pub enum VisionError {
         limit: u32,
     },
     /// It would be resized beyond what can be handed over.
-    #[error("an image of {size} pixels would be resized to {width}x{height}: lower min_pixels or max_pixels")]
+    #[error(
+        "an image of {size} pixels would be resized to {width}x{height}: lower min_pixels or max_pixels"
+    )]
     TooLarge {
         /// Its size.
         size: ImageSize,
@@ -120,7 +125,9 @@ pub enum VisionError {
         height: f64,
     },
     /// The image would not have the one size that the model's vision tower takes.
-    #[error("an image of {size} pixels would become {found}, but the model takes {expected}: change size or crop_size")]
+    #[error(
+        "an image of {size} pixels would become {found}, but the model takes {expected}: change size or crop_size"
+    )]
     TowerSize {
         /// Its size.
         size: ImageSize,
@@ -129,9 +136,11 @@ pub enum VisionError {
         /// Size that the vision tower takes.
         expected: ImageSize,
     },
-    /// The settings allow two arrangements of tiles for this image, and which one the model's processor takes depends on
-    /// the order of a Python set.
-    #[error("an image of {size} pixels can be tiled in two ways that are equally good: lower min_dynamic_patch")]
+    /// The settings allow two arrangements of tiles for this image, and which one the model's
+    /// processor takes depends on the order of a Python set.
+    #[error(
+        "an image of {size} pixels can be tiled in two ways that are equally good: lower min_dynamic_patch"
+    )]
     AmbiguousTiles {
         /// Its size.
         size: ImageSize,
@@ -153,7 +162,9 @@ pub enum VisionError {
         source: VocabularyError,
     },
     /// The model directory turns resizing off, and this image does not consist of whole patches.
-    #[error("an image of {size} pixels is not a multiple of {factor} in both sides, and do_resize is off")]
+    #[error(
+        "an image of {size} pixels is not a multiple of {factor} in both sides, and do_resize is off"
+    )]
     Indivisible {
         /// Its size.
         size: ImageSize,
@@ -223,9 +234,10 @@ impl VisionError {
             | Self::TowerSize { .. }
             | Self::AmbiguousTiles { .. }
             | Self::Indivisible { .. } => Fault::Request,
-            Self::PixelCount { .. } | Self::OtherImage { .. } | Self::OutputLength { .. } | Self::NotAFloat(_) => {
-                Fault::Program
-            }
+            Self::PixelCount { .. }
+            | Self::OtherImage { .. }
+            | Self::OutputLength { .. }
+            | Self::NotAFloat(_) => Fault::Program,
         }
     }
 }

@@ -1,21 +1,22 @@
 //! The bytes that stand for an image processor's settings in an item's identity.
 //!
-//! Engines keep tensors, and stores keep KV blocks, under identities made of these bytes, so they must not depend on how the
-//! Rust code is written: each setting has a name that is part of the format, not that of a field, and numbers are written
-//! as integers or by the bits of floats. `tests/vision/fingerprints.rs` holds one golden per family. Changing one makes
-//! everything that was ever stored for that family unknown; that must be a decision, never an accident.
+//! Engines keep tensors, and stores keep KV blocks, under identities made of these bytes, so they
+//! must not depend on how the Rust code is written: each setting has a name that is part of the
+//! format, not that of a field, and numbers are written as integers or by the bits of floats.
+//! `tests/vision/fingerprints.rs` holds one golden per family. Changing one makes everything that
+//! was ever stored for that family unknown; that must be a decision, never an accident.
 
 use chiasm_types::TokenId;
 
 use crate::ImageSize;
 use crate::kernels::Filter;
 
-/// The format, and the arithmetic that gives the settings their meaning. To be raised when the same settings come to make
-/// other tensors or tokens.
+/// The format, and the arithmetic that gives the settings their meaning. To be raised when the same
+/// settings come to make other tensors or tokens.
 const DOMAIN: &str = "chiasm image processor 1";
 
-/// Writes settings one after the other: name, type, value, the name and the value with their lengths before them. A setting
-/// without effect is left out, so that its value changes nothing.
+/// Writes settings one after the other: name, type, value, the name and the value with their
+/// lengths before them. A setting without effect is left out, so that its value changes nothing.
 #[derive(Debug)]
 pub(crate) struct Fingerprint {
     bytes: Vec<u8>,
@@ -59,7 +60,8 @@ impl Fingerprint {
     }
 
     pub(crate) fn floats(&mut self, name: &str, values: &[f32]) {
-        let values: Vec<u8> = values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
+        let values: Vec<u8> =
+            values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
         self.field(name, b'f', &values);
     }
 

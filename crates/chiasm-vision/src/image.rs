@@ -13,7 +13,8 @@ impl<'a> RgbView<'a> {
     /// Wraps `3 * width * height` bytes.
     ///
     /// # Errors
-    /// [`VisionError::PixelCount`] for any other number of bytes, [`VisionError::EmptyImage`] for an empty image.
+    /// [`VisionError::PixelCount`] for any other number of bytes, [`VisionError::EmptyImage`] for
+    /// an empty image.
     pub fn new(size: ImageSize, pixels: &'a [u8]) -> Result<Self, VisionError> {
         let expected = 3 * u128::from(size.area());
         if expected == 0 {

@@ -68,7 +68,8 @@ impl ImagePlan {
         Ok(Self { original, resized, grid, tokens, placeholder, pixels, small })
     }
 
-    /// The item's tensors, in the order in which the model's processor returns them; the pixels come first.
+    /// The item's tensors, in the order in which the model's processor returns them; the pixels
+    /// come first.
     pub fn tensors(&self, format: PixelFormat) -> Vec<TensorSpec> {
         let pixels = TensorSpec {
             name: self.pixels.name,
@@ -80,8 +81,9 @@ impl ImagePlan {
         std::iter::once(pixels).chain(self.small.iter().cloned()).collect()
     }
 
-    /// Bytes of the pixel tensor. A plan exists only if this fits into memory's address space for every format;
-    /// whether it is reasonable is for the caller to judge, by [`ImagePlan::tokens`] against the model's length.
+    /// Bytes of the pixel tensor. A plan exists only if this fits into memory's address space for
+    /// every format; whether it is reasonable is for the caller to judge, by [`ImagePlan::tokens`]
+    /// against the model's length.
     pub fn pixel_bytes(&self, format: PixelFormat) -> usize {
         self.pixels.elements() * format.dtype().size()
     }
@@ -89,8 +91,14 @@ impl ImagePlan {
 
 impl TensorSpec {
     /// Integers, as int64.
-    pub(crate) fn integers(name: &'static str, shape: Vec<usize>, field: TensorField, values: &[i64]) -> Self {
-        let contents = Contents::Small(values.iter().flat_map(|value| value.to_le_bytes()).collect());
+    pub(crate) fn integers(
+        name: &'static str,
+        shape: Vec<usize>,
+        field: TensorField,
+        values: &[i64],
+    ) -> Self {
+        let contents =
+            Contents::Small(values.iter().flat_map(|value| value.to_le_bytes()).collect());
         Self { name, dtype: Dtype::I64, shape, field, contents }
     }
 }

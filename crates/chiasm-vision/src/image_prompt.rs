@@ -8,13 +8,15 @@ pub struct ImagePrompt {
     /// What stands for one image in a chat template whose message content is a string
     /// (vLLM's `get_placeholder_str` of the model class).
     pub text: &'static str,
-    /// The tokens that the placeholder replaces: once per image in the tokenized prompt, at least one token.
+    /// The tokens that the placeholder replaces: once per image in the tokenized prompt, at least
+    /// one token.
     pub marker: Vec<TokenId>,
-    /// A text that is replaced by another in the rendered prompt before it is tokenized: for families whose `text` is
-    /// no token of its own, and would be tokenized together with what stands around it.
+    /// A text that is replaced by another in the rendered prompt before it is tokenized: for
+    /// families whose `text` is no token of its own, and would be tokenized together with what
+    /// stands around it.
     pub rewrite: Option<(&'static str, &'static str)>,
-    /// Pairs of tokens that are joined into one wherever they stand side by side once all placeholders are in the
-    /// prompt, pair by pair in this order.
+    /// Pairs of tokens that are joined into one wherever they stand side by side once all
+    /// placeholders are in the prompt, pair by pair in this order.
     pub joins: Vec<([TokenId; 2], TokenId)>,
 }
 

@@ -1,11 +1,13 @@
 //! Image layouts and pixels, exactly as the model's own processor makes them.
 //!
-//! A [`VisionModel`] is one model's image family with that model's settings. It answers two questions apart:
+//! A [`VisionModel`] is one model's image family with that model's settings. It answers two
+//! questions apart:
 //!
-//! - [`VisionModel::plan`]: how many prompt tokens and which tensors will this image become? Arithmetic on its size,
-//!   before any pixel is decoded.
-//! - [`VisionModel::process`]: what is in the pixel tensor? Written straight into memory of the caller, in the bits
-//!   that the model's processor in `transformers` 5.19 would have produced on a CPU.
+//! - [`VisionModel::plan`]: how many prompt tokens and which tensors will this image become?
+//!   Arithmetic on its size, before any pixel is decoded.
+//! - [`VisionModel::process`]: what is in the pixel tensor? Written straight into memory of the
+//!   caller, in the bits that the model's processor in `transformers` 5.19 would have produced on a
+//!   CPU.
 //!
 //! ```no_run
 //! use chiasm_vision::{ImageKwargs, ImageSize, NoVocabulary, PixelFormat, RgbView, VisionModel};
@@ -34,8 +36,9 @@
 //! | `size`, `image`, `image_prompt`, `image_plan`, `tensor` | what goes in, what stands for it in a prompt, what is planned, what comes out |
 //! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each, and faster ones of the same bits |
 //!
-//! The fastest [`Implementation`] of the loops that the CPU runs is found at run time. For debugging, the environment
-//! variable `CHIASM_KERNELS` forces another: `scalar`, `avx2`, `avx512` or `neon`.
+//! The fastest [`Implementation`] of the loops that the CPU runs is found at run time. For
+//! debugging, the environment variable `CHIASM_KERNELS` forces another: `scalar`, `avx2`, `avx512`
+//! or `neon`.
 #![deny(unsafe_code)]
 
 mod engine_kwargs;

@@ -14,9 +14,12 @@ use crate::fingerprint::Fingerprint;
 use crate::image_plan::PixelTensor;
 use crate::kernels::{Elements, Implementation, Job, Parallelism};
 use crate::model_dir::ModelDir;
-use crate::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView, VisionError, Vocabulary};
+use crate::{
+    ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView, VisionError, Vocabulary,
+};
 
-/// The kinds of media that an engine takes, of those that its model has: vLLM's `--limit-mm-per-prompt`.
+/// The kinds of media that an engine takes, of those that its model has: vLLM's
+/// `--limit-mm-per-prompt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenKinds {
     /// Images.
@@ -46,13 +49,18 @@ pub struct VisionModel {
 
 impl VisionModel {
     /// Reads `config.json` and the image processor's settings (`processor_config.json`, else
-    /// `preprocessor_config.json`). `Ok(None)` for a text-only model: one without a `vision_config`. `vocabulary` is the
-    /// model's tokenizer, for families whose placeholders have tokens that config.json does not name.
+    /// `preprocessor_config.json`). `Ok(None)` for a text-only model: one without a
+    /// `vision_config`. `vocabulary` is the model's tokenizer, for families whose placeholders have
+    /// tokens that config.json does not name.
     ///
     /// # Errors
-    /// All of [`crate::Fault::Model`]: an unreadable file, a family or processor that is not supported, a setting
-    /// that cannot be honoured exactly, or `CHIASM_KERNELS` naming no available [`Implementation`].
-    pub fn from_model_dir(dir: &Path, vocabulary: &dyn Vocabulary) -> Result<Option<Self>, VisionError> {
+    /// All of [`crate::Fault::Model`]: an unreadable file, a family or processor that is not
+    /// supported, a setting that cannot be honoured exactly, or `CHIASM_KERNELS` naming no
+    /// available [`Implementation`].
+    pub fn from_model_dir(
+        dir: &Path,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Option<Self>, VisionError> {
         let Some(dir) = ModelDir::read(dir)? else {
             return Ok(None);
         };
@@ -63,20 +71,34 @@ impl VisionModel {
         })?;
         let own = (entry.build)(&dir, vocabulary)?;
         let fingerprint = fingerprint(entry, own.as_ref());
-        Ok(Some(Self { entry, family: own.clone(), own, engine_kwargs: Map::new(), fingerprint, kernels }))
+        Ok(Some(Self {
+            entry,
+            family: own.clone(),
+            own,
+            engine_kwargs: Map::new(),
+            fingerprint,
+            kernels,
+        }))
     }
 
-    /// The same model with these settings in place of its directory's for all requests: vLLM's `--mm-processor-kwargs`. They
-    /// take what [`VisionModel::parse_kwargs`] takes, and give way to the kwargs of a request key by key, within objects too.
+    /// The same model with these settings in place of its directory's for all requests: vLLM's
+    /// `--mm-processor-kwargs`. They take what [`VisionModel::parse_kwargs`] takes, and give way to
+    /// the kwargs of a request key by key, within objects too.
     ///
     /// # Errors
     /// The same as those of [`VisionModel::parse_kwargs`].
     pub fn with_engine_kwargs(self, kwargs: Map<String, Value>) -> Result<Self, VisionError> {
         let family = self.own.with_kwargs(&kwargs)?;
-        Ok(Self { fingerprint: fingerprint(self.entry, family.as_ref()), family, engine_kwargs: kwargs, ..self })
+        Ok(Self {
+            fingerprint: fingerprint(self.entry, family.as_ref()),
+            family,
+            engine_kwargs: kwargs,
+            ..self
+        })
     }
 
-    /// The same model on another implementation of the pixel loops: the bits stay, the time changes.
+    /// The same model on another implementation of the pixel loops: the bits stay, the time
+    /// changes.
     #[must_use]
     pub fn with_implementation(self, kernels: Implementation) -> Self {
         Self { kernels, ..self }
@@ -97,23 +119,25 @@ impl VisionModel {
         self.family.prompt()
     }
 
-    /// Pairs of tensors that belong together: the first has as many rows as the product of the second's three extents.
-    /// Engines die of an item where the two differ.
+    /// Pairs of tensors that belong together: the first has as many rows as the product of the
+    /// second's three extents. Engines die of an item where the two differ.
     pub fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
         self.family.counted_rows()
     }
 
-    /// The first version of vLLM that normalises this family's pixels in the engine unless told not to; `None` if none does.
-    /// From that version on the engine wants [`PixelFormat::RawU8`], as floats would be normalised twice; older engines want floats.
+    /// The first version of vLLM that normalises this family's pixels in the engine unless told not
+    /// to; `None` if none does. From that version on the engine wants [`PixelFormat::RawU8`], as
+    /// floats would be normalised twice; older engines want floats.
     pub fn engine_normalizes_since(&self) -> Option<VllmVersion> {
         self.entry.engine_normalizes_since
     }
 
-    /// Parses a request's `mm_processor_kwargs`, which replace the model's own settings and those of
-    /// [`VisionModel::with_engine_kwargs`]. `docs/images.md` lists what each family takes.
+    /// Parses a request's `mm_processor_kwargs`, which replace the model's own settings and those
+    /// of [`VisionModel::with_engine_kwargs`]. `docs/images.md` lists what each family takes.
     ///
     /// # Errors
-    /// [`VisionError::UnknownKwarg`] names a key that is not implemented, [`VisionError::InvalidKwarg`] a bad value.
+    /// [`VisionError::UnknownKwarg`] names a key that is not implemented,
+    /// [`VisionError::InvalidKwarg`] a bad value.
     pub fn parse_kwargs(&self, kwargs: &Map<String, Value>) -> Result<ImageKwargs, VisionError> {
         if kwargs.is_empty() {
             return Ok(ImageKwargs::default());
@@ -128,8 +152,9 @@ impl VisionModel {
 
     /// The layout of an image of this size: arithmetic only, in constant time and memory.
     ///
-    /// `size` is the size after the EXIF orientation. The number of tokens is not bounded by what the model can
-    /// take; compare [`ImagePlan::tokens`] before expanding the prompt or allocating the tensor.
+    /// `size` is the size after the EXIF orientation. The number of tokens is not bounded by what
+    /// the model can take; compare [`ImagePlan::tokens`] before expanding the prompt or allocating
+    /// the tensor.
     ///
     /// # Errors
     /// All of [`crate::Fault::Request`]: empty, too stretched, too large.
@@ -140,9 +165,10 @@ impl VisionModel {
         self.with(kwargs).plan(size)
     }
 
-    /// Embeddings of the largest item that vLLM takes the model to be given, where a context has so many tokens: its encoder cache
-    /// holds at least as many (`compute_mm_encoder_budget` in vLLM's `encoder_cache_manager.py`). An item may have more by a
-    /// request's kwargs. 0 if no item is taken.
+    /// Embeddings of the largest item that vLLM takes the model to be given, where a context has so
+    /// many tokens: its encoder cache holds at least as many (`compute_mm_encoder_budget` in vLLM's
+    /// `encoder_cache_manager.py`). An item may have more by a request's kwargs. 0 if no item is
+    /// taken.
     pub fn largest_item(&self, context: usize, taken: TakenKinds) -> usize {
         let image = match taken.images {
             // A size that is refused is one of settings with which vLLM does not start either.
@@ -157,9 +183,10 @@ impl VisionModel {
         kwargs.0.as_ref().unwrap_or(&self.family).as_ref()
     }
 
-    /// Canonical bytes of everything but the image that changes its tensors or its placeholder: the family and the settings
-    /// in effect. Kwargs that ask for what the model does anyway have the fingerprint of no kwargs. The bytes are the same in
-    /// every version of Chiasm that makes the same tensors, as engines keep items under hashes of them.
+    /// Canonical bytes of everything but the image that changes its tensors or its placeholder: the
+    /// family and the settings in effect. Kwargs that ask for what the model does anyway have the
+    /// fingerprint of no kwargs. The bytes are the same in every version of Chiasm that makes the
+    /// same tensors, as engines keep items under hashes of them.
     pub fn fingerprint(&self, kwargs: &ImageKwargs) -> Vec<u8> {
         match &kwargs.0 {
             None => self.fingerprint.clone(),
@@ -167,14 +194,15 @@ impl VisionModel {
         }
     }
 
-    /// The fingerprint of a request without kwargs. It changes if and only if the family, or a setting that changes such a
-    /// request's placeholders or tensors, does.
+    /// The fingerprint of a request without kwargs. It changes if and only if the family, or a
+    /// setting that changes such a request's placeholders or tensors, does.
     pub fn processor(&self) -> &[u8] {
         &self.fingerprint
     }
 
-    /// Writes the pixel tensor: resized, cut into patches, and normalised if `format` says so. CPU-bound: from a few
-    /// to tens of milliseconds. `out` is `plan.pixel_bytes(format)` long and is overwritten completely.
+    /// Writes the pixel tensor: resized, cut into patches, and normalised if `format` says so.
+    /// CPU-bound: from a few to tens of milliseconds. `out` is `plan.pixel_bytes(format)` long and
+    /// is overwritten completely.
     ///
     /// # Errors
     /// All of [`crate::Fault::Program`]: image, plan, format and buffer do not belong together.
@@ -210,17 +238,24 @@ impl VisionModel {
         let normalization = self.family.normalization();
         let PixelTensor { resampler, layers, .. } = &plan.pixels;
         let mut write = |elements| {
-            Job { kernels: self.kernels, image, resampler: *resampler, elements, parallelism }.write(layers, out);
+            Job { kernels: self.kernels, image, resampler: *resampler, elements, parallelism }
+                .write(layers, out);
         };
         match format {
             PixelFormat::RawU8 => write(Elements::Raw),
             PixelFormat::Normalized(Dtype::F16) => {
-                write(Elements::Two(&normalization.table(|value| f16::from_f32(value).to_le_bytes())));
+                write(Elements::Two(
+                    &normalization.table(|value| f16::from_f32(value).to_le_bytes()),
+                ));
             }
             PixelFormat::Normalized(Dtype::BF16) => {
-                write(Elements::Two(&normalization.table(|value| bf16::from_f32(value).to_le_bytes())));
+                write(Elements::Two(
+                    &normalization.table(|value| bf16::from_f32(value).to_le_bytes()),
+                ));
             }
-            PixelFormat::Normalized(Dtype::F32) => write(Elements::Four(&normalization.table(f32::to_le_bytes))),
+            PixelFormat::Normalized(Dtype::F32) => {
+                write(Elements::Four(&normalization.table(f32::to_le_bytes)))
+            }
             PixelFormat::Normalized(dtype) => return Err(VisionError::NotAFloat(dtype)),
         }
         Ok(())

@@ -35,7 +35,9 @@ impl Section {
 
     /// A string; `None` if missing or null.
     pub(crate) fn text(&self, key: &'static str) -> Result<Option<&str>, VisionError> {
-        self.nullable(key).map(|value| value.as_str().ok_or_else(|| self.problem(key, "must be a string"))).transpose()
+        self.nullable(key)
+            .map(|value| value.as_str().ok_or_else(|| self.problem(key, "must be a string")))
+            .transpose()
     }
 
     /// A boolean; `default` if missing, false if null.
@@ -69,7 +71,8 @@ impl Section {
     pub(crate) fn section(&self, key: &'static str) -> Result<Option<Self>, VisionError> {
         self.nullable(key)
             .map(|value| {
-                let values = value.as_object().ok_or_else(|| self.problem(key, "must be an object"))?;
+                let values =
+                    value.as_object().ok_or_else(|| self.problem(key, "must be an object"))?;
                 Ok(Self { path: self.path.clone(), values: values.clone() })
             })
             .transpose()
@@ -87,8 +90,8 @@ pub(crate) struct ModelDir {
     /// `processor_config.json`, empty if there is none
     pub(crate) processor: Section,
     image_processor: Option<Section>,
-    /// Settings of the video processor, which come from whatever file has them; `None` if none has or it can't be read. Videos
-    /// are made by vLLM, which says what is wrong with them.
+    /// Settings of the video processor, which come from whatever file has them; `None` if none has
+    /// or it can't be read. Videos are made by vLLM, which says what is wrong with them.
     pub(crate) video_processor: Option<Section>,
 }
 
@@ -109,24 +112,40 @@ impl ModelDir {
         };
         let nested = processor.section("video_processor").ok().flatten();
         let own = || read_object(&dir.join("video_preprocessor_config.json")).ok().flatten();
-        // `BaseVideoProcessor.get_video_processor_dict`: the image processor's own file comes last, not what is nested for it.
+        // `BaseVideoProcessor.get_video_processor_dict`: the image processor's own file comes last,
+        // not what is nested for it.
         let of_images = || read_object(&dir.join("preprocessor_config.json")).ok().flatten();
         let video_processor = nested.or_else(own).or_else(of_images);
-        Ok(Some(Self { dir: dir.into(), config, vision, processor, image_processor, video_processor }))
+        Ok(Some(Self {
+            dir: dir.into(),
+            config,
+            vision,
+            processor,
+            image_processor,
+            video_processor,
+        }))
     }
 
     /// Settings of the image processor.
     pub(crate) fn image_processor(&self) -> Result<&Section, VisionError> {
-        self.image_processor.as_ref().ok_or_else(|| VisionError::NoImageProcessor { dir: self.dir.clone() })
+        self.image_processor
+            .as_ref()
+            .ok_or_else(|| VisionError::NoImageProcessor { dir: self.dir.clone() })
     }
 
     /// A token id in config.json, under the first of these names that is there.
-    pub(crate) fn token(&self, names: &[&'static str], default: u32) -> Result<TokenId, VisionError> {
+    pub(crate) fn token(
+        &self,
+        names: &[&'static str],
+        default: u32,
+    ) -> Result<TokenId, VisionError> {
         let Some(&name) = names.iter().find(|name| self.config.get(name).is_some()) else {
             return Ok(TokenId(default));
         };
-        let id = self.config.get(name).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
-        id.map(TokenId).ok_or_else(|| self.config.problem(name, "must be a token id: an integer below 2^32"))
+        let id =
+            self.config.get(name).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+        id.map(TokenId)
+            .ok_or_else(|| self.config.problem(name, "must be a token id: an integer below 2^32"))
     }
 }
 

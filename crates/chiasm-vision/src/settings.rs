@@ -1,7 +1,8 @@
 //! Settings that the image processors of all families share, as `transformers` 5.19 reads them.
 //!
 //! A missing key means the default of the class. A null is taken at its word in most places
-//! (`BaseImageProcessor.__init__` sets it before the defaults are asked for): off for a switch, refused for a number.
+//! (`BaseImageProcessor.__init__` sets it before the defaults are asked for): off for a switch,
+//! refused for a number.
 
 use serde_json::{Map, Value};
 
@@ -10,12 +11,13 @@ use crate::model_dir::Section;
 use crate::{ImageSize, VisionError};
 
 /// `OPENAI_CLIP_MEAN` and `OPENAI_CLIP_STD` of `transformers`.
-pub(crate) const CLIP: MeanStd = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]);
+pub(crate) const CLIP: MeanStd =
+    ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]);
 /// `IMAGENET_STANDARD_MEAN` and `IMAGENET_STANDARD_STD` of `transformers`.
 pub(crate) const STANDARD: MeanStd = ([0.5; 3], [0.5; 3]);
 
-/// A family's image processor settings with a request's `mm_processor_kwargs` put in their place: read as the file is
-/// read, since `transformers` treats both alike.
+/// A family's image processor settings with a request's `mm_processor_kwargs` put in their place:
+/// read as the file is read, since `transformers` treats both alike.
 pub(crate) fn overridden(
     file: &Section,
     kwargs: &Map<String, Value>,
@@ -27,7 +29,10 @@ pub(crate) fn overridden(
             return Err(VisionError::UnknownKwarg { key: key.clone(), known });
         };
         if value.is_null() {
-            return Err(VisionError::InvalidKwarg { key: name, problem: "must not be null".into() });
+            return Err(VisionError::InvalidKwarg {
+                key: name,
+                problem: "must not be null".into(),
+            });
         }
         file.values.insert(key.clone(), value.clone());
     }
@@ -42,8 +47,8 @@ pub(crate) fn as_kwarg(error: VisionError) -> VisionError {
     }
 }
 
-/// The factor by which a grid of embeddings shrinks in each direction: above 0 and at most 1. Both InternVL's and Llama 4's
-/// default is a half.
+/// The factor by which a grid of embeddings shrinks in each direction: above 0 and at most 1. Both
+/// InternVL's and Llama 4's default is a half.
 pub(crate) fn shrinking(section: &Section, key: &'static str) -> Result<f64, VisionError> {
     let ratio = section.get(key).map_or(Some(0.5), Value::as_f64);
     ratio
@@ -82,23 +87,29 @@ impl Target {
     }
 }
 
-/// `size`: `{"shortest_edge"}`, `{"height", "width"}`, or a number, which is the first or, if `square`, the second.
-/// A missing one is the default; `transformers` fails on a null with the first image.
+/// `size`: `{"shortest_edge"}`, `{"height", "width"}`, or a number, which is the first or, if
+/// `square`, the second. A missing one is the default; `transformers` fails on a null with the
+/// first image.
 pub(crate) fn target(file: &Section, default: Target, square: bool) -> Result<Target, VisionError> {
     const PROBLEM: &str = "must be an object with shortest_edge or with height and width";
     let edge = |value: &Value| {
         let edge = value.as_u64().filter(|edge| (1..=LONGEST).contains(edge));
-        edge.map(|edge| edge as u32).ok_or_else(|| file.problem("size", format!("must be from 1 to {LONGEST}")))
+        edge.map(|edge| edge as u32)
+            .ok_or_else(|| file.problem("size", format!("must be from 1 to {LONGEST}")))
     };
     match file.get("size") {
         None => Ok(default),
-        Some(Value::Object(size)) => match (size.get("shortest_edge"), size.get("height"), size.get("width")) {
-            (Some(value), None, None) if size.len() == 1 => Ok(Target::ShortestEdge(edge(value)?)),
-            (None, Some(height), Some(width)) if size.len() == 2 => {
-                Ok(Target::Exact(ImageSize { width: edge(width)?, height: edge(height)? }))
+        Some(Value::Object(size)) => {
+            match (size.get("shortest_edge"), size.get("height"), size.get("width")) {
+                (Some(value), None, None) if size.len() == 1 => {
+                    Ok(Target::ShortestEdge(edge(value)?))
+                }
+                (None, Some(height), Some(width)) if size.len() == 2 => {
+                    Ok(Target::Exact(ImageSize { width: edge(width)?, height: edge(height)? }))
+                }
+                _ => Err(file.problem("size", PROBLEM)),
             }
-            _ => Err(file.problem("size", PROBLEM)),
-        },
+        }
         Some(value @ Value::Number(_)) if square => {
             let side = edge(value)?;
             Ok(Target::Exact(ImageSize { width: side, height: side }))
@@ -108,13 +119,22 @@ pub(crate) fn target(file: &Section, default: Target, square: bool) -> Result<Ta
     }
 }
 
-/// An exact size under `key`: `{"height", "width"}`, `[height, width]`, or a number for a square. A missing one is the
-/// default.
-pub(crate) fn exact_size(file: &Section, key: &'static str, default: ImageSize) -> Result<ImageSize, VisionError> {
+/// An exact size under `key`: `{"height", "width"}`, `[height, width]`, or a number for a square. A
+/// missing one is the default.
+pub(crate) fn exact_size(
+    file: &Section,
+    key: &'static str,
+    default: ImageSize,
+) -> Result<ImageSize, VisionError> {
     let side = |value: Option<&Value>| {
         let side = value.and_then(Value::as_u64).filter(|side| (1..=LONGEST).contains(side));
         side.map(|side| side as u32).ok_or_else(|| {
-            file.problem(key, format!("must be an object with height and width, or a number, from 1 to {LONGEST}"))
+            file.problem(
+                key,
+                format!(
+                    "must be an object with height and width, or a number, from 1 to {LONGEST}"
+                ),
+            )
         })
     };
     match file.get(key) {
@@ -136,12 +156,18 @@ pub(crate) fn resample(file: &Section, default: Filter) -> Result<Filter, Vision
         Some(Some(1)) => Ok(Filter::Lanczos),
         Some(Some(2)) => Ok(Filter::Bilinear),
         Some(Some(3)) => Ok(Filter::Bicubic),
-        Some(_) => Err(file.problem("resample", "must be 1 (Lanczos), 2 (bilinear) or 3 (bicubic)")),
+        Some(_) => {
+            Err(file.problem("resample", "must be 1 (Lanczos), 2 (bilinear) or 3 (bicubic)"))
+        }
     }
 }
 
-/// Rescaling and normalising as the torchvision backend does it; `default` is the class's mean and deviation.
-pub(crate) fn normalization(file: &Section, default: MeanStd) -> Result<Normalization, VisionError> {
+/// Rescaling and normalising as the torchvision backend does it; `default` is the class's mean and
+/// deviation.
+pub(crate) fn normalization(
+    file: &Section,
+    default: MeanStd,
+) -> Result<Normalization, VisionError> {
     let (rescale, normalize) = rescale_and_normalize(file, default)?;
     Ok(Normalization::new(rescale, normalize))
 }
@@ -156,7 +182,10 @@ pub(crate) fn rescale_and_normalize(
         false => None,
     };
     let normalize = match file.flag("do_normalize", true)? {
-        true => Some((channels(file, "image_mean", default.0)?, channels(file, "image_std", default.1)?)),
+        true => Some((
+            channels(file, "image_mean", default.0)?,
+            channels(file, "image_std", default.1)?,
+        )),
         false => None,
     };
     if normalize.is_some_and(|(_, std)| std.iter().any(|std| *std as f32 == 0.0)) {

@@ -7,8 +7,9 @@ use chiasm_types::{Dtype, TensorField};
 pub enum PixelFormat {
     /// Resized 8-bit pixels: the engine rescales and normalises (vLLM's `mm_device_do_normalize`).
     RawU8,
-    /// Rescaled and normalised here as the model directory asks, computed in f32, then rounded to nearest even:
-    /// [`Dtype::F32`], [`Dtype::F16`] or [`Dtype::BF16`]. Other types are refused by [`crate::VisionModel::process`].
+    /// Rescaled and normalised here as the model directory asks, computed in f32, then rounded to
+    /// nearest even: [`Dtype::F32`], [`Dtype::F16`] or [`Dtype::BF16`]. Other types are refused by
+    /// [`crate::VisionModel::process`].
     Normalized(Dtype),
 }
 

@@ -2,13 +2,14 @@
 
 use chiasm_types::TokenId;
 
-/// The tokens of a model. Families ask for the tokens around an image once, when the model is loaded.
+/// The tokens of a model. Families ask for the tokens around an image once, when the model is
+/// loaded.
 pub trait Vocabulary {
     /// The one token that is written so, special tokens included; `None` if there is none.
     fn id(&self, token: &str) -> Option<TokenId>;
 
-    /// The tokens of a text, without those that a tokenizer puts around a whole prompt. Written special tokens are
-    /// recognised.
+    /// The tokens of a text, without those that a tokenizer puts around a whole prompt. Written
+    /// special tokens are recognised.
     ///
     /// # Errors
     /// The tokenizer cannot tokenize the text, or there is none.
@@ -29,7 +30,8 @@ pub enum VocabularyError {
     Tokenizer(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// A vocabulary without any token, for families that name all of theirs in config.json (Qwen-VL, LLaVA).
+/// A vocabulary without any token, for families that name all of theirs in config.json (Qwen-VL,
+/// LLaVA).
 #[derive(Clone, Copy, Debug)]
 pub struct NoVocabulary;
 

@@ -63,7 +63,8 @@ impl<'a> Place<'a> {
             return Ok(Self::Tcp(place));
         }
         let path = address.strip_prefix("ipc://").ok_or_else(|| {
-            let expected = format!("{address} is no address of a socket, use tcp://host:port or ipc://path");
+            let expected =
+                format!("{address} is no address of a socket, use tcp://host:port or ipc://path");
             io::Error::new(io::ErrorKind::InvalidInput, expected)
         })?;
         Ok(Self::Unix(Path::new(path)))

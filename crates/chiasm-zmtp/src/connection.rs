@@ -23,8 +23,9 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Subscribes to what a PUB or XPUB at `tcp://host:port` or `ipc://path` publishes, all whose first frame begins with `topic`. Where
-    /// nobody listens, or somebody else does, it is tried again for as long as `within` says.
+    /// Subscribes to what a PUB or XPUB at `tcp://host:port` or `ipc://path` publishes, all whose
+    /// first frame begins with `topic`. Where nobody listens, or somebody else does, it is tried
+    /// again for as long as `within` says.
     ///
     /// # Errors
     /// Why it could not connect at last.
@@ -59,7 +60,8 @@ impl Connection {
         }
     }
 
-    /// Sends a message of one frame or more. Dropped before its end, what is sent later can't be understood.
+    /// Sends a message of one frame or more. Dropped before its end, what is sent later can't be
+    /// understood.
     ///
     /// # Errors
     /// The connection is lost.
@@ -70,8 +72,8 @@ impl Connection {
     /// Waits for the frames of the next message. May be dropped at any time; nothing is lost.
     ///
     /// # Errors
-    /// The connection is lost, or ended, [`UnexpectedEof`](io::ErrorKind::UnexpectedEof), after all that came over it; or what came is
-    /// no ZMTP, or too much of it.
+    /// The connection is lost, or ended, [`UnexpectedEof`](io::ErrorKind::UnexpectedEof), after all
+    /// that came over it; or what came is no ZMTP, or too much of it.
     pub async fn next(&mut self) -> io::Result<Vec<Bytes>> {
         loop {
             match self.said.next().await {

@@ -1,7 +1,7 @@
 //! Messages and commands as bytes.
 //!
-//! A frame is a byte of flags, its length in one byte or in eight (big-endian), and its body. A message is one frame or several, all but
-//! the last with [`MORE`]; a command is one frame.
+//! A frame is a byte of flags, its length in one byte or in eight (big-endian), and its body. A
+//! message is one frame or several, all but the last with [`MORE`]; a command is one frame.
 
 use std::io;
 
@@ -10,8 +10,9 @@ use tokio_util::codec::Decoder;
 
 /// The most bytes of one message, its frames together. Each frame counts as 64 more.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
-/// The same of what is published, and of answers to a DEALER: an engine that is told of a million tokens at once says 16 MiB of it. A
-/// small number takes one byte there and many where it is understood.
+/// The same of what is published, and of answers to a DEALER: an engine that is told of a million
+/// tokens at once says 16 MiB of it. A small number takes one byte there and many where it is
+/// understood.
 pub const MAX_PUBLISHED_BYTES: usize = 32 << 20;
 /// The same of a message to a ROUTER, where engines only say of themselves what they are.
 pub const MAX_QUESTION_BYTES: usize = 1 << 20;
@@ -20,9 +21,11 @@ pub const MAX_QUESTION_BYTES: usize = 1 << 20;
 const FRAME_COSTS: usize = 64;
 /// The most bytes of one command.
 const MAX_COMMAND_BYTES: usize = 4 << 10;
-/// Frames below this many bytes are copied to be sent together; others are sent from where they are.
+/// Frames below this many bytes are copied to be sent together; others are sent from where they
+/// are.
 const SMALL: usize = 4 << 10;
-/// Room for what comes next, at most and at least: what an engine says in a step for some hundred requests, and for one.
+/// Room for what comes next, at most and at least: what an engine says in a step for some hundred
+/// requests, and for one.
 const READ: usize = 64 << 10;
 const LEAST_ROOM: usize = 8 << 10;
 
@@ -44,8 +47,8 @@ pub(crate) struct Frames {
     /// How many bytes may still come of it.
     left: usize,
     max_message_bytes: usize,
-    /// Bytes that are read at once: what is like the last message fits in half of them, as memory for more costs time even if it stays
-    /// empty.
+    /// Bytes that are read at once: what is like the last message fits in half of them, as memory
+    /// for more costs time even if it stays empty.
     room: usize,
 }
 
@@ -59,7 +62,8 @@ pub(crate) fn invalid(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// The flags and the length of a frame, and how many bytes have told them; `None` while they are not all there.
+/// The flags and the length of a frame, and how many bytes have told them; `None` while they are
+/// not all there.
 fn header(from: &[u8]) -> Option<(u8, u64, usize)> {
     let (&flags, length) = from.split_first()?;
     if flags & LONG == 0 {
@@ -82,9 +86,14 @@ impl Decoder for Frames {
             };
             let is_command = flags & COMMAND != 0;
             let most = match flags & !(MORE | LONG | COMMAND) {
-                0 if is_command && flags & MORE != 0 => return Err(invalid("a command of several frames")),
+                0 if is_command && flags & MORE != 0 => {
+                    return Err(invalid("a command of several frames"));
+                }
                 0 if is_command => MAX_COMMAND_BYTES,
-                0 => self.left.checked_sub(FRAME_COSTS).ok_or_else(|| invalid("a message of too many frames"))?,
+                0 => self
+                    .left
+                    .checked_sub(FRAME_COSTS)
+                    .ok_or_else(|| invalid("a message of too many frames"))?,
                 _ => return Err(invalid("flags that no frame has")),
             };
             let length = usize::try_from(length)
@@ -171,7 +180,10 @@ mod tests {
         let long = written(vec![vec![7; 256].into()]);
         assert_eq!(long[..9], *b"\x02\0\0\0\0\0\0\x01\0");
         assert_eq!(said(b"\x04\x03\x01AB").unwrap(), Some(Said::Command("\x01AB".into())));
-        assert_eq!(said(b"\x01\x02ab\x00\x00").unwrap(), Some(Said::Message(vec!["ab".into(), Bytes::new()])));
+        assert_eq!(
+            said(b"\x01\x02ab\x00\x00").unwrap(),
+            Some(Said::Message(vec!["ab".into(), Bytes::new()]))
+        );
     }
 
     #[test]
@@ -197,7 +209,10 @@ mod tests {
         // Frames count together, and those with nothing in them count too.
         let whole = written(vec![vec![1; LIMIT - 2 * FRAME_COSTS].into(), Bytes::new()]);
         assert!(said(&whole).unwrap().is_some());
-        assert!(said(&written(vec![vec![1; LIMIT - 2 * FRAME_COSTS + 1].into(), Bytes::new()])).is_err());
+        assert!(
+            said(&written(vec![vec![1; LIMIT - 2 * FRAME_COSTS + 1].into(), Bytes::new()]))
+                .is_err()
+        );
         assert!(said(&[1, 0].repeat(LIMIT)).is_err());
     }
 

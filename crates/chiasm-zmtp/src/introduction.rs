@@ -1,4 +1,5 @@
-//! What both sides of a connection say first: a greeting of 64 bytes, then the command READY with what kind of socket each is.
+//! What both sides of a connection say first: a greeting of 64 bytes, then the command READY with
+//! what kind of socket each is.
 
 use std::io;
 
@@ -8,7 +9,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::codec::FramedRead;
 
 use crate::address::{Reading, Writing};
-use crate::frames::{Frames, MAX_MESSAGE_BYTES, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES, Said, invalid, put_command};
+use crate::frames::{
+    Frames, MAX_MESSAGE_BYTES, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES, Said, invalid, put_command,
+};
 
 const GREETING: usize = 64;
 const MECHANISM: std::ops::Range<usize> = 12..32;
@@ -54,7 +57,8 @@ impl Kind {
     }
 }
 
-/// Introduces a socket to its peer, and the other way round. What the peer says from now on, and its identity if it has one.
+/// Introduces a socket to its peer, and the other way round. What the peer says from now on, and
+/// its identity if it has one.
 pub(crate) async fn introduce(
     kind: Kind,
     mut reading: Reading,
@@ -74,8 +78,10 @@ pub(crate) async fn introduce(
     let Some(Said::Command(command)) = said.next().await.transpose()? else {
         return Err(invalid("it does not introduce itself"));
     };
-    let peer =
-        command.strip_prefix(READY).and_then(Peer::read).ok_or_else(|| invalid("its introduction can't be read"))?;
+    let peer = command
+        .strip_prefix(READY)
+        .and_then(Peer::read)
+        .ok_or_else(|| invalid("its introduction can't be read"))?;
     if !kind.takes(peer.kind) {
         return Err(invalid("it is no peer for this kind of socket"));
     }
@@ -85,7 +91,8 @@ pub(crate) async fn introduce(
 
 fn greeting() -> [u8; GREETING] {
     let mut greeting = [0; GREETING];
-    // The signature; then version 3.0, after which nobody sends heartbeats that would have to be answered.
+    // The signature; then version 3.0, after which nobody sends heartbeats that would have to be
+    // answered.
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
     greeting[MECHANISM].copy_from_slice(NULL);
     greeting
@@ -137,10 +144,14 @@ mod tests {
 
     #[test]
     fn properties_are_read() {
-        let dealer = b"\x0bsocket-type\0\0\0\x06DEALER\x08Identity\0\0\0\x02\0\x01\x04Else\0\0\0\x01x";
+        let dealer =
+            b"\x0bsocket-type\0\0\0\x06DEALER\x08Identity\0\0\0\x02\0\x01\x04Else\0\0\0\x01x";
         assert_eq!(Peer::read(dealer), Some(Peer { kind: b"DEALER", identity: b"\0\x01" }));
         let written = ready(Kind::Pull);
-        assert_eq!(Peer::read(&written[2 + READY.len()..]), Some(Peer { kind: b"PULL", identity: b"" }));
+        assert_eq!(
+            Peer::read(&written[2 + READY.len()..]),
+            Some(Peer { kind: b"PULL", identity: b"" })
+        );
         let long = [&b"\x08Identity\0\0\x01\0"[..], &[0; 256]].concat();
         for wrong in [&dealer[..dealer.len() - 1], &dealer[..5], b"\x01a\xff\xff\xff\xff", &long] {
             assert_eq!(Peer::read(wrong), None, "{wrong:?}");

@@ -1,10 +1,11 @@
-//! ZeroMQ's sockets as far as a frontend has them: ROUTER and PULL, which its engines connect to, and connections of a SUB or a DEALER
-//! to what engines publish.
+//! ZeroMQ's sockets as far as a frontend has them: ROUTER and PULL, which its engines connect to,
+//! and connections of a SUB or a DEALER to what engines publish.
 //!
-//! They speak [ZMTP 3.0](https://rfc.zeromq.org/spec/23/) without authentication (its mechanism NULL), over TCP and Unix sockets. The
-//! `zeromq` crate does so too, but takes memory for as many bytes as a peer says that it will send: one header of a frame of 2^60 bytes,
-//! from anybody who reaches the port, ends the process. Here nothing waits to be sent
-//! but in the system's buffers, and all that a peer can make a socket hold is limited:
+//! They speak [ZMTP 3.0](https://rfc.zeromq.org/spec/23/) without authentication (its mechanism
+//! NULL), over TCP and Unix sockets. The `zeromq` crate does so too, but takes memory for as many
+//! bytes as a peer says that it will send: one header of a frame of 2^60 bytes, from anybody who
+//! reaches the port, ends the process. Here nothing waits to be sent but in the system's buffers,
+//! and all that a peer can make a socket hold is limited:
 //!
 //! | what | limit |
 //! |---|---|
@@ -13,7 +14,8 @@
 //! | peers of a socket, and connections that have not introduced themselves yet | [`MAX_PEERS`] each |
 //! | time until a connection has introduced itself | 10 s |
 //!
-//! Whoever says something else than ZMTP, or more than that, loses its connection, and nobody else notices.
+//! Whoever says something else than ZMTP, or more than that, loses its connection, and nobody else
+//! notices.
 //!
 //! | module | is |
 //! |---|---|

@@ -16,7 +16,8 @@ use crate::frames::{Frames, Said};
 use crate::introduction::{Kind, introduce};
 use crate::sending::write_message;
 
-/// The most peers of one socket, and the most connections to it that have not introduced themselves yet.
+/// The most peers of one socket, and the most connections to it that have not introduced themselves
+/// yet.
 pub const MAX_PEERS: usize = 64;
 
 /// The time within which a connection has to complete its handshake.
@@ -29,7 +30,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub enum Event {
     /// A peer has introduced itself.
     Connected {
-        /// The name that it gives itself, and if it gives none one of five bytes that begins with a zero.
+        /// The name that it gives itself, and if it gives none one of five bytes that begins with a
+        /// zero.
         identity: Bytes,
         /// Where it comes from, an IPv4 address as such; `None` by a Unix socket.
         from: Option<IpAddr>,
@@ -41,7 +43,8 @@ pub enum Event {
         /// One or more.
         frames: Vec<Bytes>,
     },
-    /// A peer's connection is lost, after all that came from it. Nobody is told of a connection whose identity another one has taken over.
+    /// A peer's connection is lost, after all that came from it. Nobody is told of a connection
+    /// whose identity another one has taken over.
     Disconnected {
         /// The identity that the peer had.
         identity: Bytes,
@@ -85,7 +88,8 @@ impl Router {
         Self::bind_within(address, HANDSHAKE_TIMEOUT).await
     }
 
-    /// Listens as [`bind`](Self::bind) does, for peers that complete their handshakes within this time.
+    /// Listens as [`bind`](Self::bind) does, for peers that complete their handshakes within this
+    /// time.
     ///
     /// # Errors
     /// Those of [`bind`](Self::bind).
@@ -98,7 +102,8 @@ impl Router {
         &self.0.address
     }
 
-    /// Waits for what happens next. May be dropped at any time; nothing is lost. Peers are read in here only.
+    /// Waits for what happens next. May be dropped at any time; nothing is lost. Peers are read in
+    /// here only.
     pub async fn next(&mut self) -> Event {
         self.0.next().await
     }
@@ -108,13 +113,18 @@ impl Router {
         self.0.peers.iter().any(|peer| peer.identity == identity)
     }
 
-    /// Sends a message of one frame or more. Waits while the peer does not read what was sent before; dropped then, the peer is sent
-    /// nothing any more.
+    /// Sends a message of one frame or more. Waits while the peer does not read what was sent
+    /// before; dropped then, the peer is sent nothing any more.
     ///
     /// # Errors
     /// There is no such peer any more. One that goes later may not have got it.
     pub async fn send(&mut self, identity: &[u8], frames: Vec<Bytes>) -> Result<(), SendError> {
-        let peer = self.0.peers.iter_mut().find(|peer| peer.identity == identity).ok_or(SendError::NoPeer)?;
+        let peer = self
+            .0
+            .peers
+            .iter_mut()
+            .find(|peer| peer.identity == identity)
+            .ok_or(SendError::NoPeer)?;
         // What comes after half a message can't be understood.
         let mut writing = peer.writing.take().ok_or(SendError::Lost)?;
         if let Err(error) = write_message(&mut writing, frames).await {
@@ -145,7 +155,8 @@ impl Pull {
         &self.0.address
     }
 
-    /// Waits for what happens next. May be dropped at any time; nothing is lost. Peers are read in here only.
+    /// Waits for what happens next. May be dropped at any time; nothing is lost. Peers are read in
+    /// here only.
     pub async fn next(&mut self) -> Event {
         self.0.next().await
     }
@@ -186,7 +197,10 @@ struct Peer {
 
 impl std::fmt::Debug for Peer {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        to.debug_struct("Peer").field("identity", &self.identity).field("from", &self.from).finish_non_exhaustive()
+        to.debug_struct("Peer")
+            .field("identity", &self.identity)
+            .field("from", &self.from)
+            .finish_non_exhaustive()
     }
 }
 
@@ -198,7 +212,15 @@ impl Socket {
         let (arrived, arrivals) = mpsc::channel(MAX_PEERS);
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, kind, handshake_timeout, arrived));
-        Ok(Self { address, accepting, arrivals, peers: Vec::new(), first: 0, unnamed: 0, takeovers: 0 })
+        Ok(Self {
+            address,
+            accepting,
+            arrivals,
+            peers: Vec::new(),
+            first: 0,
+            unnamed: 0,
+            takeovers: 0,
+        })
     }
 
     async fn next(&mut self) -> Event {
@@ -261,10 +283,11 @@ impl Socket {
     }
 }
 
-/// Logs that a connection has lost its identity to a newer one. A peer that reconnects before the end of
-/// its old connection is noticed looks like a second peer, too.
+/// Logs that a connection has lost its identity to a newer one. A peer that reconnects before the
+/// end of its old connection is noticed looks like a second peer, too.
 ///
-/// Logs only counts that are powers of two: two peers with one identity may replace each other for ever.
+/// Logs only counts that are powers of two: two peers with one identity may replace each other for
+/// ever.
 fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
     if count.is_power_of_two() {
         tracing::warn!(
@@ -279,7 +302,12 @@ fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
 }
 
 /// Accepts connections and lets them introduce themselves, until nobody waits for them any more.
-async fn accept(listener: Listener, kind: Kind, handshake_timeout: Duration, arrived: mpsc::Sender<Peer>) {
+async fn accept(
+    listener: Listener,
+    kind: Kind,
+    handshake_timeout: Duration,
+    arrived: mpsc::Sender<Peer>,
+) {
     let mut strangers = JoinSet::new();
     loop {
         tokio::select! {

@@ -8,11 +8,14 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_zmtp::{Connection, Event, MAX_PEERS, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES, Pull, Router, SendError};
+use chiasm_zmtp::{
+    Connection, Event, MAX_PEERS, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES, Pull, Router, SendError,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use zeromq::{
-    DealerSocket, PubSocket, PushSocket, RouterSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage,
+    DealerSocket, PubSocket, PushSocket, RouterSocket, Socket, SocketOptions, SocketRecv,
+    SocketSend, ZmqMessage,
 };
 
 use log::Log;
@@ -74,16 +77,23 @@ async fn a_dealer_is_heard_and_answered() {
     for address in ["tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:0", &path] {
         let mut router = Router::bind(address).await.unwrap();
         let mut engine = dealer(router.address()).await;
-        let Event::Connected { identity, from } = soon(router.next()).await else { panic!("nobody has come yet") };
-        assert_eq!((&identity[..], from.is_some_and(|from| from.is_loopback())), (ENGINE, address.starts_with("tcp")));
+        let Event::Connected { identity, from } = soon(router.next()).await else {
+            panic!("nobody has come yet")
+        };
+        assert_eq!(
+            (&identity[..], from.is_some_and(|from| from.is_loopback())),
+            (ENGINE, address.starts_with("tcp"))
+        );
         assert!(router.has(ENGINE) && !router.has(b"other"));
 
         let large = Bytes::from(vec![7; MAX_QUESTION_BYTES - 1000]);
-        let message: ZmqMessage = vec![Bytes::from_static(b"one"), Bytes::new(), large.clone()].try_into().unwrap();
+        let message: ZmqMessage =
+            vec![Bytes::from_static(b"one"), Bytes::new(), large.clone()].try_into().unwrap();
         soon(engine.send(message.clone())).await.unwrap();
         let frames = message.into_vec();
         assert_eq!(soon(router.next()).await, Event::Message { identity, frames: frames.clone() });
-        let (sent, received) = soon(async { tokio::join!(router.send(ENGINE, frames.clone()), engine.recv()) }).await;
+        let (sent, received) =
+            soon(async { tokio::join!(router.send(ENGINE, frames.clone()), engine.recv()) }).await;
         sent.unwrap();
         assert_eq!(received.unwrap().into_vec(), frames);
         router.send(ENGINE, text(&["more"])).await.unwrap();
@@ -100,14 +110,19 @@ async fn a_lost_peer_is_told_of_after_all_that_it_said() {
     for _ in 0..100 {
         soon(push.send("said".into())).await.unwrap();
     }
-    let Event::Connected { identity, .. } = soon(pull.next()).await else { panic!("nobody has come yet") };
+    let Event::Connected { identity, .. } = soon(pull.next()).await else {
+        panic!("nobody has come yet")
+    };
     assert_eq!(identity[..], [0; 5]);
     assert_eq!(pull.peers(), 1);
     for _ in 0..99 {
         assert!(matches!(soon(pull.next()).await, Event::Message { .. }));
     }
     drop(push);
-    assert_eq!(soon(pull.next()).await, Event::Message { identity: identity.clone(), frames: text(&["said"]) });
+    assert_eq!(
+        soon(pull.next()).await,
+        Event::Message { identity: identity.clone(), frames: text(&["said"]) }
+    );
     assert_eq!(soon(pull.next()).await, Event::Disconnected { identity });
     assert_eq!(pull.peers(), 0);
 }
@@ -116,7 +131,8 @@ async fn a_lost_peer_is_told_of_after_all_that_it_said() {
 async fn an_identity_is_taken_over() {
     let mut router = router().await;
     let mut first = TcpStream::connect(place(&router)).await.unwrap();
-    let introduction = [&greeting(b"NULL")[..], b"\x04\x2b", &READY[2..], b"\x08Identity\0\0\0\x02\0\0"].concat();
+    let introduction =
+        [&greeting(b"NULL")[..], b"\x04\x2b", &READY[2..], b"\x08Identity\0\0\0\x02\0\0"].concat();
     first.write_all(&introduction).await.unwrap();
     assert_eq!(connected(&mut router).await, ENGINE);
     let mut second = dealer(router.address()).await;
@@ -125,7 +141,10 @@ async fn an_identity_is_taken_over() {
     assert_eq!(soon(second.recv()).await.unwrap().into_vec(), text(&["for the second"]));
     soon(first.read_to_end(&mut Vec::new())).await.expect("its connection is closed");
     soon(second.send("still".into())).await.unwrap();
-    assert!(matches!(soon(router.next()).await, Event::Message { .. }), "nobody is told of the first one's end");
+    assert!(
+        matches!(soon(router.next()).await, Event::Message { .. }),
+        "nobody is told of the first one's end"
+    );
 }
 
 #[tokio::test]
@@ -192,7 +211,9 @@ async fn a_peer_that_does_not_read_is_given_up() {
     let mut engine = dealer(router.address()).await;
     connected(&mut router).await;
     let frames = vec![Bytes::from(vec![1; 64 << 20])];
-    tokio::time::timeout(Duration::from_millis(100), router.send(ENGINE, frames)).await.expect_err("nobody reads it");
+    tokio::time::timeout(Duration::from_millis(100), router.send(ENGINE, frames))
+        .await
+        .expect_err("nobody reads it");
     assert_eq!(router.send(ENGINE, text(&["more"])).await, Err(SendError::Lost));
     assert!(soon(engine.recv()).await.is_err());
 }
@@ -216,7 +237,8 @@ async fn others_are_not_hurt_by_nonsense() {
     let greeting = greeting(b"NULL");
     let huge = b"\x02\x20\0\0\0\0\0\0\0and so on";
     let strangers = [
-        b"GET / HTTP/1.1\r\nhost: a\r\nuser-agent: somebody who is no engine at all\r\n\r\n".to_vec(),
+        b"GET / HTTP/1.1\r\nhost: a\r\nuser-agent: somebody who is no engine at all\r\n\r\n"
+            .to_vec(),
         self::greeting(b"PLAIN").to_vec(),
         [&greeting[..], huge].concat(),
         [&greeting[..], b"\0\x03abc"].concat(),
@@ -250,7 +272,8 @@ async fn others_are_not_hurt_by_nonsense() {
 /// Connections that say nothing don't keep an engine out for longer than they may take.
 #[tokio::test]
 async fn silent_connections_make_room() {
-    let mut router = Router::bind_within("tcp://127.0.0.1:0", Duration::from_millis(500)).await.unwrap();
+    let mut router =
+        Router::bind_within("tcp://127.0.0.1:0", Duration::from_millis(500)).await.unwrap();
     let mut silent = Vec::new();
     for _ in 0..MAX_PEERS + 1 {
         silent.push(TcpStream::connect(place(&router)).await.unwrap());
@@ -339,7 +362,10 @@ async fn who_publishes_too_much_at_once_is_left() {
         });
         let mut connection = Connection::subscribe(&address, b"", PATIENCE).await.unwrap();
         let heard = soon(connection.next()).await;
-        assert_eq!(heard.map_err(|error| error.kind()).map(|frames| frames[0].len()).ok(), is_fine.then_some(length));
+        assert_eq!(
+            heard.map_err(|error| error.kind()).map(|frames| frames[0].len()).ok(),
+            is_fine.then_some(length)
+        );
         drop(connection);
         drop(publishing.await);
     }

@@ -28,7 +28,9 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(message.to_owned()));
     }
     if args.agents.agent_media != AgentMediaArg::Auto {
-        return Err(CliError::Usage("--agent-media is of chiasm serve: an agent takes what frontends send".to_owned()));
+        return Err(CliError::Usage(
+            "--agent-media is of chiasm serve: an agent takes what frontends send".to_owned(),
+        ));
     }
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     let kept = kept_indexes::open(&args, true);
@@ -48,7 +50,14 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let tensor_bytes = args.agents.take_tensors.then_some(args.processor.processor_item_bytes);
     let fetches = args.agents.fetch_media;
     let budget = door.budget().clone();
-    let media = MachineMedia::new(model.clone(), door, fleet.clone(), &limits.pipeline, tensor_bytes, fetches);
+    let media = MachineMedia::new(
+        model.clone(),
+        door,
+        fleet.clone(),
+        &limits.pipeline,
+        tensor_bytes,
+        fetches,
+    );
     if let Ok(address) = listener.local_addr() {
         tracing::info!(model = model.name, engines, %address, tls = tls.is_some(), "an agent waits for frontends");
     }
@@ -84,7 +93,8 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     served.map_err(|error| CliError::Usage(format!("the agent failed: {error}")))
 }
 
-/// Reads the certificate again at each SIGHUP. Returns when the terminal that the process was started at is gone.
+/// Reads the certificate again at each SIGHUP. Returns when the terminal that the process was
+/// started at is gone.
 async fn reload_at(hangups: &mut Hangups, tls: Option<Arc<AgentTls>>) {
     while hangups.next().await == Hangup::Reload {
         tracing::info!("SIGHUP: certificates are read again");

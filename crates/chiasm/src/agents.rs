@@ -1,4 +1,5 @@
-//! The engines of agents as workers of a frontend: found by a list or by discovery, and let go when nothing names them and none answers.
+//! The engines of agents as workers of a frontend: found by a list or by discovery, and let go when
+//! nothing names them and none answers.
 
 mod turns;
 
@@ -6,7 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use chiasm_agent::{AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting, Lending, LinkError};
+use chiasm_agent::{
+    AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting, Lending, LinkError,
+};
 use chiasm_discovery::{Following, Named};
 use chiasm_fleet::Fleet;
 use chiasm_types::WorkerId;
@@ -19,7 +22,8 @@ use crate::stdout::line;
 
 use turns::{SILENT_AFTER, Turns};
 
-/// How often an agent is asked what it is: until it says so, and after it is named no more; and otherwise.
+/// How often an agent is asked what it is: until it says so, and after it is named no more; and
+/// otherwise.
 const ASK_SOON: Duration = Duration::from_secs(1);
 const ASK_LATER: Duration = Duration::from_secs(10);
 
@@ -83,7 +87,8 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
         // Those whose keeper has ended, as nothing named them and they did not answer.
         agents.retain(|_, is_named| !is_named.is_closed());
         for (address, is_named) in &agents {
-            is_named.send_if_modified(|is| std::mem::replace(is, addresses.contains(address)) != *is);
+            is_named
+                .send_if_modified(|is| std::mem::replace(is, addresses.contains(address)) != *is);
         }
         for address in addresses {
             if agents.contains_key(&address) {
@@ -106,37 +111,52 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
     }
 }
 
-fn link(args: &AgentTlsArgs, tls: &Option<Arc<AgentTls>>, address: &str) -> Result<AgentLink, CliError> {
+fn link(
+    args: &AgentTlsArgs,
+    tls: &Option<Arc<AgentTls>>,
+    address: &str,
+) -> Result<AgentLink, CliError> {
     if tls.is_none() {
         args.check_plaintext_towards(address)?;
     }
     AgentLink::new(address, tls.clone()).map_err(|error| CliError::Usage(error.to_string()))
 }
 
-/// `chiasm drain`: has an agent refuse new jobs, and waits until none runs; or has it take them again.
+/// `chiasm drain`: has an agent refuse new jobs, and waits until none runs; or has it take them
+/// again.
 pub(crate) async fn drain(args: DrainArgs) -> Result<(), CliError> {
     let link = link(&args.tls, &args.tls.load()?, &args.agent)?;
     let until = Instant::now() + args.wait;
     loop {
-        let running = link.drain(!args.resume).await.map_err(|error| CliError::Usage(error.to_string()))?;
+        let running =
+            link.drain(!args.resume).await.map_err(|error| CliError::Usage(error.to_string()))?;
         if running == 0 || args.resume || args.wait.is_zero() {
             return Ok(());
         }
         if Instant::now() >= until {
-            return Err(CliError::Usage(format!("{running} requests still run at the agent {} (--wait)", args.agent)));
+            return Err(CliError::Usage(format!(
+                "{running} requests still run at the agent {} (--wait)",
+                args.agent
+            )));
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
-/// `chiasm probe`: asks an agent how it is. Fails if it does not answer, or is not as it was asked to be.
+/// `chiasm probe`: asks an agent how it is. Fails if it does not answer, or is not as it was asked
+/// to be.
 pub(crate) async fn probe(args: ProbeArgs) -> Result<(), CliError> {
     let link = link(&args.tls, &args.tls.load()?, &args.agent)?;
     let status = link.status().await.map_err(|error| CliError::Usage(error.to_string()))?;
     let AgentStatus { engines, admitted, draining } = status;
-    let told = format!("frontends have admitted {admitted} of {engines} engines of the agent at {}", args.agent);
+    let told = format!(
+        "frontends have admitted {admitted} of {engines} engines of the agent at {}",
+        args.agent
+    );
     match args.admitted {
-        true if draining => Err(CliError::Usage(format!("the agent at {} takes no new requests", args.agent))),
+        true if draining => {
+            Err(CliError::Usage(format!("the agent at {} takes no new requests", args.agent)))
+        }
         true if admitted < engines => Err(CliError::Usage(told)),
         _ => {
             line!("{told}");
@@ -163,8 +183,9 @@ impl Keeper {
         Self { address, link: None, shared, is_named, workers: Vec::new(), was_silent: false }
     }
 
-    /// Asks the agent for its engines until nothing names it and it does not answer, or the fleet is shut down. One that can't be
-    /// reached is no reason to wait with others; one that is named no more and answers goes on.
+    /// Asks the agent for its engines until nothing names it and it does not answer, or the fleet
+    /// is shut down. One that can't be reached is no reason to wait with others; one that is named
+    /// no more and answers goes on.
     async fn keep(mut self) {
         let mut told = None;
         let mut incarnation = None;
@@ -179,7 +200,9 @@ impl Keeper {
                     if !self.match_workers(engines) {
                         return;
                     }
-                    self.workers.iter().for_each(|worker| self.shared.fleet.set_named(*worker, is_named));
+                    self.workers
+                        .iter()
+                        .for_each(|worker| self.shared.fleet.set_named(*worker, is_named));
                 }
                 Err(error) if !is_named => {
                     // There may be thousands of addresses that never answered.
@@ -193,7 +216,11 @@ impl Keeper {
                 Err(error) => {
                     let error = error.to_string();
                     if told.as_ref() != Some(&error) {
-                        tracing::warn!(agent = self.address, error, "no engines of this agent can be used");
+                        tracing::warn!(
+                            agent = self.address,
+                            error,
+                            "no engines of this agent can be used"
+                        );
                         told = Some(error);
                     }
                 }
@@ -214,8 +241,9 @@ impl Keeper {
         }
     }
 
-    /// Asks the agent what it is. One without a worker here is asked in its turn, over connections that stay only if it answers. None
-    /// if it can't be asked, or is named no more before its turn.
+    /// Asks the agent what it is. One without a worker here is asked in its turn, over connections
+    /// that stay only if it answers. None if it can't be asked, or is named no more before its
+    /// turn.
     async fn greet(&mut self) -> Option<Result<Greeting, LinkError>> {
         if !self.workers.is_empty() {
             return self.ask().await;
@@ -260,8 +288,8 @@ impl Keeper {
         }
     }
 
-    /// Makes sure that an agent that is named by two addresses is served at one of them. `incarnation` is the start of it that is
-    /// served here.
+    /// Makes sure that an agent that is named by two addresses is served at one of them.
+    /// `incarnation` is the start of it that is served here.
     fn serve_once(&self, incarnation: &mut Option<u64>, greeting: &Greeting) {
         if *incarnation == Some(greeting.incarnation) {
             return;
@@ -291,7 +319,8 @@ impl Keeper {
         while self.workers.len() < engines as usize {
             let Shared { fleet, processor, media, .. } = &*self.shared;
             let Some(link) = &self.link else { return true };
-            let connector = AgentConnector::new(link.clone(), self.workers.len() as u32, processor.clone());
+            let connector =
+                AgentConnector::new(link.clone(), self.workers.len() as u32, processor.clone());
             let connector = connector.with_media(*media);
             let Some(worker) = fleet.add(Box::new(connector)) else { return false };
             self.workers.push(worker);

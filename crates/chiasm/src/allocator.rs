@@ -1,18 +1,20 @@
 //! The allocator of this process, and the return of free memory to the system.
 
-/// Requests allocate and free bodies, images and many small things on different threads. glibc's allocator has up to eight pools per
-/// core for that, from which memory rarely returns; this one takes as little time, and gives back what is free.
+/// Requests allocate and free bodies, images and many small things on different threads. glibc's
+/// allocator has up to eight pools per core for that, from which memory rarely returns; this one
+/// takes as little time, and gives back what is free.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[allow(unsafe_code)]
-// SAFETY: `mimalloc.h` declares `void mi_collect(bool force)`. It takes no pointers, and any thread may call it at any time.
+// SAFETY: `mimalloc.h` declares `void mi_collect(bool force)`. It takes no pointers, and any thread
+// may call it at any time.
 unsafe extern "C" {
     safe fn mi_collect(force: bool);
 }
 
-/// Returns memory to the system that this thread has allocated and others have freed. By itself the allocator does that only while
-/// the thread goes on allocating.
+/// Returns memory to the system that this thread has allocated and others have freed. By itself the
+/// allocator does that only while the thread goes on allocating.
 pub(crate) fn give_back() {
     mi_collect(true);
 }

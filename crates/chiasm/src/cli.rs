@@ -1,4 +1,5 @@
-//! The command line. Every flag of `serve` but those of simulated engines may also be given as an environment variable `CHIASM_…`.
+//! The command line. Every flag of `serve` but those of simulated engines may also be given as an
+//! environment variable `CHIASM_…`.
 
 mod access;
 mod agents;
@@ -74,7 +75,8 @@ impl Cli {
         Self::read(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
-    /// All commands and their flags, as people see them: agents and frontends show only what concerns them.
+    /// All commands and their flags, as people see them: agents and frontends show only what
+    /// concerns them.
     pub(crate) fn definition() -> clap::Command {
         let hiding = |command: clap::Command, is_of_others: fn(&Arg) -> bool| {
             command.mut_args(|arg| {
@@ -91,13 +93,23 @@ impl Cli {
     }
 
     /// Reads a command line.
-    fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+    fn read(
+        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Self, clap::Error> {
         let mut command = Self::definition();
-        let matches = command.try_get_matches_from_mut(words).map_err(|error| explain_vllm_flag(&command, error))?;
+        let matches = command
+            .try_get_matches_from_mut(words)
+            .map_err(|error| explain_vllm_flag(&command, error))?;
         if let Some(("agent", given)) = matches.subcommand() {
-            let agent = command.find_subcommand("agent").into_iter().flat_map(|agent| agent.get_arguments());
-            let is_given = |arg: &&Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-            let wrong = agent.filter(|arg| is_not_of_agents(arg)).find(is_given).map(ToString::to_string);
+            let agent = command
+                .find_subcommand("agent")
+                .into_iter()
+                .flat_map(|agent| agent.get_arguments());
+            let is_given = |arg: &&Arg| {
+                given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
+            };
+            let wrong =
+                agent.filter(|arg| is_not_of_agents(arg)).find(is_given).map(ToString::to_string);
             if let Some(arg) = wrong {
                 let message = format!("{arg} is a frontend's: give it to chiasm serve");
                 return Err(command.error(ErrorKind::ArgumentConflict, message));
@@ -125,7 +137,8 @@ fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error
     command.clone().error(ErrorKind::UnknownArgument, message)
 }
 
-/// Reads `-1` behind a flag as the flag's value, so that the error names the flag and its range instead of an unknown flag `-1`.
+/// Reads `-1` behind a flag as the flag's value, so that the error names the flag and its range
+/// instead of an unknown flag `-1`.
 fn taking_negative_numbers(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| {
         let takes_values = arg.get_action().takes_values() && !arg.is_positional();
@@ -141,9 +154,11 @@ pub(crate) enum Command {
     Agent(Box<ServeArgs>),
     /// Have an agent take no new requests, or take them again
     Drain(DrainArgs),
-    /// Ask an agent whether it answers, or whether frontends have admitted its engines; fails if not
+    /// Ask an agent whether it answers, or whether frontends have admitted its engines; fails if
+    /// not
     Probe(ProbeArgs),
-    /// Show the main job in a minute: a frontend, two simulated engines and a small conversation set
+    /// Show the main job in a minute: a frontend, two simulated engines and a small conversation
+    /// set
     Demo(DemoArgs),
     /// Tell what an image means for a model's prompt: identity, layout, tensors
     Inspect(InspectArgs),
@@ -164,13 +179,14 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory with config.json, tokenizer.json and the processor's configuration, or the id of a model on the Hugging Face
-    /// hub, such as Qwen/Qwen2.5-VL-7B-Instruct
+    /// Directory with config.json, tokenizer.json and the processor's configuration, or the id of a
+    /// model on the Hugging Face hub, such as Qwen/Qwen2.5-VL-7B-Instruct
     pub(crate) model: PathBuf,
     /// Branch, tag or commit of a model on the hub, for all of its files [default: main]
     #[arg(long, env = "CHIASM_REVISION")]
     pub(crate) revision: Option<Revision>,
-    /// The paths of all files that a model on the hub has, here or not; none for a directory. Known once the model is found
+    /// The paths of all files that a model on the hub has, here or not; none for a directory. Known
+    /// once the model is found
     #[arg(skip)]
     pub(crate) hub_files: Vec<String>,
     /// The model's name in requests [default: MODEL as given]
@@ -182,7 +198,8 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 picks a free one
     #[arg(long, env = "CHIASM_PORT", default_value_t = 8000)]
     pub(crate) port: u16,
-    /// What replaces the model's chat template: a Jinja file, or the template itself, which has a brace or a line break
+    /// What replaces the model's chat template: a Jinja file, or the template itself, which has a
+    /// brace or a line break
     #[arg(long, env = "CHIASM_CHAT_TEMPLATE", value_name = "FILE|TEMPLATE")]
     pub(crate) chat_template: Option<PathBuf>,
 
@@ -250,7 +267,8 @@ pub(crate) struct SimArgs {
     /// Text that it answers with, such as a tool call, instead of what it saw
     #[arg(long, value_name = "TEXT")]
     pub(crate) sim_answer: Option<String>,
-    /// File to write the moments of its steps to: nanoseconds since 1970, eight bytes each, little endian
+    /// File to write the moments of its steps to: nanoseconds since 1970, eight bytes each, little
+    /// endian
     #[arg(long, value_name = "FILE")]
     pub(crate) sim_step_log: Option<PathBuf>,
     /// The same of the moments at which requests come
@@ -277,10 +295,12 @@ pub(crate) struct SimArgs {
     /// Takes LoRA adapters, as with --lora-modules
     #[arg(long)]
     pub(crate) sim_lora: bool,
-    /// Has a KV connector, as engines with roles (chiasm sim-engine; those of chiasm serve have it by their roles)
+    /// Has a KV connector, as engines with roles (chiasm sim-engine; those of chiasm serve have it
+    /// by their roles)
     #[arg(long)]
     pub(crate) sim_kv_connector: bool,
-    /// Finds embeddings in this folder that other engines have left there (chiasm sim-engine; those of chiasm serve have one by their roles)
+    /// Finds embeddings in this folder that other engines have left there (chiasm sim-engine; those
+    /// of chiasm serve have one by their roles)
     #[arg(long, value_name = "DIR")]
     pub(crate) sim_embeddings: Option<PathBuf>,
     /// Encodes alone, and leaves embeddings in that folder
@@ -412,7 +432,8 @@ fn fraction(text: &str) -> Result<f64, ValueError> {
 }
 
 fn range(text: &str) -> Result<Range<u64>, ValueError> {
-    let ends = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    let ends =
+        text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
     ends.ok_or(ValueError::Range)
 }
 
@@ -433,7 +454,8 @@ mod tests {
 
     #[test]
     fn vllm_flags_come_after_two_dashes() {
-        let cli = Cli::parse_from(["chiasm", "serve", "m", "--engines", "2", "--", "--dtype", "float32"]);
+        let cli =
+            Cli::parse_from(["chiasm", "serve", "m", "--engines", "2", "--", "--dtype", "float32"]);
         let Command::Serve(args) = cli.command else { panic!("serve") };
         assert_eq!(args.engines.engines, Some(EngineCounts::aggregated(2)));
         assert_eq!(args.vllm_args, ["--dtype", "float32"]);
@@ -442,13 +464,19 @@ mod tests {
     #[test]
     fn an_agent_takes_what_engines_need_and_nothing_of_clients() {
         let read = |more: &[&str]| Cli::read(["chiasm", "agent", "m"].iter().chain(more));
-        let Ok(Cli { command: Command::Agent(args) }) = read(&["--sim", "2", "--mm-transfer", "inline"]) else {
+        let Ok(Cli { command: Command::Agent(args) }) =
+            read(&["--sim", "2", "--mm-transfer", "inline"])
+        else {
             panic!("agent")
         };
         assert_eq!((args.engines.sim, args.port), (Some(EngineCounts::aggregated(2)), 8100));
-        let Ok(Cli { command: Command::Serve(args) }) = Cli::read(["chiasm", "serve", "m"]) else { panic!("serve") };
+        let Ok(Cli { command: Command::Serve(args) }) = Cli::read(["chiasm", "serve", "m"]) else {
+            panic!("serve")
+        };
         assert_eq!(args.port, 8000);
-        for (flag, value) in [("--api-key", "k"), ("--agents", "a:1"), ("--processors", "2"), ("--root-path", "/m")] {
+        for (flag, value) in
+            [("--api-key", "k"), ("--agents", "a:1"), ("--processors", "2"), ("--root-path", "/m")]
+        {
             let error = read(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains("chiasm serve"), "{error}");
         }
@@ -477,7 +505,10 @@ mod tests {
         for text in ["90", "90%", "1.5", "1%"] {
             let error = fraction(text).unwrap_err().to_string();
             let number = text.trim_end_matches('%').parse::<f64>().unwrap();
-            assert!(error.ends_with(&format!("{number} per cent is {}", number / 100.0)), "{error}");
+            assert!(
+                error.ends_with(&format!("{number} per cent is {}", number / 100.0)),
+                "{error}"
+            );
         }
         for text in ["-0.1", "101", "nan", "inf", "x", ""] {
             assert_eq!(fraction(text), Err(ValueError::NotAFraction), "{text}");
@@ -486,11 +517,14 @@ mod tests {
 
     #[test]
     fn policies_and_workloads_are_lists() {
-        let cli = Cli::parse_from(["chiasm", "simulate", "--policy", "kv,kv+media", "--workload", "all"]);
+        let cli =
+            Cli::parse_from(["chiasm", "simulate", "--policy", "kv,kv+media", "--workload", "all"]);
         let Command::Simulate(args) = cli.command else { panic!("simulate") };
         assert_eq!(args.policy.0, [Policy::Kv, Policy::KvMedia]);
         assert_eq!(args.workload.0.len(), 6);
-        let error = Cli::try_parse_from(["chiasm", "simulate", "--policy", "best"]).unwrap_err().to_string();
+        let error = Cli::try_parse_from(["chiasm", "simulate", "--policy", "best"])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("round-robin"), "{error}");
     }
 }

@@ -1,4 +1,5 @@
-//! How far a download is: a bar on standard error if that is a terminal, else a line in the log now and then.
+//! How far a download is: a bar on standard error if that is a terminal, else a line in the log now
+//! and then.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -34,10 +35,13 @@ impl DownloadBar {
         let shows = move || {
             let _ending = ending;
             let stderr = io::stderr();
-            // A descriptor of its own: the lock of `io::stderr` would be held for as long as its reader is stuck.
+            // A descriptor of its own: the lock of `io::stderr` would be held for as long as its
+            // reader is stuck.
             let own = stderr.is_terminal().then(|| stderr.as_fd().try_clone_to_owned());
             match own {
-                Some(Ok(terminal)) => on_terminal(&name, &progress, &stopped, &mut File::from(terminal)),
+                Some(Ok(terminal)) => {
+                    on_terminal(&name, &progress, &stopped, &mut File::from(terminal))
+                }
                 _ => in_log(&name, &progress, &stopped),
             }
         };
@@ -74,7 +78,8 @@ fn on_terminal(name: &str, progress: &Progress, stopped: &Receiver<()>, terminal
         let (done, total) = (progress.done(), progress.total());
         if total > 0 {
             is_shown = true;
-            // Back at the line's begin, so that a line of the log takes its place. Nobody can be told that a terminal is gone.
+            // Back at the line's begin, so that a line of the log takes its place. Nobody can be
+            // told that a terminal is gone.
             let _ = write!(terminal, "\r\x1b[K{}\r", bar(name, done, total, rate.at(done)));
         }
     }
@@ -95,11 +100,13 @@ impl Rate {
         Self { every, last: None, smooth: None }
     }
 
-    /// The rate, with what is done now. What was there before the first moment was not downloaded now.
+    /// The rate, with what is done now. What was there before the first moment was not downloaded
+    /// now.
     fn at(&mut self, done: u64) -> u64 {
         if let Some(last) = self.last {
             let newest = done.saturating_sub(last) as f64 / self.every.as_secs_f64();
-            self.smooth = Some(self.smooth.map_or(newest, |smooth| smooth + NEWEST * (newest - smooth)));
+            self.smooth =
+                Some(self.smooth.map_or(newest, |smooth| smooth + NEWEST * (newest - smooth)));
         }
         self.last = Some(done);
         self.smooth.unwrap_or(0.0) as u64
@@ -108,7 +115,8 @@ impl Rate {
 
 /// One line of 80 characters at most.
 fn bar(name: &str, done: u64, total: u64, rate: u64) -> String {
-    let name: String = name.chars().rev().take(NAME).collect::<Vec<_>>().into_iter().rev().collect();
+    let name: String =
+        name.chars().rev().take(NAME).collect::<Vec<_>>().into_iter().rev().collect();
     let percent = percent(done, total);
     let full = percent as usize * WIDTH / 100;
     let filled = format!("{}{}", "#".repeat(full), ".".repeat(WIDTH - full));
@@ -135,7 +143,10 @@ mod tests {
     #[test]
     fn a_bar_fits_a_terminal_and_never_overflows() {
         let half = bar("Qwen/Qwen2.5-VL-7B-Instruct", 8_000_000_000, 16_000_000_000, 112_000_000);
-        assert_eq!(half, "Qwen/Qwen2.5-VL-7B-Instruct [##########..........] 50% of 16.00 GB, 112.0 MB/s");
+        assert_eq!(
+            half,
+            "Qwen/Qwen2.5-VL-7B-Instruct [##########..........] 50% of 16.00 GB, 112.0 MB/s"
+        );
         for (done, total) in [(0, 0), (5, 3), (u64::MAX, u64::MAX), (u64::MAX, 1)] {
             assert!(bar("", done, total, 0).contains("] "), "{done} of {total}");
         }

@@ -1,4 +1,5 @@
-//! The workers of Dynamo as workers of a frontend: found in etcd, and let go when nothing names them and they can't be connected to.
+//! The workers of Dynamo as workers of a frontend: found in etcd, and let go when nothing names
+//! them and they can't be connected to.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +7,8 @@ use std::time::Duration;
 
 use chiasm_backend::{LargestItem, TensorFormat};
 use chiasm_dynamo::{
-    CallHome, Directory, DynamoAddress, DynamoConnector, ModelFiles, ReadyTensors, TensorsFor, Workers,
+    CallHome, Directory, DynamoAddress, DynamoConnector, ModelFiles, ReadyTensors, TensorsFor,
+    Workers,
 };
 use chiasm_fleet::Fleet;
 use chiasm_pipeline::model::ServedModel;
@@ -34,7 +36,11 @@ pub(crate) fn is_asked_for(args: &ServeArgs) -> bool {
 }
 
 /// Begins to look for workers.
-pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, model: &Arc<ServedModel>) -> Result<Dynamo, CliError> {
+pub(crate) fn find(
+    args: &ServeArgs,
+    fleet: &Arc<Fleet>,
+    model: &Arc<ServedModel>,
+) -> Result<Dynamo, CliError> {
     let mut directories = Vec::new();
     let room = ParcelRoom::new((args.engines.dynamo_tensors_gb * (1_u64 << 30) as f64) as u64);
     for upstream in &args.engines.upstream {
@@ -43,8 +49,10 @@ pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, model: &Arc<ServedModel
         if tensors.is_some() {
             chiasm_transfer::sweep();
         }
-        let directory = Directory::follow(address, &args.agents.etcd_tls(), ModelFiles::read(&model.dir));
-        let directory = directory.map_err(|error| CliError::Usage(format!("--upstream {address}: {error}")))?;
+        let directory =
+            Directory::follow(address, &args.agents.etcd_tls(), ModelFiles::read(&model.dir));
+        let directory =
+            directory.map_err(|error| CliError::Usage(format!("--upstream {address}: {error}")))?;
         let keeper = Keeper {
             workers: directory.workers(),
             home: address.call_home(),
@@ -74,10 +82,13 @@ fn ready_tensors(
     };
     let format = match asked {
         TensorsFor::Any(format) => format,
-        TensorsFor::OwnVllm if vision.engine_normalizes_since().is_some_and(|since| since <= VLLM_OF_DYNAMO) => {
+        TensorsFor::OwnVllm
+            if vision.engine_normalizes_since().is_some_and(|since| since <= VLLM_OF_DYNAMO) =>
+        {
             TensorFormat::Raw
         }
-        // A worker does not say of which type its model is, and one that is given another one may end.
+        // A worker does not say of which type its model is, and one that is given another one may
+        // end.
         TensorsFor::OwnVllm => {
             return Err(wrong(
                 "vLLM 0.31, which Dynamo 1.6.1 has, takes images of this model as floats of the type that the worker runs it in: \
@@ -109,10 +120,12 @@ struct Kept {
 }
 
 impl Keeper {
-    /// Adds whatever is named, and removes what is not and is gone, until nobody looks any more or the fleet is shut down.
+    /// Adds whatever is named, and removes what is not and is gone, until nobody looks any more or
+    /// the fleet is shut down.
     async fn keep(mut self) {
         loop {
-            let named: Vec<String> = self.workers.borrow_and_update().names().map(str::to_owned).collect();
+            let named: Vec<String> =
+                self.workers.borrow_and_update().names().map(str::to_owned).collect();
             self.note(&named);
             for name in named {
                 if !self.kept.contains_key(&name) && !self.add(name) {
@@ -130,7 +143,8 @@ impl Keeper {
         }
     }
 
-    /// Takes note of which workers are named. One that is not goes on for as long as it is connected to.
+    /// Takes note of which workers are named. One that is not goes on for as long as it is
+    /// connected to.
     fn note(&mut self, named: &[String]) {
         let fleet = &self.fleet;
         self.kept.retain(|name, kept| {
@@ -158,10 +172,15 @@ impl Keeper {
 
     /// False if the fleet takes none any more.
     fn add(&mut self, name: String) -> bool {
-        let connector = DynamoConnector::new(&name, self.workers.clone(), self.home.clone(), self.processor.clone())
-            .with_images(self.takes_images)
-            .with_tensors(self.tensors.clone())
-            .with_largest_item(self.largest_item.clone());
+        let connector = DynamoConnector::new(
+            &name,
+            self.workers.clone(),
+            self.home.clone(),
+            self.processor.clone(),
+        )
+        .with_images(self.takes_images)
+        .with_tensors(self.tensors.clone())
+        .with_largest_item(self.largest_item.clone());
         let is_up = connector.is_up();
         let Some(id) = self.fleet.add(Box::new(connector)) else { return false };
         self.kept.insert(name, Kept { id, is_up, is_named: true });

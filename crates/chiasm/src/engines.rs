@@ -25,12 +25,16 @@ pub(crate) async fn run(args: EnginesArgs) -> Result<(), CliError> {
     }
     if let Some(wanted) = args.stop {
         let Some((name, record)) = engines.iter().find(|(name, _)| *name == wanted) else {
-            return Err(CliError::Usage(format!("no engine is named {wanted}; chiasm engines lists them")));
+            return Err(CliError::Usage(format!(
+                "no engine is named {wanted}; chiasm engines lists them"
+            )));
         };
         return stop(&state, name, record).await;
     }
     if engines.is_empty() && !args.json {
-        line!("no engines: none was launched with --keep-engines or waits on --attach, by what the state folder has");
+        line!(
+            "no engines: none was launched with --keep-engines or waits on --attach, by what the state folder has"
+        );
     }
     for (name, record) in &engines {
         let text = if args.json { as_json(name, record) } else { as_text(name, record) };
@@ -42,13 +46,17 @@ pub(crate) async fn run(args: EnginesArgs) -> Result<(), CliError> {
 /// Ends an engine that no frontend has, and forgets it.
 async fn stop(state: &StateDir, name: &str, record: &Record) -> Result<(), CliError> {
     let Some(launched) = record.launched else {
-        return Err(CliError::Usage(format!("{name} was started by somebody else, who has to end it")));
+        return Err(CliError::Usage(format!(
+            "{name} was started by somebody else, who has to end it"
+        )));
     };
     let file = state.file(name);
     // From here on no frontend can take it over.
     if !file.try_lock().map_err(|error| CliError::Usage(error.to_string()))? {
         let pid = record.frontend.pid;
-        return Err(CliError::Usage(format!("{name} has a frontend, process {pid}; end that first")));
+        return Err(CliError::Usage(format!(
+            "{name} has a frontend, process {pid}; end that first"
+        )));
     }
     launch::end(launched).await;
     file.forget();
@@ -83,10 +91,20 @@ fn as_json(name: &str, record: &Record) -> String {
 }
 
 fn as_text(name: &str, record: &Record) -> String {
-    let process = record.launched.map_or_else(|| "-".to_owned(), |launched| launched.process.pid.to_string());
-    let frontend = if record.frontend.is_alive() { record.frontend.pid.to_string() } else { "-".to_owned() };
+    let process =
+        record.launched.map_or_else(|| "-".to_owned(), |launched| launched.process.pid.to_string());
+    let frontend =
+        if record.frontend.is_alive() { record.frontend.pid.to_string() } else { "-".to_owned() };
     let ready = UNIX_EPOCH + Duration::from_secs(record.since);
     let seconds = SystemTime::now().duration_since(ready).unwrap_or_default().as_secs();
-    let age = if record.report.is_some() { format!("ready for {seconds} s") } else { "not ready".to_owned() };
-    format!("{name}  {}  pid {process}  frontend {frontend}  {age}  {}", condition(record), record.model)
+    let age = if record.report.is_some() {
+        format!("ready for {seconds} s")
+    } else {
+        "not ready".to_owned()
+    };
+    format!(
+        "{name}  {}  pid {process}  frontend {frontend}  {age}  {}",
+        condition(record),
+        record.model
+    )
 }

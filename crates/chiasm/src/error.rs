@@ -23,7 +23,9 @@ pub(crate) enum CliError {
     Listen { address: std::net::SocketAddr, source: io::Error },
     #[error(transparent)]
     Hub(#[from] HubError),
-    #[error("{source}; {model} is no directory here, so it is taken for the id of a model on the hub")]
+    #[error(
+        "{source}; {model} is no directory here, so it is taken for the id of a model on the hub"
+    )]
     HubModel { model: PathBuf, source: HubError },
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -58,7 +60,9 @@ fn listen_advice(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => {
             "; ports below 1024 are for root and CAP_NET_BIND_SERVICE: give another --port"
         }
-        io::ErrorKind::AddrNotAvailable => "; give an address of this machine as --host, or 0.0.0.0 for all of them",
+        io::ErrorKind::AddrNotAvailable => {
+            "; give an address of this machine as --host, or 0.0.0.0 for all of them"
+        }
         _ => "",
     }
 }

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Bytes that are free on this machine, and no more than the process's control group (version 2) and those above it may have. `None` where
-/// the system does not tell.
+/// Bytes that are free on this machine, and no more than the process's control group (version 2)
+/// and those above it may have. `None` where the system does not tell.
 pub(crate) fn free_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -22,7 +22,9 @@ fn group_limit(groups: &str, root: &Path) -> u64 {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     let folders = Path::new(group).ancestors().map(|group| root.join(group));
     // A group without a limit has the word `max` there.
-    let limit = |folder: PathBuf| std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok();
+    let limit = |folder: PathBuf| {
+        std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok()
+    };
     folders.filter_map(limit).min().unwrap_or(u64::MAX)
 }
 
@@ -32,7 +34,10 @@ mod tests {
 
     #[test]
     fn the_machine_tells() {
-        assert_eq!(available("MemTotal:  9 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(
+            available("MemTotal:  9 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n"),
+            Some(2 << 20)
+        );
         assert_eq!(available("MemTotal:  9 kB\n"), None);
     }
 

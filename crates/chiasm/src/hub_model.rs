@@ -11,19 +11,21 @@ use crate::download_bar::DownloadBar;
 use crate::error::CliError;
 use crate::vllm_flags::VllmFlags;
 
-/// Makes MODEL a directory: one that exists is left as it is, the id of a model on the hub becomes the folder of its snapshot in
-/// the hub's cache, into which what is missing is downloaded. Engines that are launched get that folder too, so that all have the
-/// same revision.
+/// Makes MODEL a directory: one that exists is left as it is, the id of a model on the hub becomes
+/// the folder of its snapshot in the hub's cache, into which what is missing is downloaded. Engines
+/// that are launched get that folder too, so that all have the same revision.
 ///
 /// # Errors
-/// [`CliError::Usage`] if it is neither, or for a revision that can't be heeded; [`CliError::Hub`] if the model can't be had.
+/// [`CliError::Usage`] if it is neither, or for a revision that can't be heeded; [`CliError::Hub`]
+/// if the model can't be had.
 pub(crate) async fn locate(args: &mut ServeArgs, flags: &VllmFlags) -> Result<(), CliError> {
     let Some(request) = request(args, flags)? else { return Ok(()) };
     let progress = Arc::new(Progress::default());
     let bar = DownloadBar::show(request.repo.to_string(), progress.clone());
     let fetched = fetch(&request, &progress).await;
     drop(bar);
-    let snapshot = fetched.map_err(|source| CliError::HubModel { model: args.model.clone(), source })?;
+    let snapshot =
+        fetched.map_err(|source| CliError::HubModel { model: args.model.clone(), source })?;
     let (model, dir) = (&request.repo, snapshot.dir.display());
     tracing::info!(%model, revision = %request.revision, commit = snapshot.commit, %dir, "the model is in the hub's cache");
     (args.model, args.hub_files) = (snapshot.dir, snapshot.files);
@@ -37,7 +39,12 @@ pub(crate) async fn locate(args: &mut ServeArgs, flags: &VllmFlags) -> Result<()
 pub(crate) async fn fetch_adapter(id: &str) -> Result<Option<PathBuf>, CliError> {
     let Ok(repo) = id.parse() else { return Ok(None) };
     let wanted = Wanted { weights: Some(Weights::All), code: false };
-    let request = HubRequest { repo, revision: Revision::default(), wanted, settings: HubSettings::from_env()? };
+    let request = HubRequest {
+        repo,
+        revision: Revision::default(),
+        wanted,
+        settings: HubSettings::from_env()?,
+    };
     let progress = Arc::new(Progress::default());
     let bar = DownloadBar::show(request.repo.to_string(), progress.clone());
     let fetched = fetch(&request, &progress).await;
@@ -55,7 +62,9 @@ fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, Cl
         return Err(CliError::Usage(message));
     }
     let is_there = match args.model.try_exists() {
-        Err(source) if source.kind() == ErrorKind::PermissionDenied => return Err(CliError::file(&args.model, source)),
+        Err(source) if source.kind() == ErrorKind::PermissionDenied => {
+            return Err(CliError::file(&args.model, source));
+        }
         is_there => is_there.unwrap_or(false),
     };
     if is_there {
@@ -98,8 +107,11 @@ fn check_folder(folder: &Path) -> Result<(), CliError> {
     if ["config.json", "params.json", "tokenizer.json"].into_iter().any(has) {
         return Ok(());
     }
-    let is_gguf = |path: PathBuf| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    let has_gguf = folder.read_dir().is_ok_and(|files| files.flatten().any(|file| is_gguf(file.path())));
+    let is_gguf = |path: PathBuf| {
+        path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+    };
+    let has_gguf =
+        folder.read_dir().is_ok_and(|files| files.flatten().any(|file| is_gguf(file.path())));
     let what = if has_gguf {
         "has GGUF files alone: Chiasm reads config.json, tokenizer.json and the processor's configuration, which GGUF \
          lacks; give the folder or the hub's id of the model that the GGUF files were made from"
@@ -119,7 +131,8 @@ mod tests {
     fn asked(args: &[&str]) -> Result<Option<HubRequest>, String> {
         let cli = ["chiasm", "serve"].iter().chain(args);
         let Command::Serve(args) = Cli::parse_from(cli).command else { panic!("serve") };
-        request(&args, &VllmFlags::read(&args.vllm_args).unwrap()).map_err(|error| error.to_string())
+        request(&args, &VllmFlags::read(&args.vllm_args).unwrap())
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -144,16 +157,26 @@ mod tests {
     #[test]
     fn weights_are_for_engines_that_are_launched_and_code_for_those_that_trust_it() {
         let wanted = |args: &[&str]| {
-            let Wanted { weights, code } = asked(&[&["owner/name"], args].concat()).unwrap().unwrap().wanted;
+            let Wanted { weights, code } =
+                asked(&[&["owner/name"], args].concat()).unwrap().unwrap().wanted;
             (weights, code)
         };
         assert_eq!(wanted(&[]), (Some(Weights::AsVllmChooses), false));
-        assert_eq!(wanted(&["--engines", "2", "--", "--load-format", "hf"]), (Some(Weights::All), false));
+        assert_eq!(
+            wanted(&["--engines", "2", "--", "--load-format", "hf"]),
+            (Some(Weights::All), false)
+        );
         assert_eq!(wanted(&["--sim", "1"]), (None, false));
         assert_eq!(wanted(&["--agents", "gpu1:8100"]), (None, false));
-        assert_eq!(wanted(&["--agents", "gpu1:8100", "--engines", "1"]).0, Some(Weights::AsVllmChooses));
+        assert_eq!(
+            wanted(&["--agents", "gpu1:8100", "--engines", "1"]).0,
+            Some(Weights::AsVllmChooses)
+        );
         assert_eq!(wanted(&["--upstream", "http://gpu1:8000"]), (None, false));
-        assert_eq!(wanted(&["--attach", "tcp://127.0.0.1:1", "--", "--trust-remote-code"]), (None, true));
+        assert_eq!(
+            wanted(&["--attach", "tcp://127.0.0.1:1", "--", "--trust-remote-code"]),
+            (None, true)
+        );
     }
 
     #[test]
@@ -164,6 +187,8 @@ mod tests {
         assert!(asked(&["owner/name", "--", "--revision=v1"]).unwrap_err().contains("before --"));
         let revision = asked(&["owner/name", "--revision", "refs/pr/1"]).unwrap().unwrap().revision;
         assert_eq!(revision.as_str(), "refs/pr/1");
-        assert!(Cli::try_parse_from(["chiasm", "serve", "owner/name", "--revision", "../x"]).is_err());
+        assert!(
+            Cli::try_parse_from(["chiasm", "serve", "owner/name", "--revision", "../x"]).is_err()
+        );
     }
 }

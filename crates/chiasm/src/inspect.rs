@@ -5,11 +5,15 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use chiasm_backend::PlanClass;
-use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaDoor, MediaHeader, MediaPart};
+use chiasm_media::{
+    ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaDoor, MediaHeader, MediaPart,
+};
 use chiasm_pipeline::model::{ModelError, TokenizerVocabulary};
 use chiasm_prompt::Tokenizer;
 use chiasm_types::{BlockSize, Dtype, MmHash, Modality};
-use chiasm_vision::{Contents, ImagePlan, ImageSize, NoVocabulary, PixelFormat, RgbView, TensorSpec, VisionModel};
+use chiasm_vision::{
+    Contents, ImagePlan, ImageSize, NoVocabulary, PixelFormat, RgbView, TensorSpec, VisionModel,
+};
 use serde_json::{Value, json};
 
 use crate::cli::InspectArgs;
@@ -19,15 +23,16 @@ use crate::stdout::line;
 
 /// Runs the command.
 pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
-    let model =
-        read_model(&args.model)?.ok_or_else(|| CliError::Usage(format!("{} is a text model", args.model.display())))?;
+    let model = read_model(&args.model)?
+        .ok_or_else(|| CliError::Usage(format!("{} is a text model", args.model.display())))?;
     let kwargs = model.parse_kwargs(&args.mm_processor_kwargs)?;
     let format = if args.normalized || model.engine_normalizes_since().is_none() {
         PixelFormat::Normalized(Dtype::F32)
     } else {
         PixelFormat::RawU8
     };
-    let block_size = BlockSize::new(args.block_size).ok_or_else(|| CliError::Usage("--block-size is 0".to_owned()))?;
+    let block_size = BlockSize::new(args.block_size)
+        .ok_or_else(|| CliError::Usage("--block-size is 0".to_owned()))?;
     // The person at the command line may read what they can reach.
     let media = MediaConfig {
         allow_private_addresses: true,
@@ -72,7 +77,8 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The image family of a model directory. One without a tokenizer is enough for families that need none.
+/// The image family of a model directory. One without a tokenizer is enough for families that need
+/// none.
 fn read_model(dir: &Path) -> Result<Option<VisionModel>, CliError> {
     if !dir.join("tokenizer.json").exists() {
         return Ok(VisionModel::from_model_dir(dir, &NoVocabulary)?);
@@ -157,14 +163,27 @@ impl Facts<'_> {
             .placeholder
             .iter()
             .map(|run| {
-                format!("{} x token {}{}", run.count, run.token, if run.embeds { "" } else { " (no embedding)" })
+                format!(
+                    "{} x token {}{}",
+                    run.count,
+                    run.token,
+                    if run.embeds { "" } else { " (no embedding)" }
+                )
             })
             .collect();
         line!("  placeholder  {} tokens: {}", plan.tokens, layout.join(", "));
         for tensor in tensors {
-            line!("  tensor       {} {} {:?}", tensor.name, tensor.dtype.torch_name(), tensor.shape);
+            line!(
+                "  tensor       {} {} {:?}",
+                tensor.name,
+                tensor.dtype.torch_name(),
+                tensor.shape
+            );
         }
-        line!("  blocks       {blocks} of {} tokens, when the prompt starts with the image", block_size.get());
+        line!(
+            "  blocks       {blocks} of {} tokens, when the prompt starts with the image",
+            block_size.get()
+        );
     }
 
     /// Decodes and processes the image and writes each tensor to a file; returns the files.

@@ -9,13 +9,15 @@ use crate::{key_secret, state_folder};
 /// The name of the folder within the state folder.
 const NAME: &str = "kv";
 
-/// Opens the folder if some workers outlive this process. Block keys then need a secret that the next process has, too: it is set
-/// here unless it is already (`has_secret`). A folder that can't be opened is a warning, and everything else works.
+/// Opens the folder if some workers outlive this process. Block keys then need a secret that the
+/// next process has, too: it is set here unless it is already (`has_secret`). A folder that can't
+/// be opened is a warning, and everything else works.
 pub(crate) fn open(args: &ServeArgs, has_secret: bool) -> Option<KeptIndexes> {
     let engines = &args.engines;
     let is_server = |upstream: &UpstreamArg| matches!(upstream, UpstreamArg::Server(_));
-    let any_outlives =
-        engines.keep_engines.is_some() || !engines.attach.is_empty() || engines.upstream.iter().any(is_server);
+    let any_outlives = engines.keep_engines.is_some()
+        || !engines.attach.is_empty()
+        || engines.upstream.iter().any(is_server);
     if !any_outlives {
         return None;
     }

@@ -13,8 +13,8 @@ use crate::state_folder;
 /// The file in the state folder.
 const NAME: &str = "block-key-secret";
 
-/// Makes the secret of a file that of this process: of the one that is given, or of one in the state folder, which is made if it is
-/// not there. Must come before the first block key is made.
+/// Makes the secret of a file that of this process: of the one that is given, or of one in the
+/// state folder, which is made if it is not there. Must come before the first block key is made.
 pub(crate) fn share(file: Option<&Path>, state_dir: Option<&Path>) -> Result<(), CliError> {
     let secret = match file {
         Some(file) => read(file)?,
@@ -27,13 +27,18 @@ pub(crate) fn share(file: Option<&Path>, state_dir: Option<&Path>) -> Result<(),
 }
 
 fn read(path: &Path) -> Result<KeySecret, CliError> {
-    let wrong = |reason: &dyn Display| CliError::Usage(format!("--block-key-secret: {}: {reason}", path.display()));
+    let wrong = |reason: &dyn Display| {
+        CliError::Usage(format!("--block-key-secret: {}: {reason}", path.display()))
+    };
     let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
     let digits = text.trim();
-    let byte = |at: usize| digits.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    let byte = |at: usize| {
+        digits.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok())
+    };
     let bytes: Option<Vec<u8>> = (0..32).map(byte).collect();
     let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).filter(|_| digits.len() == 64);
-    let bytes = bytes.ok_or_else(|| wrong(&"expected 64 hex digits, as openssl rand -hex 32 prints them"))?;
+    let bytes = bytes
+        .ok_or_else(|| wrong(&"expected 64 hex digits, as openssl rand -hex 32 prints them"))?;
     Ok(KeySecret::new(bytes))
 }
 
@@ -42,17 +47,21 @@ fn read_or_make(folder: &Path) -> Result<KeySecret, CliError> {
     if !path.exists() {
         make(folder, &path).map_err(|error| {
             let path = path.display();
-            CliError::Usage(format!("can't write {path}: {error}; give another folder with --state-dir"))
+            CliError::Usage(format!(
+                "can't write {path}: {error}; give another folder with --state-dir"
+            ))
         })?;
     }
     read(&path)
 }
 
-/// Writes a random secret, all of it at once and for this user alone; without effect if another process was first.
+/// Writes a random secret, all of it at once and for this user alone; without effect if another
+/// process was first.
 fn make(folder: &Path, path: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    let digits: String = KeySecret::random().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits: String =
+        KeySecret::random().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     writeln!(file, "{digits}")?;
     match file.persist_noclobber(path) {
         Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => Err(error.error),

@@ -65,18 +65,21 @@ use chiasm_backend::unread::Unread;
 use cli::{Cli, Command};
 use log::Log;
 
-/// Makes ring the cryptography of all TLS in this process. No request of ours needs it, but HTTP clients ask for one.
+/// Makes ring the cryptography of all TLS in this process. No request of ours needs it, but HTTP
+/// clients ask for one.
 pub fn use_ring() {
     // Fails only when one was chosen before, and that one does too.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 thread_local! {
-    /// The amount of unread answers that had been released when this thread last gave back memory, in steps of 16 MiB.
+    /// The amount of unread answers that had been released when this thread last gave back memory,
+    /// in steps of 16 MiB.
     static GAVE_BACK_AT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Calls `give_back` on a thread that is about to wait, once for every 16 MiB of unread answers that were released.
+/// Calls `give_back` on a thread that is about to wait, once for every 16 MiB of unread answers
+/// that were released.
 fn give_back_if_due(give_back: fn()) {
     /// The amount that is worth the milliseconds which giving back takes.
     const WORTH_BYTES: u64 = 16 << 20;
@@ -86,14 +89,18 @@ fn give_back_if_due(give_back: fn()) {
     }
 }
 
-/// Runs the command line of this process. `give_back` returns memory to the system that the calling thread has allocated and others
-/// have freed.
+/// Runs the command line of this process. `give_back` returns memory to the system that the calling
+/// thread has allocated and others have freed.
 pub fn main(give_back: fn()) -> ExitCode {
     let cli = Cli::of_this_process();
     use_ring();
     // The demo's own lines are its output; what its parts log would only blur them.
     // Engines say a lot while they start; their last lines are told when they fail.
-    let filter = if matches!(cli.command, Command::Serve(_) | Command::Agent(_)) { "info,vllm=warn" } else { "warn" };
+    let filter = if matches!(cli.command, Command::Serve(_) | Command::Agent(_)) {
+        "info,vllm=warn"
+    } else {
+        "warn"
+    };
     let log = match Log::to_stderr(filter) {
         Ok(log) => log,
         Err(error) => {
@@ -103,8 +110,8 @@ pub fn main(give_back: fn()) -> ExitCode {
         }
     };
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    // Threads that have work see only between so many tasks whose sockets are ready. Of a client that asks ahead without end each takes
-    // a millisecond or two.
+    // Threads that have work see only between so many tasks whose sockets are ready. Of a client
+    // that asks ahead without end each takes a millisecond or two.
     builder.event_interval(16);
     builder.on_thread_park(move || give_back_if_due(give_back));
     if let Command::Serve(args) | Command::Agent(args) = &cli.command {

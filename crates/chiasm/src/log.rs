@@ -1,8 +1,8 @@
 //! The log: lines on standard error, written by a thread that nobody waits for.
 //!
-//! Whoever reads them may be slow, stuck or gone, and a request must not notice. So a line goes into a queue, which takes no more
-//! when it is full; what is not written is counted. Warnings come in a few at a time for each place that makes them, as an engine or
-//! a client can cause thousands.
+//! Whoever reads them may be slow, stuck or gone, and a request must not notice. So a line goes
+//! into a queue, which takes no more when it is full; what is not written is counted. Warnings come
+//! in a few at a time for each place that makes them, as an engine or a client can cause thousands.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::HashMap;
@@ -27,12 +27,13 @@ const FILTER: &str = "CHIASM_LOG";
 const QUEUE: usize = 4 << 20;
 /// Bytes of one line.
 const LONGEST: usize = 16 << 10;
-/// How long the first line waits for others, to be written with them: a write costs about as much as a line.
+/// How long the first line waits for others, to be written with them: a write costs about as much
+/// as a line.
 const GATHERING: Duration = Duration::from_millis(5);
 /// How long the end of the process waits for the last lines.
 const LAST_LINES: Duration = Duration::from_secs(1);
-/// Warnings and errors of one place in the code that are written at once, and how soon there may be another. All that engines say
-/// comes from one place, and a traceback has to pass.
+/// Warnings and errors of one place in the code that are written at once, and how soon there may be
+/// another. All that engines say comes from one place, and a traceback has to pass.
 const BURST: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -44,16 +45,22 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Logs what `CHIASM_LOG` says, or else `default_filter`, to standard error from now on; panics too.
+    /// Logs what `CHIASM_LOG` says, or else `default_filter`, to standard error from now on; panics
+    /// too.
     ///
     /// # Errors
     /// Standard error can't be had, or there can be no thread.
     pub(crate) fn to_stderr(default_filter: &str) -> io::Result<Self> {
-        // A descriptor of its own: the lock of `io::stderr` would be held for as long as its reader is stuck.
+        // A descriptor of its own: the lock of `io::stderr` would be held for as long as its reader
+        // is stuck.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let log = Self::to(stderr)?;
         let asked = EnvFilter::try_from_env(FILTER);
-        let wrong = asked.as_ref().err().filter(|_| std::env::var_os(FILTER).is_some()).map(ToString::to_string);
+        let wrong = asked
+            .as_ref()
+            .err()
+            .filter(|_| std::env::var_os(FILTER).is_some())
+            .map(ToString::to_string);
         let filter = asked.unwrap_or_else(|_| EnvFilter::new(default_filter));
         tracing_subscriber::fmt()
             .with_env_filter(filter)
@@ -67,7 +74,11 @@ impl Log {
             tell(panic);
         }));
         if let Some(reason) = wrong {
-            tracing::warn!(reason, default = default_filter, "{FILTER} is no filter, the default is taken");
+            tracing::warn!(
+                reason,
+                default = default_filter,
+                "{FILTER} is no filter, the default is taken"
+            );
         }
         Ok(log)
     }
@@ -110,7 +121,8 @@ impl Log {
 fn tell(panic: &PanicHookInfo<'_>) {
     let thread = thread::current();
     let backtrace = Backtrace::capture();
-    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    let backtrace =
+        (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
     tracing::error!(thread = thread.name(), backtrace, "{panic}");
 }
 
@@ -161,7 +173,8 @@ impl Queue {
         }
     }
 
-    /// Waits for lines and puts them in the place of what is in `batch`; their number. `None` after the last.
+    /// Waits for lines and puts them in the place of what is in `batch`; their number. `None` after
+    /// the last.
     fn take(&self, batch: &mut Vec<u8>) -> Option<u64> {
         let mut waiting = self.waiting();
         while waiting.lines == 0 {
@@ -172,7 +185,8 @@ impl Queue {
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
         waiting.idle = false;
-        let gathered = self.changed.wait_timeout_while(waiting, GATHERING, |waiting| !waiting.closed);
+        let gathered =
+            self.changed.wait_timeout_while(waiting, GATHERING, |waiting| !waiting.closed);
         let (mut waiting, _) = gathered.unwrap_or_else(PoisonError::into_inner);
         batch.clear();
         std::mem::swap(batch, &mut waiting.bytes);
@@ -252,7 +266,9 @@ impl Write for Line<'_> {
         if let Some(left_out) = self.left_out {
             let mut one = one_line(line);
             if left_out > 0 {
-                one.extend_from_slice(format!("    {left_out} more like this were left out\n").as_bytes());
+                one.extend_from_slice(
+                    format!("    {left_out} more like this were left out\n").as_bytes(),
+                );
             }
             self.queue.push(&one);
         }
@@ -264,8 +280,8 @@ impl Write for Line<'_> {
     }
 }
 
-/// A line that is no two, and not too long: what a client or an engine said may have line breaks. Other control characters are
-/// escaped by the formatter.
+/// A line that is no two, and not too long: what a client or an engine said may have line breaks.
+/// Other control characters are escaped by the formatter.
 fn one_line(line: &[u8]) -> Vec<u8> {
     let text = line.strip_suffix(b"\n").unwrap_or(line);
     let mut one = Vec::with_capacity(text.len().min(LONGEST) + 32);

@@ -16,8 +16,8 @@ use crate::vllm_flags::Spelled;
 const DEFAULT_RANK: u64 = 16;
 /// The values that it takes (`MaxLoRARanks` in `vllm/config/lora.py`).
 const RANKS: [u64; 9] = [1, 8, 16, 32, 64, 128, 256, 320, 512];
-/// Adapters that a step may use where nobody says otherwise; each takes memory of the GPU. vLLM's own default is 1, and requests
-/// with different adapters then wait for each other.
+/// Adapters that a step may use where nobody says otherwise; each takes memory of the GPU. vLLM's
+/// own default is 1, and requests with different adapters then wait for each other.
 const MAX_IN_A_STEP: u64 = 4;
 
 /// Flags for vLLM, each with the beginning that no other flag has.
@@ -39,7 +39,8 @@ pub(crate) struct Loras {
     pub(crate) of_sim: Option<LoraLimits>,
 }
 
-/// How contents of adapters are told apart: agents and frontends that have one each find that it is the same.
+/// How contents of adapters are told apart: agents and frontends that have one each find that it is
+/// the same.
 pub(crate) fn stamps(args: &ServeArgs, side: Side) -> Stamps {
     match side == Side::Agent || args.agents.has_agents() {
         true => Stamps::Content,
@@ -47,18 +48,25 @@ pub(crate) fn stamps(args: &ServeArgs, side: Side) -> Stamps {
     }
 }
 
-/// Finds the adapters, and those of the hub after they have been downloaded. `model` is the name that none may have.
+/// Finds the adapters, and those of the hub after they have been downloaded. `model` is the name
+/// that none may have.
 ///
 /// # Errors
-/// [`CliError::Usage`] names the adapter that can't be served, or the flag for vLLM that is against it.
-pub(crate) async fn prepare(args: &ServeArgs, model: &str, stamps: Stamps) -> Result<Loras, CliError> {
+/// [`CliError::Usage`] names the adapter that can't be served, or the flag for vLLM that is against
+/// it.
+pub(crate) async fn prepare(
+    args: &ServeArgs,
+    model: &str,
+    stamps: Stamps,
+) -> Result<Loras, CliError> {
     let given = Given::read(&args.vllm_args)?;
     let limit = usize::from(args.lora.max_lora_adapters);
     let adapters = Adapters::new(limit).beside(model).with_stamps(stamps);
     let (mut rank, mut modules) = (1, 0);
     for source in args.lora.modules() {
         let files = find(args, source, stamps).await?;
-        let fault = |problem: String| CliError::Usage(format!("--lora-modules {}: {problem}", source.name));
+        let fault =
+            |problem: String| CliError::Usage(format!("--lora-modules {}: {problem}", source.name));
         if source.name == model {
             return Err(fault("the model has this name".to_owned()));
         }
@@ -83,7 +91,9 @@ pub(crate) async fn prepare(args: &ServeArgs, model: &str, stamps: Stamps) -> Re
         return Ok(Loras { adapters: Arc::new(adapters), engine_args: Vec::new(), of_sim: None });
     }
     if given.is_disabled {
-        return Err(CliError::Usage("--no-enable-lora after -- leaves no engine for LoRA adapters".to_owned()));
+        return Err(CliError::Usage(
+            "--no-enable-lora after -- leaves no engine for LoRA adapters".to_owned(),
+        ));
     }
     let wanted = given.completed(limit as u64, modules, rank);
     if wanted.max_cpu_loras < modules {
@@ -98,20 +108,31 @@ pub(crate) async fn prepare(args: &ServeArgs, model: &str, stamps: Stamps) -> Re
         max_cpu_loras: usize::try_from(wanted.max_cpu_loras).unwrap_or(usize::MAX),
         max_rank: wanted.max_rank,
     };
-    Ok(Loras { adapters: Arc::new(adapters), engine_args: given.lacking(&wanted), of_sim: Some(of_sim) })
+    Ok(Loras {
+        adapters: Arc::new(adapters),
+        engine_args: given.lacking(&wanted),
+        of_sim: Some(of_sim),
+    })
 }
 
 /// An adapter's files: in a folder, or of the hub.
-async fn find(args: &ServeArgs, source: &AdapterSource, stamps: Stamps) -> Result<AdapterFiles, CliError> {
+async fn find(
+    args: &ServeArgs,
+    source: &AdapterSource,
+    stamps: Stamps,
+) -> Result<AdapterFiles, CliError> {
     let elsewhere = !args.engines.attach.is_empty();
-    let fault =
-        |error: &dyn ToString| CliError::Usage(format!("--lora-modules {}: {}", source.name, error.to_string()));
+    let fault = |error: &dyn ToString| {
+        CliError::Usage(format!("--lora-modules {}: {}", source.name, error.to_string()))
+    };
     let on_hub = match Path::new(&source.path).exists() || elsewhere {
         true => None,
         false => hub_model::fetch_adapter(&source.path).await?,
     };
     let path = match on_hub {
-        Some(folder) => folder.into_os_string().into_string().map_err(|_| fault(&"its folder is not UTF-8"))?,
+        Some(folder) => {
+            folder.into_os_string().into_string().map_err(|_| fault(&"its folder is not UTF-8"))?
+        }
         None => source.path.clone(),
     };
     let source = AdapterSource { path, ..source.clone() };
@@ -142,21 +163,28 @@ impl Given {
     /// Reads the flags after `--`.
     ///
     /// # Errors
-    /// [`CliError::Usage`] for a flag that makes adapters something else than they are here, and for what is no number.
+    /// [`CliError::Usage`] for a flag that makes adapters something else than they are here, and
+    /// for what is no number.
     fn read(args: &[String]) -> Result<Self, CliError> {
         let mut given = Self::default();
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             let Some(flag) = Spelled::read(arg) else { continue };
-            let is = |(whole, unique): (&str, &str)| whole.starts_with(&flag.name) && flag.name.starts_with(unique);
+            let is = |(whole, unique): (&str, &str)| {
+                whole.starts_with(&flag.name) && flag.name.starts_with(unique)
+            };
             let mut number = || {
                 let value = flag.value.or_else(|| args.next().map(String::as_str));
                 let number = value.and_then(|value| value.parse().ok());
-                number.map(Some).ok_or_else(|| CliError::Usage(format!("{arg} after -- needs a number")))
+                number
+                    .map(Some)
+                    .ok_or_else(|| CliError::Usage(format!("{arg} after -- needs a number")))
             };
             if is(TOWER) || is(OF_MODALITIES) {
                 let name = if is(TOWER) { TOWER.0 } else { OF_MODALITIES.0 };
-                let message = format!("{name} after -- is not supported: adapters are of the language model, by name");
+                let message = format!(
+                    "{name} after -- is not supported: adapters are of the language model, by name"
+                );
                 return Err(CliError::Usage(message));
             }
             match () {
@@ -171,11 +199,14 @@ impl Given {
         Ok(given)
     }
 
-    /// The user's numbers, and for those that are not given what so many adapters at most, these at the start and the largest rank
-    /// need.
+    /// The user's numbers, and for those that are not given what so many adapters at most, these at
+    /// the start and the largest rank need.
     fn completed(&self, limit: u64, modules: u64, rank: u64) -> Wanted {
         let max_loras = self.max_loras.unwrap_or(modules.clamp(1, MAX_IN_A_STEP));
-        let fitting = RANKS.into_iter().find(|&allowed| allowed >= rank.max(DEFAULT_RANK)).unwrap_or(DEFAULT_RANK);
+        let fitting = RANKS
+            .into_iter()
+            .find(|&allowed| allowed >= rank.max(DEFAULT_RANK))
+            .unwrap_or(DEFAULT_RANK);
         Wanted {
             max_loras,
             // vLLM refuses less than there may be in a step.
@@ -232,9 +263,12 @@ mod tests {
 
     #[test]
     fn adapters_of_other_kinds_are_refused_by_name() {
-        for flag in
-            ["--enable-tower-connector-lora", "--enable_tower_conn", "--default-mm-loras", "--default-mm-loras.image=x"]
-        {
+        for flag in [
+            "--enable-tower-connector-lora",
+            "--enable_tower_conn",
+            "--default-mm-loras",
+            "--default-mm-loras.image=x",
+        ] {
             let error = read(&[flag]).unwrap_err();
             assert!(error.contains("after -- is not supported"), "{flag}: {error}");
         }

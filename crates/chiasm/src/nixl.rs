@@ -31,7 +31,8 @@ enum NoNixl {
     Task(#[from] JoinError),
 }
 
-/// What a frontend lends tensors with, if it is to. Where NIXL can't be used that is told and counted, and tensors are sent.
+/// What a frontend lends tensors with, if it is to. Where NIXL can't be used that is told and
+/// counted, and tensors are sent.
 pub(crate) async fn lending(args: &ServeArgs) -> Result<Option<Lending>, CliError> {
     let lender = started(args, |settings| Lender::start(&settings)).await?;
     Ok(lender.map(|lender| match lender {
@@ -54,10 +55,13 @@ async fn started<T: Send + 'static>(
     args: &ServeArgs,
     start: impl FnOnce(Settings) -> Result<T, NixlError> + Send + 'static,
 ) -> Result<Option<Result<T, NoNixl>>, CliError> {
-    let NixlArgs { nixl_library, nixl_pool_bytes, nixl_deadline, nixl_private_network } = &args.agents.nixl;
+    let NixlArgs { nixl_library, nixl_pool_bytes, nixl_deadline, nixl_private_network } =
+        &args.agents.nixl;
     let Some(library) = nixl_library else {
         return match nixl_private_network {
-            Some(_) => Err(CliError::Usage("--nixl-private-network is given without --nixl-library".to_owned())),
+            Some(_) => Err(CliError::Usage(
+                "--nixl-private-network is given without --nixl-library".to_owned(),
+            )),
             None => Ok(None),
         };
     };
@@ -77,7 +81,8 @@ async fn started<T: Send + 'static>(
     let started = started.await.unwrap_or_else(|error| Err(error.into()));
     match &started {
         Ok((_, library)) => {
-            let (library, devices) = (library.display(), told.as_deref().unwrap_or("those of UCX_NET_DEVICES"));
+            let (library, devices) =
+                (library.display(), told.as_deref().unwrap_or("those of UCX_NET_DEVICES"));
             tracing::info!(%library, devices, pool_bytes, "agents read tensors by NIXL");
         }
         Err(error) => tracing::warn!(%error, "NIXL can't be used: tensors are sent"),
@@ -85,7 +90,8 @@ async fn started<T: Send + 'static>(
     Ok(Some(started.map(|(started, _)| started)))
 }
 
-/// The network devices that UCX may use: as the operator says to UCX himself, else that of the private network, else this machine's own.
+/// The network devices that UCX may use: as the operator says to UCX himself, else that of the
+/// private network, else this machine's own.
 fn devices(network: Option<PrivateNetwork>) -> Result<Option<String>, CliError> {
     let wrong = |why: String| Err(CliError::Usage(format!("--nixl-private-network: {why}")));
     if let Some(PrivateNetwork { address, .. }) = network
@@ -100,11 +106,14 @@ fn devices(network: Option<PrivateNetwork>) -> Result<Option<String>, CliError> 
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     match interface(address, &read("/proc/net/route"), &read("/proc/net/if_inet6")) {
         Some(interface) => Ok(Some(interface)),
-        None => wrong(format!("which interface has {address} can't be told: name it in {NET_DEVICES}")),
+        None => {
+            wrong(format!("which interface has {address} can't be told: name it in {NET_DEVICES}"))
+        }
     }
 }
 
-/// The interface of an address of this machine, by the kernel's tables of routes and of IPv6 addresses.
+/// The interface of an address of this machine, by the kernel's tables of routes and of IPv6
+/// addresses.
 fn interface(address: IpAddr, routes: &str, addresses: &str) -> Option<String> {
     match address {
         address if address.is_loopback() => Some("lo".to_owned()),
@@ -113,7 +122,8 @@ fn interface(address: IpAddr, routes: &str, addresses: &str) -> Option<String> {
             let direct = routes.lines().skip(1).filter_map(|line| {
                 let words: Vec<&str> = line.split_whitespace().collect();
                 // The kernel's own order of bytes, as the hexadecimal digits of a word of memory.
-                let number = |at: usize| u32::from_str_radix(words.get(at)?, 16).ok().map(u32::to_be);
+                let number =
+                    |at: usize| u32::from_str_radix(words.get(at)?, 16).ok().map(u32::to_be);
                 let (destination, gateway, mask) = (number(1)?, number(2)?, number(7)?);
                 let reaches = gateway == 0 && mask != 0 && address & mask == destination;
                 reaches.then_some((mask.count_ones(), *words.first()?))
@@ -123,7 +133,9 @@ fn interface(address: IpAddr, routes: &str, addresses: &str) -> Option<String> {
         IpAddr::V6(address) => {
             let digits = format!("{:032x}", u128::from(address));
             let mut lines = addresses.lines().map(str::split_whitespace);
-            lines.find_map(|mut words| (words.next() == Some(&digits)).then(|| words.last().map(str::to_owned))?)
+            lines.find_map(|mut words| {
+                (words.next() == Some(&digits)).then(|| words.last().map(str::to_owned))?
+            })
         }
     }
 }
@@ -140,13 +152,16 @@ fn beside_vllm(vllm: &Path) -> Result<PathBuf, NoNixl> {
     let root = program.as_deref().and_then(Path::parent).and_then(Path::parent).ok_or_else(none)?;
     let below = |dir: &Path, starts: &str| {
         let names = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-        let is_one = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(starts));
+        let is_one = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(starts))
+        };
         let mut found: Vec<PathBuf> = names.filter(is_one).collect();
         // What is newest by its name.
         found.sort_by(|one, other| other.cmp(one));
         found
     };
-    let packages = below(&root.join("lib"), "python3").into_iter().map(|python| python.join("site-packages"));
+    let packages =
+        below(&root.join("lib"), "python3").into_iter().map(|python| python.join("site-packages"));
     let folders = packages.flat_map(|packages| below(&packages, ".nixl_cu"));
     folders.map(|folder| folder.join(LIBRARY)).find(|library| library.is_file()).ok_or_else(none)
 }
@@ -196,13 +211,18 @@ fd000000000000000000000000000002 04 40 00 82     eth0
             fs::create_dir_all(packages.join(name)).unwrap();
             fs::write(packages.join(name).join(LIBRARY), "").unwrap();
         }
-        assert_eq!(beside_vllm(&vllm).unwrap(), packages.join(".nixl_cu13.mesonpy.libs").join(LIBRARY));
+        assert_eq!(
+            beside_vllm(&vllm).unwrap(),
+            packages.join(".nixl_cu13.mesonpy.libs").join(LIBRARY)
+        );
     }
 
     #[test]
     fn a_network_has_to_be_this_machines() {
         let of = |text: &str| devices(Some(text.parse().unwrap()));
-        assert!(matches!(of("192.0.2.77/24"), Err(CliError::Usage(why)) if why.contains("no address of this machine")));
+        assert!(
+            matches!(of("192.0.2.77/24"), Err(CliError::Usage(why)) if why.contains("no address of this machine"))
+        );
         if env::var_os(NET_DEVICES).is_none() {
             assert_eq!(devices(None).unwrap().as_deref(), Some("lo"));
             assert_eq!(of("127.0.0.2/8").unwrap().as_deref(), Some("lo"));

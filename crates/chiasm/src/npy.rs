@@ -1,11 +1,17 @@
-//! NumPy's `.npy` files, version 1.0 (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>).
+//! NumPy's `.npy` files, version 1.0
+//! (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>).
 
 use std::io::{self, Write};
 
 use chiasm_types::Dtype;
 
 /// Writes one row-major array. NumPy has no bfloat16: it is written as its 16 bits, `uint16`.
-pub(crate) fn write(to: &mut impl Write, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write(
+    to: &mut impl Write,
+    dtype: Dtype,
+    shape: &[usize],
+    bytes: &[u8],
+) -> io::Result<()> {
     let descr = match dtype {
         Dtype::U8 => "|u1",
         Dtype::Bool => "|b1",
@@ -20,7 +26,8 @@ pub(crate) fn write(to: &mut impl Write, dtype: Dtype, shape: &[usize], bytes: &
     };
     // A tuple of one needs its comma.
     let shape: String = shape.iter().map(|dim| format!("{dim},")).collect();
-    let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
+    let mut header =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
     // Magic, version, length and header with its newline together fill multiples of 64 bytes.
     let unpadded = 6 + 2 + 2 + header.len() + 1;
     header.extend(std::iter::repeat_n(' ', unpadded.next_multiple_of(64) - unpadded));
@@ -44,7 +51,10 @@ mod tests {
         let header = usize::from(u16::from_le_bytes([file[8], file[9]]));
         assert_eq!((10 + header) % 64, 0);
         let text = std::str::from_utf8(&file[10..10 + header]).unwrap();
-        assert!(text.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': (2,3,), }"), "{text}");
+        assert!(
+            text.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': (2,3,), }"),
+            "{text}"
+        );
         assert!(text.ends_with('\n'));
         assert_eq!(&file[10 + header..], &[7; 24]);
     }

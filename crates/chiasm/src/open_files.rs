@@ -2,10 +2,12 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// As many as vLLM takes; far beyond this, programs that go through all numbers of files become slow.
+/// As many as vLLM takes; far beyond this, programs that go through all numbers of files become
+/// slow.
 const WANTED: u64 = 1 << 16;
 
-/// Takes more if there are fewer than is wanted, as far as the system lets anybody. How many there may be then; `None` for any number.
+/// Takes more if there are fewer than is wanted, as far as the system lets anybody. How many there
+/// may be then; `None` for any number.
 pub(crate) fn raise() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
     let after = raised(before);
@@ -15,12 +17,15 @@ pub(crate) fn raise() -> Option<u64> {
     }
 }
 
-/// Descriptors for everything but clients' connections: engines' sockets, arenas, downloads, the log.
+/// Descriptors for everything but clients' connections: engines' sockets, arenas, downloads, the
+/// log.
 const RESERVED: u64 = 128;
 
-/// Raises the limit and returns the number of connections that fit into it, at most `wanted`. Logs a warning if that is less.
+/// Raises the limit and returns the number of connections that fit into it, at most `wanted`. Logs
+/// a warning if that is less.
 ///
-/// With all descriptors taken by clients, other parts would fail at any place: while they connect an engine, say.
+/// With all descriptors taken by clients, other parts would fail at any place: while they connect
+/// an engine, say.
 pub(crate) fn raise_for(wanted: usize) -> usize {
     let limit = raise();
     let connections = fitting(limit, wanted);
@@ -34,7 +39,8 @@ pub(crate) fn raise_for(wanted: usize) -> usize {
     connections
 }
 
-/// Returns the number of connections that fit into a limit of open files: all but [`RESERVED`], but at least half.
+/// Returns the number of connections that fit into a limit of open files: all but [`RESERVED`], but
+/// at least half.
 fn fitting(limit: Option<u64>, wanted: usize) -> usize {
     let room = limit.map(|limit| limit.saturating_sub(RESERVED).max(limit / 2).max(1));
     room.map_or(wanted, |room| wanted.min(usize::try_from(room).unwrap_or(usize::MAX)))

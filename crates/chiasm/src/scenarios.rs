@@ -1,5 +1,6 @@
-//! Ten small conversations that show what image-aware KV routing must get right. The demo plays them on simulated
-//! engines, the tests play them on simulated and on real ones and check what each request expects.
+//! Ten small conversations that show what image-aware KV routing must get right. The demo plays
+//! them on simulated engines, the tests play them on simulated and on real ones and check what each
+//! request expects.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -51,14 +52,16 @@ pub enum Expect {
     New,
     /// All its full blocks but one at most are there, on the worker of that earlier request.
     Repeat(usize),
-    /// It goes on from that earlier request: at least its full blocks but two are there, on its worker.
+    /// It goes on from that earlier request: at least its full blocks but two are there, on its
+    /// worker.
     Extends(usize),
     /// Its overlap is less than that of this other request.
     LessThan(usize),
-    /// The images are there, but at other places, which makes them useless: at most one block is found.
+    /// The images are there, but at other places, which makes them useless: at most one block is
+    /// found.
     OtherOrder,
-    /// The images before the question are those of that earlier request: at least half of the blocks are there, on
-    /// its worker.
+    /// The images before the question are those of that earlier request: at least half of the
+    /// blocks are there, on its worker.
     SharesImages(usize),
 }
 
@@ -87,14 +90,17 @@ pub struct Scenario {
 }
 
 impl Turn {
-    /// The body of a chat request. `origin` is where `http://` pictures are, such as `http://127.0.0.1:9000`.
+    /// The body of a chat request. `origin` is where `http://` pictures are, such as
+    /// `http://127.0.0.1:9000`.
     pub fn body(&self, model: &str, origin: &str, max_tokens: u32) -> Value {
         let content: Vec<Value> = self
             .parts
             .iter()
             .map(|part| match part {
                 Part::Text(text) => json!({"type": "text", "text": text}),
-                Part::Image(image) => json!({"type": "image_url", "image_url": {"url": image.url(origin)}}),
+                Part::Image(image) => {
+                    json!({"type": "image_url", "image_url": {"url": image.url(origin)}})
+                }
             })
             .collect();
         json!({
@@ -114,7 +120,9 @@ impl Turn {
 impl Image {
     fn url(self, origin: &str) -> String {
         match self {
-            Self::Data(picture) => format!("data:image/jpeg;base64,{}", STANDARD.encode(picture.jpeg)),
+            Self::Data(picture) => {
+                format!("data:image/jpeg;base64,{}", STANDARD.encode(picture.jpeg))
+            }
             Self::Http(picture) => format!("{origin}/{}", picture.name),
         }
     }
@@ -148,9 +156,15 @@ pub fn all() -> Vec<Scenario> {
     };
     vec![
         repeat("1 text repeated", vec![text(LONG)]),
-        repeat("2 three images repeated", vec![text("Three."), data(DAWN), data(NOON), data(DUSK), text(ASK)]),
+        repeat(
+            "2 three images repeated",
+            vec![text("Three."), data(DAWN), data(NOON), data(DUSK), text(ASK)],
+        ),
         repeat("3 one image repeated", vec![text("One."), data(DAWN), text(ASK)]),
-        repeat("4 one image twice in a prompt", vec![text("Twins."), data(DAWN), data(DAWN), text(ASK)]),
+        repeat(
+            "4 one image twice in a prompt",
+            vec![text("Twins."), data(DAWN), data(DAWN), text(ASK)],
+        ),
         Scenario {
             name: "5 one, two, three images",
             turns: vec![
@@ -172,8 +186,14 @@ pub fn all() -> Vec<Scenario> {
         Scenario {
             name: "7 same images, another question",
             turns: vec![
-                turn(Expect::New, [text("Again."), data(STORM), data(NIGHT), text("Which is the brightest?")]),
-                turn(Expect::SharesImages(0), [text("Again."), data(STORM), data(NIGHT), text("Compare them.")]),
+                turn(
+                    Expect::New,
+                    [text("Again."), data(STORM), data(NIGHT), text("Which is the brightest?")],
+                ),
+                turn(
+                    Expect::SharesImages(0),
+                    [text("Again."), data(STORM), data(NIGHT), text("Compare them.")],
+                ),
             ],
         },
         Scenario {
@@ -259,7 +279,11 @@ impl Expect {
             Err(Unexpected::OtherWorker { worker: now.worker.clone(), holder: of.worker.clone() })
         };
         let at_least = |least: usize| {
-            if overlap >= least { Ok(()) } else { Err(Unexpected::TooLittle { overlap, total, least }) }
+            if overlap >= least {
+                Ok(())
+            } else {
+                Err(Unexpected::TooLittle { overlap, total, least })
+            }
         };
         let at_most = |most: usize| {
             if overlap <= most { Ok(()) } else { Err(Unexpected::TooMuch { overlap, total, most }) }
@@ -267,7 +291,9 @@ impl Expect {
         match self {
             Self::New => Ok(()),
             Self::Repeat(of) => same_worker(&before[of]).and(at_least(now.total.saturating_sub(1))),
-            Self::Extends(of) => same_worker(&before[of]).and(at_least(before[of].total.saturating_sub(2))),
+            Self::Extends(of) => {
+                same_worker(&before[of]).and(at_least(before[of].total.saturating_sub(2)))
+            }
             Self::LessThan(of) => at_most(before[of].overlap.saturating_sub(1)),
             Self::OtherOrder => at_most(1),
             Self::SharesImages(of) => same_worker(&before[of]).and(at_least(now.total / 2)),

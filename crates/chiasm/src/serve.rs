@@ -34,15 +34,16 @@ use crate::side::Side;
 use crate::signals::{Hangups, Interrupts};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, for_engines_alone};
 use crate::{
-    agents, dynamo, hub_model, kept_indexes, key_secret, nixl, open_files, signals, vllm_command, vllm_processor,
+    agents, dynamo, hub_model, kept_indexes, key_secret, nixl, open_files, signals, vllm_command,
+    vllm_processor,
 };
 
 pub(crate) use engines::connector;
 use engines::{connectors, embedding_store, upstreams, vllm_args};
 use reload::Reload;
 use settings::{
-    Limits, arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes, router_config,
-    routing_options,
+    Limits, arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes,
+    router_config, routing_options,
 };
 pub(crate) use settings::{cache_bytes, client_options};
 
@@ -62,23 +63,43 @@ pub(crate) async fn run(
     let has_keys = keys.are_asked_for();
     let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
     if args.agents.announce.is_some() {
-        return Err(CliError::Usage("--announce is of chiasm agent: frontends are not looked for".to_owned()));
+        return Err(CliError::Usage(
+            "--announce is of chiasm agent: frontends are not looked for".to_owned(),
+        ));
     }
     if args.agents.take_tensors {
-        return Err(CliError::Usage("--take-tensors is of chiasm agent: frontends make them".to_owned()));
+        return Err(CliError::Usage(
+            "--take-tensors is of chiasm agent: frontends make them".to_owned(),
+        ));
     }
     if args.agents.fetch_media {
-        return Err(CliError::Usage("--fetch-media is of chiasm agent: frontends fetch in any case".to_owned()));
+        return Err(CliError::Usage(
+            "--fetch-media is of chiasm agent: frontends fetch in any case".to_owned(),
+        ));
     }
     if args.agents.has_agents() {
-        key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
+        key_secret::share(
+            args.agents.block_key_secret.as_deref(),
+            args.engines.state_dir.as_deref(),
+        )?;
     }
     args.limits.max_connections = open_files::raise_for(args.limits.max_connections);
     let kept = kept_indexes::open(&args, args.agents.has_agents());
-    let Machine { model, door, patience, connectors, upstream_keys, router, limits, adapters, helper } =
-        machine(&mut args, Side::Frontend).await?;
+    let Machine {
+        model,
+        door,
+        patience,
+        connectors,
+        upstream_keys,
+        router,
+        limits,
+        adapters,
+        helper,
+    } = machine(&mut args, Side::Frontend).await?;
     if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
-        return Err(CliError::Usage("--nixl-library: there are no agents that could read (--agents)".to_owned()));
+        return Err(CliError::Usage(
+            "--nixl-library: there are no agents that could read (--agents)".to_owned(),
+        ));
     }
     let lending = nixl::lending(&args).await?;
     let workers = connectors.len();
@@ -98,8 +119,10 @@ pub(crate) async fn run(
     let _dynamo = dynamo::find(&args, &fleet, &model)?;
     let page = args.http.page(args.host).map(|options| Arc::new(Page::new(options)));
     let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
-    let mut pipeline = Pipeline::new(model.clone(), door, fleet.clone(), limits.pipeline)
-        .with_objectives(Objectives { first_token: args.limits.slo_ttft, between_tokens: args.limits.slo_itl });
+    let mut pipeline =
+        Pipeline::new(model.clone(), door, fleet.clone(), limits.pipeline).with_objectives(
+            Objectives { first_token: args.limits.slo_ttft, between_tokens: args.limits.slo_itl },
+        );
     if let Some(page) = &page {
         pipeline = pipeline.with_observer(page.clone());
     }
@@ -181,8 +204,14 @@ pub(crate) async fn run(
     ended
 }
 
-/// Says where the server is, before its engines are ready. Returns what whoever sits at a terminal is shown when they are.
-fn say_where(listener: &TcpListener, is_encrypted: bool, server: &Server, has_keys: bool) -> Option<String> {
+/// Says where the server is, before its engines are ready. Returns what whoever sits at a terminal
+/// is shown when they are.
+fn say_where(
+    listener: &TcpListener,
+    is_encrypted: bool,
+    server: &Server,
+    has_keys: bool,
+) -> Option<String> {
     let address = listener.local_addr().ok()?;
     let model = &server.pipeline().model.name;
     let base = format!("{}://{address}", if is_encrypted { "https" } else { "http" });
@@ -197,7 +226,9 @@ fn say_where(listener: &TcpListener, is_encrypted: bool, server: &Server, has_ke
     if let Some(url) = &page {
         tracing::info!(%url, "live page");
     }
-    std::io::stderr().is_terminal().then(|| summary::summary(&base, model, page.as_deref(), has_keys))
+    std::io::stderr()
+        .is_terminal()
+        .then(|| summary::summary(&base, model, page.as_deref(), has_keys))
 }
 
 /// What an engine's machine needs, for a frontend or an agent.
@@ -232,17 +263,22 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         Some(format) => model.with_content_format(format),
     };
     let model = with_engine_kwargs(model, args, &flags)?;
-    let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
+    let model =
+        model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
     let model = model.with_token_cache(args.prompts.token_cache_bytes);
     let model = Arc::new(ServedModel { root: given, chats, ..model });
     let helper = match side {
-        Side::Frontend => {
-            vllm_processor::options(args, &model, &flags, &vllm_args(args, model.answers.engine_parser()))?
-        }
+        Side::Frontend => vllm_processor::options(
+            args,
+            &model,
+            &flags,
+            &vllm_args(args, model.answers.engine_parser()),
+        )?,
         Side::Agent => None,
     };
     warn_of_flags_for_nobody(args, helper.is_some());
-    let takes_media = vllm_processor::takes_media(args, &model, helper.is_some() || args.agents.take_tensors);
+    let takes_media =
+        vllm_processor::takes_media(args, &model, helper.is_some() || args.agents.take_tensors);
     let door = media_door(&args.media, helper.is_some())?;
     let patience = patience(args);
     let options = EngineOptions {
@@ -284,13 +320,17 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     })
 }
 
-/// Flags behind `--` are for engines that are launched, and for vLLM's processor, which makes what such engines would take.
+/// Flags behind `--` are for engines that are launched, and for vLLM's processor, which makes what
+/// such engines would take.
 fn warn_of_flags_for_nobody(args: &ServeArgs, has_helper: bool) {
     if args.launched().total() == 0
         && !has_helper
         && let Some(flag) = for_engines_alone(&args.vllm_args)
     {
-        tracing::warn!(flag, "nobody heeds what is behind --: neither an engine nor vLLM's processor is launched here");
+        tracing::warn!(
+            flag,
+            "nobody heeds what is behind --: neither an engine nor vLLM's processor is launched here"
+        );
     }
 }
 
@@ -302,13 +342,15 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, CliError>
 /// How a server goes down.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
-    /// Time for which it is not ready and still takes requests, so that whoever sends them can learn of it.
+    /// Time for which it is not ready and still takes requests, so that whoever sends them can
+    /// learn of it.
     pub(crate) delay: Duration,
     /// Time that requests in flight have after that.
     pub(crate) timeout: Duration,
 }
 
-/// Serves until `stop`, then lets requests in flight finish. Those that take too long end with an error.
+/// Serves until `stop`, then lets requests in flight finish. Those that take too long end with an
+/// error.
 pub(crate) async fn serve(
     listener: TcpListener,
     certificate: Option<Arc<Certificate>>,
@@ -316,7 +358,8 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
     drain: Drain,
 ) {
-    // The time that requests in flight have once no more are taken, and the Ctrl-Cs that cut them off.
+    // The time that requests in flight have once no more are taken, and the Ctrl-Cs that cut them
+    // off.
     let (stopping, stopped) = tokio::sync::oneshot::channel::<(Duration, Interrupts)>();
     let graceful = {
         let server = server.clone();
@@ -333,7 +376,9 @@ pub(crate) async fn serve(
     };
     let too_long = async {
         // Fails only if the server is gone already.
-        let Ok((timeout, mut interrupts)) = stopped.await else { return std::future::pending().await };
+        let Ok((timeout, mut interrupts)) = stopped.await else {
+            return std::future::pending().await;
+        };
         tokio::select! {
             () = tokio::time::sleep(timeout) => {}
             () = interrupts.next() => {}
@@ -355,13 +400,21 @@ pub(crate) async fn serve(
 }
 
 /// The settings of the image processor that the engines have, from Chiasm's flag or from vLLM's.
-fn with_engine_kwargs(model: ServedModel, args: &ServeArgs, flags: &VllmFlags) -> Result<ServedModel, CliError> {
+fn with_engine_kwargs(
+    model: ServedModel,
+    args: &ServeArgs,
+    flags: &VllmFlags,
+) -> Result<ServedModel, CliError> {
     let kwargs = match &args.engines.mm_processor_kwargs {
         Some(_) if !flags.processor_kwargs.is_empty() => {
-            return Err(CliError::Usage(format!("{PROCESSOR_KWARGS} is given twice: before and after --")));
+            return Err(CliError::Usage(format!(
+                "{PROCESSOR_KWARGS} is given twice: before and after --"
+            )));
         }
         Some(kwargs) => kwargs,
         None => &flags.processor_kwargs,
     };
-    model.with_engine_kwargs(kwargs.clone()).map_err(|error| CliError::Usage(format!("{PROCESSOR_KWARGS}: {error}")))
+    model
+        .with_engine_kwargs(kwargs.clone())
+        .map_err(|error| CliError::Usage(format!("{PROCESSOR_KWARGS}: {error}")))
 }

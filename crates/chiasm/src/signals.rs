@@ -12,7 +12,8 @@ impl Interrupts {
         Self(signal(SignalKind::interrupt()).ok())
     }
 
-    /// Waits for the next Ctrl-C: whoever presses it again does not want to wait. SIGTERM does not count, as supervisors may repeat it.
+    /// Waits for the next Ctrl-C: whoever presses it again does not want to wait. SIGTERM does not
+    /// count, as supervisors may repeat it.
     pub(crate) async fn next(&mut self) {
         wait(&mut self.0).await;
     }

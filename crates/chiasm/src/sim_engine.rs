@@ -12,7 +12,12 @@ use crate::sim_host::sim_config;
 /// Runs until SIGTERM or until the engine ends.
 pub(crate) async fn run(args: SimEngineArgs) -> Result<(), CliError> {
     let model = match &args.model {
-        Some(dir) => Some(ServedModel::load_with(dir, dir.display().to_string(), None, NativeImages::WhereSupported)?),
+        Some(dir) => Some(ServedModel::load_with(
+            dir,
+            dir.display().to_string(),
+            None,
+            NativeImages::WhereSupported,
+        )?),
         None => None,
     };
     let config = sim_config(&args.sim, model.as_ref(), None);

@@ -25,15 +25,21 @@ impl SimHost {
 
 /// A simulated engine's settings for a model; its handshake address is still to be set.
 ///
-/// Told which values it will be sent, it takes no others: what would be normalised twice, silently, must not pass.
-pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Option<FormatPolicy>) -> SimConfig {
+/// Told which values it will be sent, it takes no others: what would be normalised twice, silently,
+/// must not pass.
+pub(crate) fn sim_config(
+    args: &SimArgs,
+    model: Option<&ServedModel>,
+    format: Option<FormatPolicy>,
+) -> SimConfig {
     let mut config = SimConfig::new("");
     if let Some(version) = &args.sim_vllm_version {
         config.vllm_version.clone_from(version);
     }
     if let Some(format) = format {
         let raw = format.is_raw(&config.vllm_version);
-        config.images.dtypes = if raw { vec![Dtype::U8] } else { vec![Dtype::F16, Dtype::BF16, Dtype::F32] };
+        config.images.dtypes =
+            if raw { vec![Dtype::U8] } else { vec![Dtype::F16, Dtype::BF16, Dtype::F32] };
     }
     // clap has checked that it is not 0
     if let Some(block_size) = BlockSize::new(args.sim_block_size) {
@@ -45,8 +51,8 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Op
     config.embeddings = folder.map(|folder| EmbeddingFolder { folder, leaves: args.sim_encodes });
     config.prompt_lease = args.sim_prompt_lease;
     config.lora = args.sim_lora.then(LoraLimits::default);
-    config.kv_events =
-        (!args.sim_no_kv_events).then(|| KvEvents { buffer_steps: args.sim_replay_batches, ..KvEvents::default() });
+    config.kv_events = (!args.sim_no_kv_events)
+        .then(|| KvEvents { buffer_steps: args.sim_replay_batches, ..KvEvents::default() });
     config.faults.drop_kv_batches = args.sim_lose_kv_batches.clone();
     config.num_blocks = args.sim_blocks;
     config.max_model_len = args.sim_max_model_len;

@@ -16,7 +16,8 @@ use std::path::Path;
 
 use chiasm_router::{RouterConfig, StageWeights, Weights};
 use chiasm_simulate::{
-    Arrivals, EngineModel, FrontendModel, PolicyReport, Scenario, SimulateError, Source, WorkloadSize, table,
+    Arrivals, EngineModel, FrontendModel, PolicyReport, Scenario, SimulateError, Source,
+    WorkloadSize, table,
 };
 use chiasm_types::BlockSize;
 use serde_json::json;
@@ -47,7 +48,12 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
     };
     let sources: Vec<(String, Source)> = match &args.trace {
         Some(path) => vec![(path.display().to_string(), Source::Trace(path.clone()))],
-        None => args.workload.0.iter().map(|workload| (workload.to_string(), generated(args, *workload))).collect(),
+        None => args
+            .workload
+            .0
+            .iter()
+            .map(|workload| (workload.to_string(), generated(args, *workload)))
+            .collect(),
     };
     let mut runs = Vec::new();
     for (name, source) in sources {
@@ -61,7 +67,8 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
     }
     if let Some((path, mut file)) = page {
         let command: Vec<String> = std::env::args().skip(1).collect();
-        file.write_all(page::page(&command.join(" "), &runs).as_bytes()).map_err(unwritable(path))?;
+        file.write_all(page::page(&command.join(" "), &runs).as_bytes())
+            .map_err(unwritable(path))?;
         if !args.json {
             line!("The same to look at: {}", path.display());
         }
@@ -87,7 +94,12 @@ fn generated(args: &SimulateArgs, workload: chiasm_simulate::Workload) -> Source
     Source::Generated(workload, size)
 }
 
-fn simulate(args: &SimulateArgs, name: &str, workers: &EngineCounts, source: Source) -> Result<Run, SimulateError> {
+fn simulate(
+    args: &SimulateArgs,
+    name: &str,
+    workers: &EngineCounts,
+    source: Source,
+) -> Result<Run, SimulateError> {
     let trace = source.trace_summary()?;
     let largest = largest(args);
     let most = trace.map_or(largest * REQUESTS_PER_WORKER, |trace| trace.requests);
@@ -105,14 +117,20 @@ fn simulate(args: &SimulateArgs, name: &str, workers: &EngineCounts, source: Sou
         (Some(trace), Some(rate)) => Arrivals::Traced(rate * trace.seconds / trace.requests as f64),
     };
     let reports = scenario.run_all(&args.policy.0, arrivals, usize::from(args.threads))?;
-    let speed = rate.map_or_else(|| "at the trace's times".to_owned(), |rate| format!("{rate:.1} a second"));
+    let speed = rate
+        .map_or_else(|| "at the trace's times".to_owned(), |rate| format!("{rate:.1} a second"));
     let part = load.zip(saturation).map_or_else(String::new, |(load, saturation)| {
         format!(" = {load} of the saturation of {}, {saturation:.1}", args.saturation_of)
     });
     let fleet = format!("{workers} workers{}", frontends(args));
-    let about = format!("{name}: {fleet}, {requests} requests, {} of them warm-up, {speed}{part}", scenario.warm_up);
+    let about = format!(
+        "{name}: {fleet}, {requests} requests, {} of them warm-up, {speed}{part}",
+        scenario.warm_up
+    );
     if args.json {
-        reports.iter().for_each(|report| line!("{}", row(args, name, workers, requests, rate, saturation, report)));
+        reports.iter().for_each(|report| {
+            line!("{}", row(args, name, workers, requests, rate, saturation, report))
+        });
     } else {
         line!("{about}\n\n{}", table(&reports));
     }
@@ -128,7 +146,9 @@ fn largest(args: &SimulateArgs) -> u64 {
 fn frontends(args: &SimulateArgs) -> String {
     match (args.frontends, announce_ms(args)) {
         (0 | 1, _) => String::new(),
-        (frontends, None) => format!(" and {frontends} frontends, which are told nothing of each other's requests"),
+        (frontends, None) => {
+            format!(" and {frontends} frontends, which are told nothing of each other's requests")
+        }
         (frontends, Some(ms)) => {
             format!(" and {frontends} frontends, which know of each other's requests after {ms} ms")
         }
@@ -140,7 +160,12 @@ fn announce_ms(args: &SimulateArgs) -> Option<f64> {
     (args.frontends > 1 && !args.no_announcements).then_some(args.announce_ms)
 }
 
-fn scenario(args: &SimulateArgs, workers: &EngineCounts, source: Source, requests: u64) -> Scenario {
+fn scenario(
+    args: &SimulateArgs,
+    workers: &EngineCounts,
+    source: Source,
+    requests: u64,
+) -> Scenario {
     let model = &args.engine;
     let engine = EngineModel {
         block_size: BlockSize::new(model.block_size).unwrap_or(EngineModel::default().block_size),
@@ -219,11 +244,14 @@ fn row(
         "saturation": saturation,
     });
     if let Some(row) = row.as_object_mut().filter(|_| workers.has_roles()) {
-        let counts = workers.by_role().iter().map(|(role, count)| (role.name().to_owned(), json!(count)));
+        let counts =
+            workers.by_role().iter().map(|(role, count)| (role.name().to_owned(), json!(count)));
         row.insert("roles".to_owned(), serde_json::Value::Object(counts.collect()));
     }
     // A report is an object of numbers: nothing in it can fail.
-    if let (Some(row), Ok(serde_json::Value::Object(report))) = (row.as_object_mut(), serde_json::to_value(report)) {
+    if let (Some(row), Ok(serde_json::Value::Object(report))) =
+        (row.as_object_mut(), serde_json::to_value(report))
+    {
         row.extend(report);
     }
     row

@@ -7,7 +7,8 @@ use chiasm_engine::state::StateDir;
 
 use crate::error::CliError;
 
-/// The state folder: the one that was asked for, else the user's. `None`, with a warning, where the user's can't be had.
+/// The state folder: the one that was asked for, else the user's. `None`, with a warning, where the
+/// user's can't be had.
 ///
 /// # Errors
 /// The folder that was asked for can't be used.
@@ -35,7 +36,9 @@ pub(crate) fn required(asked: Option<&Path>) -> Result<StateDir, CliError> {
 /// The user has none.
 pub(crate) fn path(asked: Option<&Path>) -> Result<PathBuf, CliError> {
     let path = asked.map(Path::to_owned).or_else(of_user);
-    path.ok_or_else(|| CliError::Usage("there is no state folder; give one with --state-dir".to_owned()))
+    path.ok_or_else(|| {
+        CliError::Usage("there is no state folder; give one with --state-dir".to_owned())
+    })
 }
 
 /// The place that the XDG base directory specification has for it.

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-/// The program that `--vllm` names. A bare name is first looked for beside this program, where pip puts both of one environment, so that
-/// the two fit together without a PATH that says so; else it stays bare and is looked for in the PATH.
+/// The program that `--vllm` names. A bare name is first looked for beside this program, where pip
+/// puts both of one environment, so that the two fit together without a PATH that says so; else it
+/// stays bare and is looked for in the PATH.
 pub(crate) fn locate(given: &Path) -> PathBuf {
     std::env::current_exe().map_or_else(|_| given.to_owned(), |own| beside(&own, given))
 }

@@ -1,8 +1,10 @@
-//! The flags for vLLM, given after `--`, that change what an image becomes, or how a conversation is written.
+//! The flags for vLLM, given after `--`, that change what an image becomes, or how a conversation
+//! is written.
 //!
-//! vLLM's own frontend would heed them, but here Chiasm does both: it does as they say or refuses to start.
-//! They are read as vLLM 0.32 reads them (`FlexibleArgumentParser` in `utils/argparse_utils.py`): `_` for `-`,
-//! `--flag=value`, `--flag.key value` for a part of an object, and abbreviations.
+//! vLLM's own frontend would heed them, but here Chiasm does both: it does as they say or refuses
+//! to start. They are read as vLLM 0.32 reads them (`FlexibleArgumentParser` in
+//! `utils/argparse_utils.py`): `_` for `-`, `--flag=value`, `--flag.key value` for a part of an
+//! object, and abbreviations.
 
 use std::path::Path;
 
@@ -13,7 +15,8 @@ use crate::error::CliError;
 
 /// Settings of the image processor for all requests.
 pub(crate) const PROCESSOR_KWARGS: &str = "--mm-processor-kwargs";
-/// How many media items of each kind a prompt may have. One that may have none of a kind is not taken into account.
+/// How many media items of each kind a prompt may have. One that may have none of a kind is not
+/// taken into account.
 const LIMIT: &str = "--limit-mm-per-prompt";
 /// None of any kind.
 const LANGUAGE_ONLY: &str = "--language-model-only";
@@ -37,8 +40,13 @@ const LOAD_FORMAT: &str = "--load-format";
 /// Which revision of a model on the hub.
 const REVISION: &str = "--revision";
 /// What LoRA adapters are to engines (`lora`).
-const LORA: [&str; 5] =
-    ["--max-loras", "--max-cpu-loras", "--max-lora-rank", "--enable-tower-connector-lora", "--default-mm-loras"];
+const LORA: [&str; 5] = [
+    "--max-loras",
+    "--max-cpu-loras",
+    "--max-lora-rank",
+    "--enable-tower-connector-lora",
+    "--default-mm-loras",
+];
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";
 
@@ -76,7 +84,8 @@ pub(crate) struct VllmFlags {
     language_only: bool,
     /// Whether the engine normalises the pixels of models that can be normalised there.
     pub(crate) normalize: bool,
-    /// Whether the model is run by code that is not vLLM's own of it, and takes other tensors: `--model-impl transformers`.
+    /// Whether the model is run by code that is not vLLM's own of it, and takes other tensors:
+    /// `--model-impl transformers`.
     pub(crate) foreign_model: bool,
     /// `auto` unless the flag is given.
     pub(crate) config_format: String,
@@ -94,10 +103,11 @@ impl VllmFlags {
     /// Reads the flags and, for vLLM's `--config`, makes sure that its file has none of them.
     ///
     /// # Errors
-    /// [`CliError::Usage`] names the flag that has no value, a wrong one or several, or asks for what is not supported;
-    /// [`CliError::File`] the configuration that can't be read.
+    /// [`CliError::Usage`] names the flag that has no value, a wrong one or several, or asks for
+    /// what is not supported; [`CliError::File`] the configuration that can't be read.
     pub(crate) fn read(args: &[String]) -> Result<Self, CliError> {
-        let (mut processor, mut media) = (JsonFlag::new(PROCESSOR_KWARGS), JsonFlag::new(MEDIA_IO_KWARGS));
+        let (mut processor, mut media) =
+            (JsonFlag::new(PROCESSOR_KWARGS), JsonFlag::new(MEDIA_IO_KWARGS));
         let mut limit = JsonFlag::new(LIMIT);
         let mut flags = Self::default();
         let mut args = args.iter();
@@ -109,8 +119,9 @@ impl VllmFlags {
             };
             if flag.name == CONFIG {
                 check_config(Path::new(value()?))?;
-            } else if let Some(json) =
-                [&mut processor, &mut media, &mut limit].into_iter().find(|json| flag.means(json.name))
+            } else if let Some(json) = [&mut processor, &mut media, &mut limit]
+                .into_iter()
+                .find(|json| flag.means(json.name))
             {
                 json.add(flag.path, value()?)?;
             } else if flag.name != "--model" && flag.means(MODEL_IMPL) {
@@ -174,7 +185,8 @@ pub(crate) struct Spelled<'a> {
 
 impl<'a> Spelled<'a> {
     pub(crate) fn read(arg: &'a str) -> Option<Self> {
-        let (flag, value) = arg.split_once('=').map_or((arg, None), |(flag, value)| (flag, Some(value)));
+        let (flag, value) =
+            arg.split_once('=').map_or((arg, None), |(flag, value)| (flag, Some(value)));
         let (name, path) = flag.split_once('.').unwrap_or((flag, ""));
         arg.starts_with("--").then(|| Self { name: name.replace('_', "-"), path, value })
     }
@@ -185,7 +197,8 @@ impl<'a> Spelled<'a> {
     }
 }
 
-/// Whether a name is this flag or could be short for it. Where it could be short for others too, vLLM refuses it.
+/// Whether a name is this flag or could be short for it. Where it could be short for others too,
+/// vLLM refuses it.
 fn is_short_for(name: &str, flag: &str) -> bool {
     name.len() > "--m".len() && flag.starts_with(name)
 }
@@ -205,7 +218,9 @@ impl JsonFlag {
     /// Adds a value. vLLM drops one of two; here that is an error.
     fn add(&mut self, path: &str, text: &str) -> Result<(), CliError> {
         let name = self.name;
-        let twice = || CliError::Usage(format!("{name} after -- is given twice: give it once, or key by key"));
+        let twice = || {
+            CliError::Usage(format!("{name} after -- is given twice: give it once, or key by key"))
+        };
         if self.is_whole || (path.is_empty() && !self.object.is_empty()) {
             return Err(twice());
         }
@@ -213,8 +228,9 @@ impl JsonFlag {
             self.object = match text {
                 // Python's words for nothing.
                 "" | "None" | "null" => Map::new(),
-                _ => serde_json::from_str(text)
-                    .map_err(|error| CliError::Usage(format!("{name} after -- is no JSON object: {error}")))?,
+                _ => serde_json::from_str(text).map_err(|error| {
+                    CliError::Usage(format!("{name} after -- is no JSON object: {error}"))
+                })?,
             };
             self.is_whole = true;
             return Ok(());
@@ -236,15 +252,20 @@ fn insert(object: &mut Map<String, Value>, path: &str, value: Value) -> bool {
 
 /// Takes what changes no image: vLLM's defaults, and settings for media that are refused anyway.
 fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
-    let refused = |problem: &str| Err(CliError::Usage(format!("{MEDIA_IO_KWARGS} after --: {problem}")));
+    let refused =
+        |problem: &str| Err(CliError::Usage(format!("{MEDIA_IO_KWARGS} after --: {problem}")));
     for (modality, settings) in kwargs {
         match (modality.as_str(), settings) {
             ("audio" | "video", _) => {}
             ("image", Value::Object(settings)) => {
                 // Defaults of `ImageMediaIO` in vLLM's `multimodal/media/image.py`.
-                let defaults = [("image_mode", json!("RGB")), ("rgba_background_color", json!([255, 255, 255]))];
-                let is_default =
-                    |(key, value): &(&String, &Value)| defaults.iter().any(|(k, v)| k == key && v == *value);
+                let defaults = [
+                    ("image_mode", json!("RGB")),
+                    ("rgba_background_color", json!([255, 255, 255])),
+                ];
+                let is_default = |(key, value): &(&String, &Value)| {
+                    defaults.iter().any(|(k, v)| k == key && v == *value)
+                };
                 if let Some((key, value)) = settings.iter().find(|setting| !is_default(setting)) {
                     return refused(&format!(
                         "image.{key} as {value} is not supported: images are read as RGB, what is transparent on white"
@@ -252,14 +273,18 @@ fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
                 }
             }
             ("image", _) => return refused("image must be an object"),
-            _ => return refused(&format!("{modality:?} is not supported, only image, audio and video")),
+            _ => {
+                return refused(&format!(
+                    "{modality:?} is not supported, only image, audio and video"
+                ));
+            }
         }
     }
     Ok(())
 }
 
-/// Refuses a file for `--config` in which one of the flags seems to be a key. Its YAML is not understood here, so a
-/// word that only looks like one is refused too.
+/// Refuses a file for `--config` in which one of the flags seems to be a key. Its YAML is not
+/// understood here, so a word that only looks like one is refused too.
 fn check_config(path: &Path) -> Result<(), CliError> {
     let text = std::fs::read_to_string(path).map_err(|error| CliError::file(path, error))?;
     let is_word = |char: char| char.is_alphanumeric() || char == '-' || char == '_';
@@ -268,10 +293,16 @@ fn check_config(path: &Path) -> Result<(), CliError> {
         let key = key.rsplit(|char| !is_word(char)).next().unwrap_or_default();
         let name = format!("--{}", key.replace('_', "-"));
         let flags = [PROCESSOR_KWARGS, MEDIA_IO_KWARGS, NORMALIZE, NO_NORMALIZE];
-        let whole = [MODEL_IMPL, CONFIG_FORMAT, TOKENIZER_MODE].iter().chain(&LORA).copied().find(|flag| name == *flag);
+        let whole = [MODEL_IMPL, CONFIG_FORMAT, TOKENIZER_MODE]
+            .iter()
+            .chain(&LORA)
+            .copied()
+            .find(|flag| name == *flag);
         if let Some(flag) = flags.into_iter().find(|flag| is_short_for(&name, flag)).or(whole) {
             let path = path.display();
-            return Err(CliError::Usage(format!("{key} in {path} is not read by Chiasm: give {flag} after --")));
+            return Err(CliError::Usage(format!(
+                "{key} in {path} is not read by Chiasm: give {flag} after --"
+            )));
         }
     }
     Ok(())

@@ -20,16 +20,21 @@ const OF_MEDIA_MODELS: [&str; 3] = ["audio_config", "thinker_config", "vision_co
 /// Words in the names of settings that such models have, though others may have them too.
 const MEDIA_WORDS: [&str; 7] = ["audio", "image", "img", "mm_", "speech", "video", "vision"];
 
-/// Who makes the images of a model. One that is run by other code than vLLM's own of it takes other tensors than Chiasm makes.
+/// Who makes the images of a model. One that is run by other code than vLLM's own of it takes other
+/// tensors than Chiasm makes.
 ///
 /// # Errors
 /// [`CliError::Usage`] if such a model is to have them made by Chiasm.
 pub(crate) fn native_images(args: &ServeArgs, flags: &VllmFlags) -> Result<NativeImages, CliError> {
     let foreign = [
         (flags.foreign_model, "leave out --model-impl after --"),
-        (is_read_as_mistrals(flags, args), "give --config-format hf after --, or engines read Mistral's own files"),
+        (
+            is_read_as_mistrals(flags, args),
+            "give --config-format hf after --, or engines read Mistral's own files",
+        ),
     ];
-    let way_out = foreign.into_iter().find_map(|(is_foreign, way_out)| is_foreign.then_some(way_out));
+    let way_out =
+        foreign.into_iter().find_map(|(is_foreign, way_out)| is_foreign.then_some(way_out));
     match (args.processor.processor, way_out) {
         (ProcessorChoice::Native, Some(way_out)) => Err(CliError::Usage(format!(
             "--processor native makes tensors for vLLM's own model classes of the formats of transformers: {way_out}"
@@ -40,8 +45,8 @@ pub(crate) fn native_images(args: &ServeArgs, flags: &VllmFlags) -> Result<Nativ
     }
 }
 
-/// Whether vLLM takes the model from Mistral's files, and runs other classes with other tensors (`get_config`,
-/// `transformers_utils/config.py`). Many models come in both formats.
+/// Whether vLLM takes the model from Mistral's files, and runs other classes with other tensors
+/// (`get_config`, `transformers_utils/config.py`). Many models come in both formats.
 fn is_read_as_mistrals(flags: &VllmFlags, args: &ServeArgs) -> bool {
     match flags.config_format.as_str() {
         "auto" => has_mistrals_weights(args) && args.model.join("params.json").is_file(),
@@ -49,13 +54,16 @@ fn is_read_as_mistrals(flags: &VllmFlags, args: &ServeArgs) -> bool {
     }
 }
 
-/// Whether vLLM writes conversations by code for certain, as far as flags and files tell (`resolve_tokenizer_args`,
-/// `tokenizers/registry.py`). It does for some architectures without a chat template, too.
+/// Whether vLLM writes conversations by code for certain, as far as flags and files tell
+/// (`resolve_tokenizer_args`, `tokenizers/registry.py`). It does for some architectures without a
+/// chat template, too.
 fn writes_by_code(flags: &VllmFlags, args: &ServeArgs) -> bool {
     match flags.tokenizer_mode.as_str() {
         "auto" => {
             has_mistrals_weights(args)
-                && has_file(args, |name| name == "tekken.json" || name.starts_with("tokenizer.model.v"))
+                && has_file(args, |name| {
+                    name == "tekken.json" || name.starts_with("tokenizer.model.v")
+                })
         }
         mode => mode != "hf",
     }
@@ -65,14 +73,16 @@ fn has_mistrals_weights(args: &ServeArgs) -> bool {
     has_file(args, |name| name.starts_with("consolidated") && name.ends_with(".safetensors"))
 }
 
-/// Whether the model has such a file in its uppermost folder. A model on the hub has its weights also where nobody needs them here.
+/// Whether the model has such a file in its uppermost folder. A model on the hub has its weights
+/// also where nobody needs them here.
 fn has_file(args: &ServeArgs, is_it: impl Fn(&str) -> bool) -> bool {
     let entries = std::fs::read_dir(&args.model).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| entry.file_name().to_str().is_some_and(&is_it))
         || args.hub_files.iter().any(|path| is_it(path))
 }
 
-/// Whether the model takes media that Chiasm does not make itself, for certain; and whether it seems so.
+/// Whether the model takes media that Chiasm does not make itself, for certain; and whether it
+/// seems so.
 fn needs_help(model: &ServedModel, dir: &Path) -> (bool, bool) {
     let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
     let config: Map<String, Value> = serde_json::from_slice(&config).unwrap_or_default();
@@ -83,7 +93,8 @@ fn needs_help(model: &ServedModel, dir: &Path) -> (bool, bool) {
 
 /// Whether requests may have media, if some process makes what Chiasm does not.
 pub(crate) fn takes_media(args: &ServeArgs, model: &ServedModel, has_help: bool) -> bool {
-    let seemingly = || needs_help(model, &args.model).1 || args.processor.processor == ProcessorChoice::Vllm;
+    let seemingly =
+        || needs_help(model, &args.model).1 || args.processor.processor == ProcessorChoice::Vllm;
     model.vision.is_some() || (has_help && seemingly())
 }
 
@@ -114,8 +125,7 @@ pub(crate) fn options(
     let python = match python_of(&args.engines.vllm) {
         Ok(python) => python,
         Err(error) if required => {
-            let message =
-                "Chiasm has no code of its own for this model's media or conversations, and needs vLLM's processor";
+            let message = "Chiasm has no code of its own for this model's media or conversations, and needs vLLM's processor";
             return Err(CliError::Usage(format!("{message}: {error} (--vllm)")));
         }
         Err(error) => {
@@ -124,8 +134,9 @@ pub(crate) fn options(
         }
     };
     let others = of.processor_vllm.iter().map(|vllm| python_of(vllm));
-    let other_pythons =
-        others.collect::<Result<_, _>>().map_err(|error| CliError::Usage(format!("{error} (--processor-vllm)")))?;
+    let other_pythons = others
+        .collect::<Result<_, _>>()
+        .map_err(|error| CliError::Usage(format!("{error} (--processor-vllm)")))?;
     let children = of.processors.map_or_else(default_children, |count| count as usize);
     Ok(Some(HelperOptions {
         processor: ProcessorOptions {
@@ -151,9 +162,10 @@ pub(crate) fn options(
         at_start: required || seemingly || may_write_conversations,
         may_write_conversations,
         trust_request_kwargs: of.trust_request_mm_kwargs,
-        concurrent_videos: of
-            .max_concurrent_videos
-            .map_or_else(|| default_videos(children, free_memory(), of.processor_item_bytes), |count| count as usize),
+        concurrent_videos: of.max_concurrent_videos.map_or_else(
+            || default_videos(children, free_memory(), of.processor_item_bytes),
+            |count| count as usize,
+        ),
     }))
 }
 
@@ -162,7 +174,8 @@ fn default_children() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1)
 }
 
-/// A video is its file and its tensors, which are bounded, and its frames, which take no more than they.
+/// A video is its file and its tensors, which are bounded, and its frames, which take no more than
+/// they.
 fn default_videos(children: usize, free: Option<u64>, item_bytes: u64) -> usize {
     let have_room = free.map_or(u64::MAX, |free| free / 2 / item_bytes.saturating_mul(2).max(1));
     children.min(usize::try_from(have_room).unwrap_or(usize::MAX)).max(1)

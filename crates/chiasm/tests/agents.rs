@@ -34,7 +34,8 @@ fn ask(text: &str, tokens: u32) -> Value {
 
 /// What a frontend knows of all its workers.
 async fn workers(server: &Server) -> Vec<Value> {
-    let response = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
+    let response =
+        server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
     crate::support::json(response).await["workers"].as_array().expect("a list").clone()
 }
 
@@ -42,7 +43,8 @@ async fn workers(server: &Server) -> Vec<Value> {
 async fn the_ten_scenarios_are_answered_as_by_local_engines() {
     let model = demo_model().display().to_string();
     let local = Server::start(
-        &[&[&*model, "--served-model-name", "m", "--allow-private-media", "--sim", "4"], &FAST[..]].concat(),
+        &[&[&*model, "--served-model-name", "m", "--allow-private-media", "--sim", "4"], &FAST[..]]
+            .concat(),
     );
     local.wait_ready(4, SOON).await;
     let expected = scenario_run::play_all(&local, "m", BLOCK, 64).await;
@@ -54,7 +56,8 @@ async fn the_ten_scenarios_are_answered_as_by_local_engines() {
     let found = scenario_run::play_all(&server, "m", BLOCK, 64).await;
     assert_eq!(found, expected);
     let ways = |way: &str| format!("chiasm_mm_transfer_total{{mode=\"{way}\"}}");
-    let (cached, shared) = (server.metric(&ways("cached")).await, server.metric(&ways("shm")).await);
+    let (cached, shared) =
+        (server.metric(&ways("cached")).await, server.metric(&ways("shm")).await);
     assert!(cached > 0.0 && shared > 0.0, "{cached} {shared}");
     assert_eq!(server.metric(&ways("inline")).await, 0.0);
     // Agents that fetch by themselves.
@@ -77,11 +80,13 @@ async fn several_frontends_know_the_same_and_a_new_one_knows_it_at_once() {
     assert!(told.header("x-chiasm-overlap").starts_with("0/"));
     let second = cluster.serve(&agents, &[]);
     second.wait_ready(2, SOON).await;
-    let is_exact = async || workers(&second).await.iter().all(|worker| worker["knowledge"] == "exact");
+    let is_exact =
+        async || workers(&second).await.iter().all(|worker| worker["knowledge"] == "exact");
     wait_for("exact knowledge", SOON, is_exact).await;
     for server in [&second, &first] {
         let again = server.chat(&ask(&long, 2)).await;
-        let (overlap, total) = (again.header("x-chiasm-overlap"), again.ok()["usage"]["prompt_tokens"].clone());
+        let (overlap, total) =
+            (again.header("x-chiasm-overlap"), again.ok()["usage"]["prompt_tokens"].clone());
         let blocks = total.as_u64().expect("a count") / BLOCK;
         assert_eq!(overlap, format!("{blocks}/{blocks}"));
         assert_eq!(
@@ -93,8 +98,11 @@ async fn several_frontends_know_the_same_and_a_new_one_knows_it_at_once() {
     let other = format!("{long} and more of it, so that there are new blocks: {long}");
     second.chat(&ask(&other, 2)).await.ok();
     let known = async |server: &Server| -> Vec<u64> {
-        let mut known: Vec<_> =
-            workers(server).await.iter().filter_map(|worker| worker["known_blocks"].as_u64()).collect();
+        let mut known: Vec<_> = workers(server)
+            .await
+            .iter()
+            .filter_map(|worker| worker["known_blocks"].as_u64())
+            .collect();
         known.sort_unstable();
         known
     };
@@ -110,7 +118,8 @@ async fn frontends_know_of_each_others_requests() {
     one.wait_ready(2, SOON).await;
     other.wait_ready(2, SOON).await;
     let requests = async |server: &Server| -> Vec<u64> {
-        let mut all: Vec<_> = workers(server).await.iter().filter_map(|worker| worker["requests"].as_u64()).collect();
+        let mut all: Vec<_> =
+            workers(server).await.iter().filter_map(|worker| worker["requests"].as_u64()).collect();
         all.sort_unstable();
         all
     };
@@ -118,7 +127,8 @@ async fn frontends_know_of_each_others_requests() {
     body["stream"] = json!(true);
     let stream = one.open("/v1/chat/completions", &body).await;
     let worker = stream.headers()["x-chiasm-worker"].clone();
-    wait_for("the request of the other frontend", SOON, async || requests(&other).await == [0, 1]).await;
+    wait_for("the request of the other frontend", SOON, async || requests(&other).await == [0, 1])
+        .await;
     // A frontend that comes now is told of it, too.
     let late = cluster.serve(&agents, &[]);
     late.wait_ready(2, SOON).await;
@@ -135,7 +145,8 @@ async fn frontends_know_of_each_others_requests() {
 #[tokio::test]
 async fn choices_are_streamed_and_ended_one_by_one() {
     let cluster = Cluster::new();
-    let agents = [cluster.agent(1, &["--sim", "1", "--sim-answer", "abc stop def stop ghi stop jkl"])];
+    let agents =
+        [cluster.agent(1, &["--sim", "1", "--sim-answer", "abc stop def stop ghi stop jkl"])];
     let server = cluster.serve(&agents, &[]);
     server.wait_ready(1, SOON).await;
     let mut body = ask("hello", 200);
@@ -145,10 +156,14 @@ async fn choices_are_streamed_and_ended_one_by_one() {
     body["top_logprobs"] = json!(2);
     let answer = server.chat(&body).await.ok();
     for choice in answer["choices"].as_array().expect("a list") {
-        assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("stop"), &json!("abc ")));
+        assert_eq!(
+            (&choice["finish_reason"], &choice["message"]["content"]),
+            (&json!("stop"), &json!("abc "))
+        );
         assert!(!choice["logprobs"]["content"].as_array().expect("a list").is_empty());
     }
-    let is_idle = async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 0);
+    let is_idle =
+        async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 0);
     wait_for("end of all continuations", SOON, is_idle).await;
     body["stream"] = json!(true);
     assert!(server.chat(&body).await.chunks().len() > 6);

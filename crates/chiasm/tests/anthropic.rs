@@ -1,4 +1,5 @@
-//! Anthropic's Messages API over HTTP before a simulated engine. `anthropic_client.py` has the same with Anthropic's own package.
+//! Anthropic's Messages API over HTTP before a simulated engine. `anthropic_client.py` has the same
+//! with Anthropic's own package.
 
 use std::time::Duration;
 
@@ -38,7 +39,10 @@ fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.text);
     event_grammar::messages(&answer.text);
     let event = |text: &str| {
-        let (name, data) = text.strip_prefix("event: ").and_then(|text| text.split_once("\ndata: ")).expect("an event");
+        let (name, data) = text
+            .strip_prefix("event: ")
+            .and_then(|text| text.split_once("\ndata: "))
+            .expect("an event");
         let body: Value = serde_json::from_str(data).expect("JSON");
         assert_eq!(body["type"], name);
         body
@@ -59,17 +63,22 @@ fn refused(answer: &Answer, status: u16) -> (String, String) {
 /// A model that thinks between its calls, and one that ends within its second call.
 #[tokio::test]
 async fn every_api_keeps_the_order_of_the_model() {
-    let call = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>";
+    let call =
+        "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>";
     let half = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Ro";
     let thought = "<think>hm</think>";
     let flags = ["--tool-call-parser", "glm45", "--reasoning-parser", "glm45", "--sim-answer"];
-    for (answer, has_ended) in
-        [(format!("{thought}{call}{thought}{call}"), true), (format!("{thought}{call}{half}"), false)]
-    {
+    for (answer, has_ended) in [
+        (format!("{thought}{call}{thought}{call}"), true),
+        (format!("{thought}{call}{half}"), false),
+    ] {
         let server = serve(&[&flags[..], &[&answer]].concat()).await;
         let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
-        let fields = json!({"max_tokens": 500, "tools": [{"name": "look", "input_schema": schema}]});
-        let whole = event_grammar::whole_message(&server.post(MESSAGES, &ask("Go.", fields.clone())).await.ok());
+        let fields =
+            json!({"max_tokens": 500, "tools": [{"name": "look", "input_schema": schema}]});
+        let whole = event_grammar::whole_message(
+            &server.post(MESSAGES, &ask("Go.", fields.clone())).await.ok(),
+        );
         let mut streamed = ask("Go.", fields);
         streamed["stream"] = json!(true);
         let message = event_grammar::messages(&server.post(MESSAGES, &streamed).await.text);
@@ -89,14 +98,18 @@ async fn every_api_keeps_the_order_of_the_model() {
             "model": "m", "input": "Go.", "max_output_tokens": 500,
             "tools": [{"type": "function", "name": "look", "parameters": schema}],
         });
-        let whole = event_grammar::whole_response(&server.post("/v1/responses", &request).await.ok());
+        let whole =
+            event_grammar::whole_response(&server.post("/v1/responses", &request).await.ok());
         request["stream"] = json!(true);
         let response = event_grammar::responses(&server.post("/v1/responses", &request).await.text);
         assert_eq!(response, whole);
 
         let ends = [&chat, &message, &response].map(|said| said.end.as_deref());
-        let expected =
-            if has_ended { ["tool_calls", "tool_use", "completed"] } else { ["stop", "end_turn", "incomplete"] };
+        let expected = if has_ended {
+            ["tool_calls", "tool_use", "completed"]
+        } else {
+            ["stop", "end_turn", "incomplete"]
+        };
         assert_eq!(ends, expected.map(Some));
         let kinds = |said: &Said| {
             let kind = |piece: &Piece| match piece {
@@ -106,8 +119,11 @@ async fn every_api_keeps_the_order_of_the_model() {
             };
             said.pieces.iter().map(kind).collect::<Vec<_>>()
         };
-        let expected: &[&str] =
-            if has_ended { &["reasoning", "call", "reasoning", "call"] } else { &["reasoning", "call", "call"] };
+        let expected: &[&str] = if has_ended {
+            &["reasoning", "call", "reasoning", "call"]
+        } else {
+            &["reasoning", "call", "call"]
+        };
         for said in [&chat, &message, &response] {
             assert_eq!(kinds(said), expected);
         }
@@ -130,36 +146,48 @@ async fn thinking_budget_is_taken_by_a_model_that_does_not_think() {
 async fn a_stream_says_the_same_as_a_whole_answer() {
     let server = serve(&[]).await;
     // Another salt: nothing is cached, so the simulated engine says the same.
-    let whole = server.post(MESSAGES, &ask("Tell a short story.", json!({"cache_salt": "a"}))).await.ok();
+    let whole =
+        server.post(MESSAGES, &ask("Tell a short story.", json!({"cache_salt": "a"}))).await.ok();
     assert_eq!(
         (&whole["type"], &whole["role"], &whole["model"]),
         (&json!("message"), &json!("assistant"), &json!("m"))
     );
     assert!(whole["id"].as_str().is_some_and(|id| id.starts_with("msg_")), "{whole}");
-    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("end_turn"), &Value::Null));
+    assert_eq!(
+        (&whole["stop_reason"], &whole["stop_sequence"]),
+        (&json!("end_turn"), &Value::Null)
+    );
     assert_eq!(whole["content"].as_array().expect("blocks").len(), 1);
 
     let streamed = ask("Tell a short story.", json!({"cache_salt": "b", "stream": true}));
     let events = events(&server.post(MESSAGES, &streamed).await);
-    let names: Vec<_> = events.iter().map(|event| event["type"].as_str().expect("a name")).collect();
+    let names: Vec<_> =
+        events.iter().map(|event| event["type"].as_str().expect("a name")).collect();
     assert_eq!(names[..2], ["message_start", "content_block_start"]);
     assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
     let text: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
     assert_eq!(text, whole["content"][0]["text"].as_str().expect("text"));
     let last = &events[events.len() - 2];
-    assert_eq!((&last["usage"], &last["delta"]["stop_reason"]), (&whole["usage"], &whole["stop_reason"]));
+    assert_eq!(
+        (&last["usage"], &last["delta"]["stop_reason"]),
+        (&whole["usage"], &whole["stop_reason"])
+    );
     let begun = &events[0]["message"];
     assert_eq!(begun["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
     assert_eq!((&begun["usage"]["output_tokens"], &begun["content"]), (&json!(0), &json!([])));
 
-    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"messages\",status=\"200\"}").await, 2.0);
+    assert_eq!(
+        server.metric("chiasm_requests_total{endpoint=\"messages\",status=\"200\"}").await,
+        2.0
+    );
     assert!(server.logged_line("stream_end=\"finished\"").contains("endpoint=\"messages\""));
 }
 
 #[tokio::test]
 async fn images_are_seen_and_counted() {
     let server = serve(&[]).await;
-    let source = json!({"type": "base64", "media_type": "image/jpeg", "data": STANDARD.encode(DAWN.jpeg)});
+    let source =
+        json!({"type": "base64", "media_type": "image/jpeg", "data": STANDARD.encode(DAWN.jpeg)});
     let messages = json!([
         {"role": "user", "content": "Look."},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "camera", "input": {"zoom": 2}}]},
@@ -168,26 +196,30 @@ async fn images_are_seen_and_counted() {
             {"type": "text", "text": "What is in this picture?"},
         ]},
     ]);
-    let tools =
-        json!([{"name": "camera", "input_schema": {"type": "object", "properties": {"zoom": {"type": "number"}}}}]);
+    let tools = json!([{"name": "camera", "input_schema": {"type": "object", "properties": {"zoom": {"type": "number"}}}}]);
     let fields = json!({"messages": messages, "tools": tools, "tool_choice": {"type": "none"}, "system": "Be brief."});
     let counted = server.post(COUNT_TOKENS, &body(fields.clone())).await.ok();
     let mut asked = body(fields);
     asked["max_tokens"] = json!(64);
     let answer = server.post(MESSAGES, &asked).await;
     assert_eq!(answer.header("x-chiasm-worker"), "worker_0");
-    let (headers_are_there, answer) = (answer.headers.contains_key("x-chiasm-overlap"), answer.ok());
+    let (headers_are_there, answer) =
+        (answer.headers.contains_key("x-chiasm-overlap"), answer.ok());
     assert!(headers_are_there);
     let text = answer["content"][0]["text"].as_str().expect("text");
     assert!(text.starts_with("1 image 280x224 (80 tokens, "), "{text}");
     let usage = |field: &str| answer["usage"][field].as_u64().expect("a count");
-    let prompt = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"].map(usage);
+    let prompt =
+        ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"].map(usage);
     assert_eq!(counted, json!({"input_tokens": prompt.iter().sum::<u64>()}));
     // The rest of the last block is nobody's to find.
     assert!(prompt[0] < 16 && prompt[2] > 80, "{answer}");
     let again = server.post(MESSAGES, &asked).await.ok();
     assert!(again["usage"]["cache_read_input_tokens"].as_u64() > Some(80), "{again}");
-    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"count_tokens\",status=\"200\"}").await, 1.0);
+    assert_eq!(
+        server.metric("chiasm_requests_total{endpoint=\"count_tokens\",status=\"200\"}").await,
+        1.0
+    );
 }
 
 #[tokio::test]
@@ -197,7 +229,8 @@ async fn a_later_system_message_goes_where_the_template_takes_it() {
         {"role": "system", "content": [{"type": "text", "text": "Two."}]}, {"role": "user", "content": "z"},
     ]);
     let later = json!({"messages": messages, "system": "Zero."});
-    let first = json!({"messages": [messages[1], messages[2], messages[4]], "system": "Zero.One.Two."});
+    let first =
+        json!({"messages": [messages[1], messages[2], messages[4]], "system": "Zero.One.Two."});
     let head = "{% for m in messages %}";
     let guard = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}";
     let tail = "<{{ m.role }}>{{ m.content }}{% endfor %}";
@@ -205,7 +238,9 @@ async fn a_later_system_message_goes_where_the_template_takes_it() {
     for template in [format!("{head}{guard}{tail}"), format!("{head}{tail}")] {
         let server = serve(&["--chat-template", &template]).await;
         let count = async |fields: &Value| {
-            server.post(COUNT_TOKENS, &body(fields.clone())).await.ok()["input_tokens"].as_u64().expect("a count")
+            server.post(COUNT_TOKENS, &body(fields.clone())).await.ok()["input_tokens"]
+                .as_u64()
+                .expect("a count")
         };
         let mut asked = body(later.clone());
         asked["max_tokens"] = json!(4);
@@ -220,11 +255,17 @@ async fn a_later_system_message_goes_where_the_template_takes_it() {
 async fn answers_end_where_they_are_told_to() {
     let server = serve(&[]).await;
     let stopped = server.post(MESSAGES, &ask("x", json!({"stop_sequences": [" of "]}))).await.ok();
-    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(" of ")));
+    assert_eq!(
+        (&stopped["stop_reason"], &stopped["stop_sequence"]),
+        (&json!("stop_sequence"), &json!(" of "))
+    );
     let short = server.post(MESSAGES, &ask("x", json!({"max_tokens": 2, "stream": true}))).await;
     let events = events(&short);
     let last = &events[events.len() - 2];
-    assert_eq!((&last["delta"]["stop_reason"], &last["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(2)));
+    assert_eq!(
+        (&last["delta"]["stop_reason"], &last["usage"]["output_tokens"]),
+        (&json!("max_tokens"), &json!(2))
+    );
 }
 
 #[tokio::test]
@@ -232,12 +273,17 @@ async fn errors_are_anthropics_and_name_the_field() {
     let server = serve(&["--api-key", "secret"]).await;
     let with_key = async |header: &str, key: &str, body: &Value| {
         let request = server.client.post(format!("{}{MESSAGES}", server.url)).header(header, key);
-        let request = request.header("content-type", "application/json").header("anthropic-version", "2023-06-01");
+        let request = request
+            .header("content-type", "application/json")
+            .header("anthropic-version", "2023-06-01");
         Answer::of(request.body(body.to_string()).send().await.expect("an answer")).await
     };
     let (kind, _) = refused(&server.post(MESSAGES, &ask("x", json!({}))).await, 401);
     assert_eq!(kind, "authentication_error");
-    assert_eq!(refused(&with_key("x-api-key", "wrong", &ask("x", json!({}))).await, 401).0, "authentication_error");
+    assert_eq!(
+        refused(&with_key("x-api-key", "wrong", &ask("x", json!({}))).await, 401).0,
+        "authentication_error"
+    );
     with_key("authorization", "Bearer secret", &ask("x", json!({}))).await.ok();
     let ask_with_key = async |body: &Value| with_key("x-api-key", "secret", body).await;
     ask_with_key(&ask("x", json!({}))).await.ok();
@@ -266,5 +312,8 @@ async fn errors_are_anthropics_and_name_the_field() {
     let answer = Answer::of(get.send().await.expect("an answer")).await;
     assert_eq!(refused(&answer, 405).0, "invalid_request_error");
     assert_eq!(answer.headers["content-length"], answer.text.len().to_string().as_str());
-    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"messages\",status=\"400\"}").await, 4.0);
+    assert_eq!(
+        server.metric("chiasm_requests_total{endpoint=\"messages\",status=\"400\"}").await,
+        4.0
+    );
 }

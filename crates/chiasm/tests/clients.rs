@@ -1,7 +1,9 @@
-//! Clients that other people use against a server: each finds its words, usage, reasons and calls where it looks for them, and what
-//! it breaks off ends in the engine. `cargo xtask test` provides the packages.
+//! Clients that other people use against a server: each finds its words, usage, reasons and calls
+//! where it looks for them, and what it breaks off ends in the engine. `cargo xtask test` provides
+//! the packages.
 //!
-//! The engines are simulated: they say what they saw, which tells whether all of a request arrived, or what they are told to.
+//! The engines are simulated: they say what they saw, which tells whether all of a request arrived,
+//! or what they are told to.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -14,7 +16,8 @@ use crate::support::{Server, demo_model, free_port, wait_for};
 
 const SOON: Duration = Duration::from_secs(20);
 /// A call in the format that the servers are told to read.
-const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
+const CALL: &str =
+    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
 /// An answer that begins with reasoning, in the format that `qwen3` reads.
 const THOUGHT: &str = "<think>Let me see.</think>\nIt is fine.";
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/images/dawn.jpg");
@@ -25,8 +28,9 @@ fn variable(name: &str) -> String {
 
 async fn serve(flags: &[&str]) -> Server {
     let model = demo_model().display().to_string();
-    let server =
-        Server::start(&[&[&model, "--served-model-name", "m", "--tool-call-parser", "hermes"], flags].concat());
+    let server = Server::start(
+        &[&[&model, "--served-model-name", "m", "--tool-call-parser", "hermes"], flags].concat(),
+    );
     server.wait_ready(1, SOON).await;
     server
 }
@@ -55,9 +59,16 @@ async fn run(program: &str, script: &str, args: &[&str]) {
     let mut command = Command::new(program);
     command.arg(format!("{}/tests/clients/{script}", env!("CARGO_MANIFEST_DIR"))).args(args);
     // Nothing is asked of the network, which for LiteLLM would be its list of prices.
-    command.envs([("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("HF_HUB_OFFLINE", "1"), ("LANGSMITH_TRACING", "false")]);
-    let output = tokio::task::spawn_blocking(move || command.output().expect("it starts")).await.expect("no panic");
-    let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    command.envs([
+        ("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+        ("HF_HUB_OFFLINE", "1"),
+        ("LANGSMITH_TRACING", "false"),
+    ]);
+    let output = tokio::task::spawn_blocking(move || command.output().expect("it starts"))
+        .await
+        .expect("no panic");
+    let told =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     assert!(output.status.success(), "{script}: {}", told.concat());
 }
 
@@ -75,7 +86,8 @@ async fn clients_find_what_they_look_for() {
     let sees = serve(&["--sim", "1", "--sim-speedup", "1000"]).await;
     let (calls, _calling) = serve_text(CALL).await;
     let (says_json, _saying) = serve_text(r#"{"city": "Paris"}"#).await;
-    let [of_sees, of_calls, of_json] = [&sees, &calls, &says_json].map(|server| format!("{}/v1", server.url));
+    let [of_sees, of_calls, of_json] =
+        [&sees, &calls, &says_json].map(|server| format!("{}/v1", server.url));
     let python = variable("CHIASM_TEST_CLIENTS_PYTHON");
     run(&python, "langchain_client.py", &[&of_sees, &of_calls, &of_json, PICTURE]).await;
     run(&python, "litellm_client.py", &[&of_sees, &of_calls, PICTURE]).await;
@@ -83,7 +95,11 @@ async fn clients_find_what_they_look_for() {
     run(&node, "openai_npm.mjs", &[&packages, &of_sees, &of_calls, PICTURE]).await;
     for server in [&sees, &calls, &says_json] {
         nothing_is_left(server, "all clients").await;
-        assert_eq!(server.metric("chiasm_refusals_total").await, 0.0, "nothing that they sent was refused");
+        assert_eq!(
+            server.metric("chiasm_refusals_total").await,
+            0.0,
+            "nothing that they sent was refused"
+        );
         assert_eq!(server.metric("chiasm_stream_ends_total{how=\"left\"}").await, 0.0);
     }
 }
@@ -94,7 +110,8 @@ async fn answers_fit_the_models_of_official_sdks() {
     let says = serve(&["--sim", "1", "--sim-speedup", "1000"]).await;
     let (calls, _calling) = serve_text(CALL).await;
     let (thinks, _thinking) = serve_text_with(THOUGHT, &["--reasoning-parser", "qwen3"]).await;
-    let [of_says, of_calls, of_thinks] = [&says, &calls, &thinks].map(|server| format!("{}/v1", server.url));
+    let [of_says, of_calls, of_thinks] =
+        [&says, &calls, &thinks].map(|server| format!("{}/v1", server.url));
     let python = variable("CHIASM_TEST_CLIENTS_PYTHON");
     run(&python, "conformance.py", &[&of_says, &of_calls, &of_thinks, PICTURE]).await;
 }
@@ -103,7 +120,8 @@ async fn answers_fit_the_models_of_official_sdks() {
 #[ignore = "needs packages of clients: `cargo xtask test` runs it"]
 async fn what_clients_break_off_ends_in_the_engine() {
     // An answer takes minutes, and the first token of one with a long prompt some seconds.
-    let server = serve(&["--sim", "1", "--sim-decode-rate", "30", "--sim-prefill-rate", "200"]).await;
+    let server =
+        serve(&["--sim", "1", "--sim-decode-rate", "30", "--sim-prefill-rate", "200"]).await;
     let url = format!("{}/v1", server.url);
     let packages = variable("CHIASM_TEST_NODE_PACKAGES");
     let clients = [
@@ -113,10 +131,15 @@ async fn what_clients_break_off_ends_in_the_engine() {
     for (number, (program, script, args)) in (1..).zip(clients) {
         run(&program, script, &args).await;
         nothing_is_left(&server, script).await;
-        // Each script leaves one stream in its midst, and times out over one that has not begun and over a whole answer.
+        // Each script leaves one stream in its midst, and times out over one that has not begun and
+        // over a whole answer.
         let left = f64::from(number);
         assert_eq!(server.metric("chiasm_stream_ends_total{how=\"left\"}").await, left, "{script}");
-        assert_eq!(server.metric("chiasm_stream_ends_total{how=\"finished\"}").await, 0.0, "{script}");
+        assert_eq!(
+            server.metric("chiasm_stream_ends_total{how=\"finished\"}").await,
+            0.0,
+            "{script}"
+        );
         assert_eq!(
             server.metric("chiasm_requests_total{endpoint=\"chat\",status=\"499\"}").await,
             2.0 * left,
@@ -134,6 +157,12 @@ async fn vllms_benchmark_measures() {
     server.wait_ready(1, SOON).await;
     run(&variable("CHIASM_TEST_PYTHON"), "vllm_bench.py", &[&server.url, &model]).await;
     nothing_is_left(&server, "vllm_bench.py").await;
-    assert_eq!(server.metric("chiasm_refusals_total").await, 0.0, "nothing that it sent was refused");
-    assert!(server.metric("chiasm_requests_total{endpoint=\"tokenize\",status=\"200\"}").await >= 1.0);
+    assert_eq!(
+        server.metric("chiasm_refusals_total").await,
+        0.0,
+        "nothing that it sent was refused"
+    );
+    assert!(
+        server.metric("chiasm_requests_total{endpoint=\"tokenize\",status=\"200\"}").await >= 1.0
+    );
 }

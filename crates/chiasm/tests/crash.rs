@@ -1,5 +1,6 @@
-//! kill -9 of frontends and engines at random moments under load, with simulated engines as processes of their own that
-//! check every slot they read. Engines go with their frontend or are taken over by the next one.
+//! kill -9 of frontends and engines at random moments under load, with simulated engines as
+//! processes of their own that check every slot they read. Engines go with their frontend or are
+//! taken over by the next one.
 
 use std::collections::HashMap;
 use std::process::Stdio;
@@ -44,7 +45,8 @@ struct Stand {
     /// What each frontend leaves for the next one.
     state: TempDir,
     taken_over: usize,
-    /// For each engine how many lines of the frontend's log tell of a ready engine once the last one that was started is.
+    /// For each engine how many lines of the frontend's log tell of a ready engine once the last
+    /// one that was started is.
     awaited: [usize; ENGINES],
 }
 
@@ -58,11 +60,21 @@ enum Engines {
 impl Stand {
     fn start() -> Self {
         let model = demo_model().display().to_string();
-        let addresses: Vec<_> = (0..ENGINES).map(|_| format!("tcp://127.0.0.1:{}", free_port())).collect();
+        let addresses: Vec<_> =
+            (0..ENGINES).map(|_| format!("tcp://127.0.0.1:{}", free_port())).collect();
         let state = tempfile::tempdir().expect("a folder");
         let frontend = frontend(&model, &addresses, &state);
         let engines = addresses.iter().map(|address| engine(&model, address)).collect();
-        Self { model, addresses, engines, frontend, ended: Vec::new(), state, taken_over: 0, awaited: [1; ENGINES] }
+        Self {
+            model,
+            addresses,
+            engines,
+            frontend,
+            ended: Vec::new(),
+            state,
+            taken_over: 0,
+            awaited: [1; ENGINES],
+        }
     }
 
     /// A simulated engine ends by itself when a slot was written to while it was lent.
@@ -83,7 +95,8 @@ impl Stand {
         self.frontend.lines_logged(&format!(" ready worker=worker_{index} "))
     }
 
-    /// Waits until the engines that now run are ready. Those that were killed count as ready until the frontend notices.
+    /// Waits until the engines that now run are ready. Those that were killed count as ready until
+    /// the frontend notices.
     async fn settle(&self) {
         let all = async || (0..ENGINES).all(|index| self.times_ready(index) >= self.awaited[index]);
         wait_for("word of the engines that were started", PATIENCE, all).await;
@@ -101,7 +114,8 @@ impl Stand {
         self.frontend = frontend(&self.model, &self.addresses, &self.state);
         self.awaited = [1; ENGINES];
         if engines == Engines::Restarted {
-            self.engines = self.addresses.iter().map(|address| engine(&self.model, address)).collect();
+            self.engines =
+                self.addresses.iter().map(|address| engine(&self.model, address)).collect();
         }
     }
 
@@ -123,17 +137,35 @@ const TAKEN_OVER: &str = "took over an engine";
 
 fn frontend(model: &str, addresses: &[String], state: &TempDir) -> Server {
     let (cache, arena, attach) = (gib(CACHED), gib(CACHED + 5), addresses.join(","));
-    let args = [model, "--served-model-name", "m", "--attach", &attach, "--receiver-cache-gb", &cache];
+    let args =
+        [model, "--served-model-name", "m", "--attach", &attach, "--receiver-cache-gb", &cache];
     let state = state.path().display().to_string();
-    let more = ["--mm-arena-gb", &arena, "--mm-transfer", "shm", "--state-dir", &state, "--drain-timeout", "0.2"];
+    let more = [
+        "--mm-arena-gb",
+        &arena,
+        "--mm-transfer",
+        "shm",
+        "--state-dir",
+        &state,
+        "--drain-timeout",
+        "0.2",
+    ];
     Server::start(&[&args[..], &more].concat())
 }
 
 fn engine(model: &str, address: &str) -> Process {
     let cache = gib(CACHED);
-    let args = ["sim-engine", "--handshake", address, "--model", model, "--receiver-cache-gb", &cache];
+    let args =
+        ["sim-engine", "--handshake", address, "--model", model, "--receiver-cache-gb", &cache];
     let fast = ["--sim-decode-rate", "2000", "--sim-image-ms", "2"];
-    Process(chiasm(&args).args(fast).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("an engine"))
+    Process(
+        chiasm(&args)
+            .args(fast)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("an engine"),
+    )
 }
 
 fn body(pictures: &[usize], salt: u64, stream: bool) -> Value {
@@ -154,12 +186,21 @@ struct Truth(HashMap<usize, String>);
 impl Truth {
     async fn learn() -> Self {
         let model = demo_model().display().to_string();
-        let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--mm-transfer", "off"]);
+        let server = Server::start(&[
+            &model,
+            "--served-model-name",
+            "m",
+            "--sim",
+            "1",
+            "--mm-transfer",
+            "off",
+        ]);
         server.wait_ready(1, PATIENCE).await;
         let mut words = HashMap::new();
         for index in 0..PICTURES.len() {
             let answer = server.chat(&body(&[index], 0, false)).await.ok();
-            let text = answer["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+            let text =
+                answer["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
             let seen = text.split(';').next().unwrap_or_default();
             words.insert(index, seen.strip_prefix("1 image ").expect("one image").to_owned());
         }
@@ -173,7 +214,12 @@ impl Truth {
     /// How the answer must begin, up to what was cached.
     fn of(&self, pictures: &[usize]) -> String {
         let each: Vec<_> = pictures.iter().map(|index| self.0[index].as_str()).collect();
-        format!("{} image{} {};", pictures.len(), if pictures.len() == 1 { "" } else { "s" }, each.join(", "))
+        format!(
+            "{} image{} {};",
+            pictures.len(),
+            if pictures.len() == 1 { "" } else { "s" },
+            each.join(", ")
+        )
     }
 }
 
@@ -185,18 +231,28 @@ struct Tally {
     frontend_kills: AtomicUsize,
 }
 
-/// Sends requests until told to stop. Every answer is right, a clear error, or cut off by the end of the frontend.
-async fn load(seed: u64, truth: Arc<Truth>, url: watch::Receiver<String>, stop: Arc<AtomicBool>, tally: Arc<Tally>) {
+/// Sends requests until told to stop. Every answer is right, a clear error, or cut off by the end
+/// of the frontend.
+async fn load(
+    seed: u64,
+    truth: Arc<Truth>,
+    url: watch::Receiver<String>,
+    stop: Arc<AtomicBool>,
+    tally: Arc<Tally>,
+) {
     let client = client();
     let mut random = SmallRng::seed_from_u64(seed);
     while !stop.load(Ordering::Relaxed) {
-        let pictures: Vec<usize> =
-            (0..random.random_range(1..=3)).map(|_| random.random_range(0..PICTURES.len())).collect();
+        let pictures: Vec<usize> = (0..random.random_range(1..=3))
+            .map(|_| random.random_range(0..PICTURES.len()))
+            .collect();
         let body = body(&pictures, random.random(), random.random());
-        // Before the address is read: one that was read first could be of a frontend whose kill is counted by then.
+        // Before the address is read: one that was read first could be of a frontend whose kill is
+        // counted by then.
         let before = tally.frontend_kills.load(Ordering::SeqCst);
         let to = format!("{}/v1/chat/completions", *url.borrow());
-        let request = client.post(to).header("content-type", "application/json").body(body.to_string());
+        let request =
+            client.post(to).header("content-type", "application/json").body(body.to_string());
         let answer = async {
             let response = request.send().await?;
             let status = response.status().as_u16();
@@ -211,7 +267,10 @@ async fn load(seed: u64, truth: Arc<Truth>, url: watch::Receiver<String>, stop: 
             }
             Err(error) => {
                 let after = tally.frontend_kills.load(Ordering::SeqCst);
-                assert!(after > before || after % 2 == 1, "no frontend was killed, and yet: {error}");
+                assert!(
+                    after > before || after % 2 == 1,
+                    "no frontend was killed, and yet: {error}"
+                );
                 tally.cut_off.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -223,7 +282,10 @@ fn check(status: u16, text: &str, stream: bool, expected: &str, tally: &Tally) {
     if status != 200 {
         assert!(matches!(status, 500 | 502 | 503), "{status}: {text}");
         let error: Value = serde_json::from_str(text).expect("an error in JSON");
-        assert!(error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{text}");
+        assert!(
+            error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()),
+            "{text}"
+        );
         tally.told.fetch_add(1, Ordering::Relaxed);
         return;
     }
@@ -234,16 +296,27 @@ fn check(status: u16, text: &str, stream: bool, expected: &str, tally: &Tally) {
         tally.right.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    let events: Vec<Value> =
-        text.split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
-    let said: String = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    let events: Vec<Value> = text
+        .split("\n\n")
+        .filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok())
+        .collect();
+    let said: String = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
+        .collect();
     let finished = events.iter().any(|event| event["choices"][0]["finish_reason"].is_string());
     match finished {
         true => assert!(said.starts_with(expected), "'{said}' is not '{expected}'"),
         // The engine died in the middle.
         false => {
-            assert!(said.starts_with(expected) || expected.starts_with(&said), "'{said}' is not of '{expected}'");
-            assert!(events.iter().any(|event| event["error"]["message"].is_string()), "no word of the error: {text}");
+            assert!(
+                said.starts_with(expected) || expected.starts_with(&said),
+                "'{said}' is not of '{expected}'"
+            );
+            assert!(
+                events.iter().any(|event| event["error"]["message"].is_string()),
+                "no word of the error: {text}"
+            );
         }
     }
     let counter = if finished { &tally.right } else { &tally.told };
@@ -259,12 +332,18 @@ async fn shows_pictures(frontend: &Server, truth: &Truth, salt: u64) {
     }
 }
 
-/// Leading blocks of a prompt that the frontend takes its engines to hold, once it knows all that they have told.
+/// Leading blocks of a prompt that the frontend takes its engines to hold, once it knows all that
+/// they have told.
 async fn known_blocks(frontend: &Server, prompt: &Value) -> u64 {
     let exact = async || {
-        let Ok(response) = frontend.client.get(format!("{}/workers", frontend.url)).send().await else { return false };
+        let Ok(response) = frontend.client.get(format!("{}/workers", frontend.url)).send().await
+        else {
+            return false;
+        };
         let workers: Value = crate::support::json(response).await;
-        workers["workers"].as_array().is_some_and(|all| all.iter().all(|worker| worker["knowledge"] == "exact"))
+        workers["workers"]
+            .as_array()
+            .is_some_and(|all| all.iter().all(|worker| worker["knowledge"] == "exact"))
     };
     wait_for("exact knowledge", PATIENCE, exact).await;
     let answer = frontend.chat(prompt).await;
@@ -284,12 +363,12 @@ async fn a_frontend_that_is_started_again_keeps_its_engines() {
     stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
     shows_pictures(&stand.frontend, &truth, 1).await;
     let words = "All that an engine has told is told again. ".repeat(20);
-    let prompt = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": words}]});
+    let prompt =
+        json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": words}]});
     assert_eq!(known_blocks(&stand.frontend, &prompt).await, 0);
     for signal in ["KILL", "TERM"] {
         // Answers that nobody will read to their ends.
-        let endless =
-            json!({"model": "m", "prompt": "x", "max_tokens": 8000, "ignore_eos": true, "stream": true, "n": 4});
+        let endless = json!({"model": "m", "prompt": "x", "max_tokens": 8000, "ignore_eos": true, "stream": true, "n": 4});
         let mut streams = Vec::new();
         for _ in 0..8 {
             let mut stream = stand.frontend.open("/v1/completions", &endless).await;
@@ -327,10 +406,19 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
     let (url, urls) = watch::channel(stand.frontend.url.clone());
     let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
     let mut clients: Vec<_> = (0..CLIENTS as u64)
-        .map(|client| tokio::spawn(load(seed ^ client, truth.clone(), urls.clone(), stop.clone(), tally.clone())))
+        .map(|client| {
+            tokio::spawn(load(
+                seed ^ client,
+                truth.clone(),
+                urls.clone(),
+                stop.clone(),
+                tally.clone(),
+            ))
+        })
         .collect();
 
-    // Engines whose frontend ends while they introduce themselves are lost to the next one, with real ones too.
+    // Engines whose frontend ends while they introduce themselves are lost to the next one, with
+    // real ones too.
     let mut settled = true;
     let kills = kills();
     for kill in 0..kills {
@@ -340,7 +428,10 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
             let stay = settled && random.random_ratio(2, 3);
             // Odd while there is none.
             tally.frontend_kills.fetch_add(1, Ordering::SeqCst);
-            stand.replace_frontend(signal, if stay { Engines::TakenOver } else { Engines::Restarted });
+            stand.replace_frontend(
+                signal,
+                if stay { Engines::TakenOver } else { Engines::Restarted },
+            );
             url.send_replace(stand.frontend.url.clone());
             tally.frontend_kills.fetch_add(1, Ordering::SeqCst);
         } else {
@@ -367,7 +458,8 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
     assert!(right > kills, "{right} right, {told} with an error, {cut_off} cut off");
     assert!(stand.taken_over > 0, "no frontend has taken over an engine");
 
-    // No slot is lost: what is in use is what the engines' caches hold, once they have been sent something else.
+    // No slot is lost: what is in use is what the engines' caches hold, once they have been sent
+    // something else.
     stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
     wait_for("slots to come back", PATIENCE, async || {
         let words = rand::random::<u64>().to_string();

@@ -6,11 +6,13 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, demo_model};
 
-const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ulm\"}}\n</tool_call>";
+const CALL: &str =
+    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ulm\"}}\n</tool_call>";
 
 async fn serve() -> Server {
     let model = demo_model().display().to_string();
-    let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-answer", CALL]);
+    let server =
+        Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-answer", CALL]);
     server.wait_ready(1, Duration::from_secs(20)).await;
     server
 }
@@ -21,7 +23,8 @@ fn parameters() -> Value {
 
 /// A conversation in which the model has called the tool and was told the result.
 fn conversation() -> Value {
-    let tool = json!({"type": "function", "function": {"name": "weather", "parameters": parameters()}});
+    let tool =
+        json!({"type": "function", "function": {"name": "weather", "parameters": parameters()}});
     let call = json!({"id": "c1", "type": "function",
         "function": {"name": "weather", "arguments": "{\"city\": \"Ulm\"}"}});
     json!({"model": "m", "tools": [tool], "messages": [
@@ -36,7 +39,10 @@ async fn demo_model_calls_tools_over_every_api() {
     let server = serve().await;
     let chat = server.chat(&conversation()).await.ok();
     let call = &chat["choices"][0]["message"]["tool_calls"][0]["function"];
-    assert_eq!((&call["name"], &call["arguments"]), (&json!("weather"), &json!("{\"city\": \"Ulm\"}")));
+    assert_eq!(
+        (&call["name"], &call["arguments"]),
+        (&json!("weather"), &json!("{\"city\": \"Ulm\"}"))
+    );
     assert_eq!(chat["choices"][0]["finish_reason"], "tool_calls");
 
     let body = json!({"model": "m", "input": "x",

@@ -1,7 +1,8 @@
 //! Dynamo's own mockers as workers, found in a real etcd: what a frontend makes of them.
 //!
-//! `CHIASM_TEST_DYNAMO` names a Python that has Dynamo 1.6.1, `CHIASM_TEST_ETCD` an etcd. With `CHIASM_TEST_PYTHON`, which has vLLM, and
-//! `CHIASM_TEST_MODELS` tensors are compared with those of vLLM's own processor.
+//! `CHIASM_TEST_DYNAMO` names a Python that has Dynamo 1.6.1, `CHIASM_TEST_ETCD` an etcd. With
+//! `CHIASM_TEST_PYTHON`, which has vLLM, and `CHIASM_TEST_MODELS` tensors are compared with those
+//! of vLLM's own processor.
 
 mod failures;
 mod folder;
@@ -29,23 +30,31 @@ fn ask(text: &str, tokens: u32) -> Value {
 
 /// A frontend before whatever is named there.
 fn frontend(etcd: &Etcd, more: &[&str]) -> Server {
-    let (model, url) = (demo_model().display().to_string(), format!("dynamo+etcd://{}/{NAMESPACE}", etcd.server()));
+    let (model, url) = (
+        demo_model().display().to_string(),
+        format!("dynamo+etcd://{}/{NAMESPACE}", etcd.server()),
+    );
     let args = [&model, "--served-model-name", "m", "--upstream", &url];
     Server::start(&[&args, more].concat())
 }
 
 /// What a frontend knows of all its workers.
 async fn workers(server: &Server) -> Vec<Value> {
-    let response = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
+    let response =
+        server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
     crate::support::json(response).await["workers"].as_array().expect("a list").clone()
 }
 
 /// What each worker is known to hold, once that is exact for all of them.
 async fn known_exactly(server: &Server) -> Vec<u64> {
-    let is_exact = async || workers(server).await.iter().all(|worker| worker["knowledge"] == "exact");
+    let is_exact =
+        async || workers(server).await.iter().all(|worker| worker["knowledge"] == "exact");
     wait_for("exact knowledge", SOON, is_exact).await;
-    let mut known: Vec<u64> =
-        workers(server).await.iter().map(|worker| worker["known_blocks"].as_u64().expect("a number")).collect();
+    let mut known: Vec<u64> = workers(server)
+        .await
+        .iter()
+        .map(|worker| worker["known_blocks"].as_u64().expect("a number"))
+        .collect();
     known.sort_unstable();
     known
 }
@@ -53,7 +62,8 @@ async fn known_exactly(server: &Server) -> Vec<u64> {
 /// Blocks of a prompt that were predicted, and all of them.
 fn overlap(answer: &Answer) -> (u64, u64) {
     let told = answer.header("x-chiasm-overlap");
-    let blocks = told.split_once('/').and_then(|(some, all)| Some((some.parse().ok()?, all.parse().ok()?)));
+    let blocks =
+        told.split_once('/').and_then(|(some, all)| Some((some.parse().ok()?, all.parse().ok()?)));
     blocks.expect("X/Y")
 }
 
@@ -70,17 +80,23 @@ async fn what_is_predicted_is_what_workers_count_and_a_new_frontend_knows_it_at_
 
     let second = frontend(&etcd, &[]);
     second.wait_ready(2, SOON).await;
-    wait_for("what the first one knows", SOON, async || known_exactly(&second).await == known_exactly(&server).await)
-        .await;
+    wait_for("what the first one knows", SOON, async || {
+        known_exactly(&second).await == known_exactly(&server).await
+    })
+    .await;
     let known = known_exactly(&second).await;
     assert!(known.iter().sum::<u64>() > 100, "{known:?}");
-    let long = "A prompt that the first frontend sent and the second one finds, word by word. ".repeat(20);
+    let long =
+        "A prompt that the first frontend sent and the second one finds, word by word. ".repeat(20);
     let new = overlap(&server.chat(&ask(&long, 4)).await).1;
     let in_all = known.iter().sum::<u64>() + new;
-    wait_for("what the other one sent", SOON, async || known_exactly(&second).await.iter().sum::<u64>() >= in_all)
-        .await;
+    wait_for("what the other one sent", SOON, async || {
+        known_exactly(&second).await.iter().sum::<u64>() >= in_all
+    })
+    .await;
     let answer = second.chat(&ask(&long, 4)).await;
-    let cached = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+    let cached =
+        answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
     assert_eq!((overlap(&answer), cached), ((new, new), BLOCK * new));
 }
 
@@ -106,11 +122,13 @@ async fn what_a_worker_can_t_be_asked_for_is_refused_by_its_name() {
     }
     let picture = base64::engine::general_purpose::STANDARD.encode(DAWN.jpeg);
     let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/jpeg;base64,{picture}")}});
-    let body = json!({"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": [image]}]});
+    let body =
+        json!({"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": [image]}]});
     assert_eq!(server.chat(&body).await.refused(400), "messages");
     // A mocker takes images and does not make more tokens of them, which is noticed.
     let url = format!("dynamo+etcd://{}/{NAMESPACE},images", etcd.server());
-    let (model, flags) = (demo_model().display().to_string(), ["--served-model-name", "m", "--upstream", &url]);
+    let (model, flags) =
+        (demo_model().display().to_string(), ["--served-model-name", "m", "--upstream", &url]);
     let with_images = Server::start(&[&[model.as_str()], &flags[..]].concat());
     with_images.wait_ready(1, SOON).await;
     with_images.chat(&body).await.ok();

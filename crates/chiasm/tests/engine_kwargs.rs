@@ -12,7 +12,8 @@ const SOON: Duration = Duration::from_secs(20);
 /// The demo's model makes 80 tokens of an image of 280x224, and 20 within this area.
 const FEW_PIXELS: &str = r#"{"max_pixels": 16000}"#;
 
-/// The arguments of a server before one simulated engine, `extra` among them and `flags` after the two dashes.
+/// The arguments of a server before one simulated engine, `extra` among them and `flags` after the
+/// two dashes.
 fn arguments<'a>(model: &'a str, extra: &[&'a str], flags: &[&'a str]) -> Vec<&'a str> {
     let own = ["--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000", "--port", "0"];
     [&[model], &own[..], extra, &["--"], flags].concat()
@@ -64,10 +65,26 @@ async fn a_request_wins_and_what_it_asks_for_anyway_is_the_same_image() {
 fn what_cannot_be_honoured_ends_the_start_by_name() {
     let model = demo_model().display().to_string();
     for (extra, flags, expected) in [
-        (&[][..], &["--mm-processor-kwargs", r#"{"fps": 2}"#][..], "--mm-processor-kwargs: mm_processor_kwargs.fps is"),
-        (&[], &["--mm-processor-kwargs.max_pixels", "1k"], "mm_processor_kwargs.max_pixels must be an integer"),
-        (&["--mm-processor-kwargs", r#"{"min_pixels": 0}"#], &[], "mm_processor_kwargs.min_pixels must be"),
-        (&["--mm-processor-kwargs", FEW_PIXELS], &["--mm-processor-kwargs", FEW_PIXELS], "before and after --"),
+        (
+            &[][..],
+            &["--mm-processor-kwargs", r#"{"fps": 2}"#][..],
+            "--mm-processor-kwargs: mm_processor_kwargs.fps is",
+        ),
+        (
+            &[],
+            &["--mm-processor-kwargs.max_pixels", "1k"],
+            "mm_processor_kwargs.max_pixels must be an integer",
+        ),
+        (
+            &["--mm-processor-kwargs", r#"{"min_pixels": 0}"#],
+            &[],
+            "mm_processor_kwargs.min_pixels must be",
+        ),
+        (
+            &["--mm-processor-kwargs", FEW_PIXELS],
+            &["--mm-processor-kwargs", FEW_PIXELS],
+            "before and after --",
+        ),
         (&["--mm-processor-kwargs", "7"], &[], "expected a JSON object"),
         (
             &[],
@@ -76,8 +93,12 @@ fn what_cannot_be_honoured_ends_the_start_by_name() {
         ),
         (&[], &["--config", "/does/not/exist.yaml"], "/does/not/exist.yaml"),
     ] {
-        let output = chiasm(&["serve"]).args(arguments(&model, extra, flags)).output().expect("it runs");
+        let output =
+            chiasm(&["serve"]).args(arguments(&model, extra, flags)).output().expect("it runs");
         let error = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && error.contains(expected), "{extra:?} {flags:?}: {error}");
+        assert!(
+            !output.status.success() && error.contains(expected),
+            "{extra:?} {flags:?}: {error}"
+        );
     }
 }

@@ -20,7 +20,8 @@ const SOON: Duration = Duration::from_secs(20);
 
 async fn serve(extra: &[&str]) -> Server {
     let model = demo_model().display().to_string();
-    let mut args = vec![model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"];
+    let mut args =
+        vec![model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"];
     args.extend(extra);
     let server = Server::start(&args);
     server.wait_ready(1, SOON).await;
@@ -36,8 +37,12 @@ fn jpeg(width: usize, height: usize, sample: impl Fn(usize) -> u8) -> Vec<u8> {
 /// A progressive JPEG of one colour with so many scans, all but the first few of them the same.
 fn bomb(width: usize, height: usize, scans: usize) -> Vec<u8> {
     let pixels = vec![128; 3 * width * height];
-    let file = Encoder::new(&pixels, width, height, PixelFormat::Rgb).progressive(true).encode().expect("a JPEG");
-    let starts: Vec<_> = file.windows(2).enumerate().filter(|(_, pair)| *pair == [0xff, 0xda]).collect();
+    let file = Encoder::new(&pixels, width, height, PixelFormat::Rgb)
+        .progressive(true)
+        .encode()
+        .expect("a JPEG");
+    let starts: Vec<_> =
+        file.windows(2).enumerate().filter(|(_, pair)| *pair == [0xff, 0xda]).collect();
     let (last, _) = *starts.last().expect("a scan");
     let (head, scan) = file[..file.len() - 2].split_at(last);
     [head, &scan.repeat(scans + 1 - starts.len()), &[0xff, 0xd9]].concat()
@@ -51,7 +56,8 @@ struct Picture {
 
 impl Picture {
     fn new(mut file: Vec<u8>) -> Self {
-        // What follows the end of a JPEG file is nobody's business; so much that base64 can be appended to.
+        // What follows the end of a JPEG file is nobody's business; so much that base64 can be
+        // appended to.
         file.resize(file.len().next_multiple_of(3), 0);
         Self { base64: STANDARD.encode(file), next: AtomicU64::default() }
     }
@@ -84,14 +90,20 @@ async fn a_small_image_does_not_wait_for_large_ones() {
     let (url, body) = (format!("{}/v1/chat/completions", server.url), images(&all).to_string());
     let heavy = client().post(url).header("content-type", "application/json").body(body).send();
     let heavy = tokio::spawn(heavy);
-    wait_for("large images", SOON, async || server.metric("chiasm_cpu_queued_jobs{lane=\"heavy\"}").await >= 1.0).await;
+    wait_for("large images", SOON, async || {
+        server.metric("chiasm_cpu_queued_jobs{lane=\"heavy\"}").await >= 1.0
+    })
+    .await;
     for _ in 0..20 {
         server.chat(&images(&[small.data_uri()])).await.ok();
     }
     assert!(!heavy.is_finished(), "the small images came after the large ones");
     // Nobody waits for them any more.
     heavy.abort();
-    wait_for("empty queue", SOON, async || server.metric("chiasm_cpu_queued_jobs{lane=\"heavy\"}").await == 0.0).await;
+    wait_for("empty queue", SOON, async || {
+        server.metric("chiasm_cpu_queued_jobs{lane=\"heavy\"}").await == 0.0
+    })
+    .await;
     assert_eq!(server.metric("chiasm_media_decoded_total").await, 20.0);
 }
 
@@ -126,7 +138,8 @@ enum Mix {
     ManyMessages,
 }
 
-const MIXES: [Mix; 5] = [Mix::LargeBodies, Mix::NestedJson, Mix::LargeImages, Mix::ProgressiveBombs, Mix::ManyMessages];
+const MIXES: [Mix; 5] =
+    [Mix::LargeBodies, Mix::NestedJson, Mix::LargeImages, Mix::ProgressiveBombs, Mix::ManyMessages];
 
 impl Mix {
     fn bodies(self) -> Bodies {
@@ -138,8 +151,12 @@ impl Mix {
             let picture = Picture::new(file);
             let uris: Vec<_> = (0..count).map(|_| picture.data_uri()).collect();
             let body = images(&uris).to_string().into_bytes();
-            let places: Vec<_> =
-                body.windows(2).enumerate().filter(|(_, end)| end == b"\"}").map(|(end, _)| end - 8).collect();
+            let places: Vec<_> = body
+                .windows(2)
+                .enumerate()
+                .filter(|(_, end)| end == b"\"}")
+                .map(|(end, _)| end - 8)
+                .collect();
             assert_eq!(places.len(), count);
             // Made without effort, which would be taken from the server's cores.
             Box::new(move || {
@@ -151,7 +168,9 @@ impl Mix {
             })
         };
         match self {
-            Self::LargeBodies => always(text(&"What is the weather like? ".repeat(1_200_000)).to_string()),
+            Self::LargeBodies => {
+                always(text(&"What is the weather like? ".repeat(1_200_000)).to_string())
+            }
             Self::NestedJson => {
                 let nest = "[".repeat(100) + &"]".repeat(100);
                 let nests = vec![nest; 10_000].join(",");
@@ -163,13 +182,17 @@ impl Mix {
             Self::ProgressiveBombs => pictures(2, bomb(4000, 4000, 100)),
             Self::ManyMessages => {
                 let message = "{\"role\": \"user\", \"content\": \"x\"}";
-                always(format!("{{\"model\": \"m\", \"messages\": [{}]}}", vec![message; 1_000_000].join(",")))
+                always(format!(
+                    "{{\"model\": \"m\", \"messages\": [{}]}}",
+                    vec![message; 1_000_000].join(",")
+                ))
             }
         }
     }
 }
 
-/// Clients that send one mix until this is stopped. They share the server's cores, so they give way to whatever else runs.
+/// Clients that send one mix until this is stopped. They share the server's cores, so they give way
+/// to whatever else runs.
 struct HeavyClients {
     stop: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
@@ -178,8 +201,8 @@ struct HeavyClients {
 
 const HEAVY_CLIENTS: usize = 4;
 
-/// What is answered to this body. It is sent in small pieces: while the operating system copies a large one, on some machines no
-/// other thread can have the core.
+/// What is answered to this body. It is sent in small pieces: while the operating system copies a
+/// large one, on some machines no other thread can have the core.
 async fn ask(address: &str, body: &[u8]) -> String {
     let mut answer = String::new();
     let mut asked = async || {
@@ -203,13 +226,15 @@ async fn ask(address: &str, body: &[u8]) -> String {
 impl HeavyClients {
     fn start(mix: Mix, server: &Server) -> Self {
         let (stop, answers) = (Arc::new(AtomicBool::default()), Arc::new(AtomicU64::default()));
-        let (stopped, answered, address) = (stop.clone(), answers.clone(), server.url["http://".len()..].to_owned());
+        let (stopped, answered, address) =
+            (stop.clone(), answers.clone(), server.url["http://".len()..].to_owned());
         let bodies = mix.bodies();
         let send_all = async move {
             let send = async || {
                 while !stopped.load(Ordering::Relaxed) {
                     let answer = ask(&address, &bodies()).await;
-                    answered.fetch_add(u64::from(answer.starts_with("HTTP/1.1 ")), Ordering::Relaxed);
+                    answered
+                        .fetch_add(u64::from(answer.starts_with("HTTP/1.1 ")), Ordering::Relaxed);
                 }
             };
             futures_util::future::join_all((0..HEAVY_CLIENTS).map(|_| send())).await;
@@ -217,7 +242,10 @@ impl HeavyClients {
         let thread = std::thread::spawn(move || {
             #[cfg(target_os = "linux")]
             rustix::process::nice(19).expect("nicer");
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             runtime.block_on(send_all);
         });
         Self { stop, answers, thread }
@@ -259,9 +287,11 @@ impl Times {
 #[ignore = "takes minutes, and its times mean something on a quiet machine only"]
 async fn a_light_client_is_served_beside_every_heavy_mix() {
     const MOST: u32 = 4;
-    let (model, handshake) = (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+    let (model, handshake) =
+        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
     // An engine of its own: its steps wait for nothing that the frontend does.
-    let engine = ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000"];
+    let engine =
+        ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000"];
     let _engine = Process(chiasm(&engine).stderr(Stdio::null()).spawn().expect("an engine"));
     let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &handshake]);
     server.wait_ready(1, SOON).await;
@@ -277,7 +307,8 @@ async fn a_light_client_is_served_beside_every_heavy_mix() {
         let alone = [text_times().await, image_times().await];
         let heavy = HeavyClients::start(mix, &server);
         // By then all of its clients have one under way.
-        wait_for("heavy answer", 3 * SOON, async || heavy.answers.load(Ordering::Relaxed) > 0).await;
+        wait_for("heavy answer", 3 * SOON, async || heavy.answers.load(Ordering::Relaxed) > 0)
+            .await;
         let beside = [text_times().await, image_times().await];
         let answers = heavy.stop();
         for ((light, alone), beside) in ["text", "image"].into_iter().zip(&alone).zip(&beside) {

@@ -1,4 +1,5 @@
-//! Requests that no sane client sends: each gets an answer, none a server error, and the engine lives on.
+//! Requests that no sane client sends: each gets an answer, none a server error, and the engine
+//! lives on.
 
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -103,8 +104,17 @@ fn disturb(value: &mut Value, rng: &mut SmallRng) {
 #[tokio::test]
 async fn odd_requests_are_answered_and_leave_the_engine_unharmed() {
     let model = demo_model().display().to_string();
-    let args =
-        [model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000", "--media-timeout", "1"];
+    let args = [
+        model.as_str(),
+        "--served-model-name",
+        "m",
+        "--sim",
+        "1",
+        "--sim-speedup",
+        "1000",
+        "--media-timeout",
+        "1",
+    ];
     let server = Server::start(&args);
     server.wait_ready(1, Duration::from_secs(20)).await;
     server.chat(&valid()).await.ok();
@@ -117,7 +127,12 @@ async fn odd_requests_are_answered_and_leave_the_engine_unharmed() {
         }
         let answer = server.chat(&body).await;
         let shown = || body.to_string().chars().take(3000).collect::<String>();
-        assert!(answer.status < 500 || answer.status == 502, "seed {seed}: {} for {}", answer.text, shown());
+        assert!(
+            answer.status < 500 || answer.status == 502,
+            "seed {seed}: {} for {}",
+            answer.text,
+            shown()
+        );
         match answer.status {
             200 => accepted += 1,
             status => drop(answer.refused(status)),
@@ -144,8 +159,17 @@ fn is_closed(mut connection: &std::net::TcpStream) -> bool {
 #[tokio::test]
 async fn connections_that_say_nothing_do_not_keep_others_out() {
     let model = demo_model().display().to_string();
-    let args =
-        [model.as_str(), "--served-model-name", "m", "--sim", "1", "--max-connections", "2", "--head-timeout", "1"];
+    let args = [
+        model.as_str(),
+        "--served-model-name",
+        "m",
+        "--sim",
+        "1",
+        "--max-connections",
+        "2",
+        "--head-timeout",
+        "1",
+    ];
     let server = Server::start(&args);
     let address = server.url.trim_start_matches("http://");
     let connect = async || TcpStream::connect(address).await.expect("a connection");
@@ -156,28 +180,46 @@ async fn connections_that_say_nothing_do_not_keep_others_out() {
     // The third has to wait until one of them is to be closed.
     let begun = Instant::now();
     let mut third = connect().await;
-    third.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.expect("sent");
+    third
+        .write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .await
+        .expect("sent");
     let mut answer = String::new();
     third.read_to_string(&mut answer).await.expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(begun.elapsed() >= Duration::from_millis(500), "it did not wait");
     for connection in [&silent, &slow] {
-        crate::support::wait_for("end of the connection", Duration::from_secs(20), async || is_closed(connection))
-            .await;
+        crate::support::wait_for("end of the connection", Duration::from_secs(20), async || {
+            is_closed(connection)
+        })
+        .await;
     }
     // Only HTTP/1.1 is spoken.
     let mut http2 = connect().await;
     http2.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("sent");
     let mut answer = Vec::new();
     http2.read_to_end(&mut answer).await.expect("closed");
-    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{}", String::from_utf8_lossy(&answer));
+    assert!(
+        answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
 }
 
 #[tokio::test]
 async fn a_small_request_does_not_make_an_answer_that_takes_all_memory() {
     let model = demo_model().display().to_string();
-    let room = ["--max-bytes-in-flight", "67108864", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
-    let server = Server::start(&[&[model.as_str(), "--sim", "1", "--sim-speedup", "1000"], &room[..]].concat());
+    let room = [
+        "--max-bytes-in-flight",
+        "67108864",
+        "--media-cache-bytes",
+        "0",
+        "--processed-cache-bytes",
+        "0",
+    ];
+    let server = Server::start(
+        &[&[model.as_str(), "--sim", "1", "--sim-speedup", "1000"], &room[..]].concat(),
+    );
     server.wait_ready(1, Duration::from_secs(20)).await;
     let asked = |choices: u64| json!({"prompt": ["a", "b"], "n": choices, "max_tokens": 60, "ignore_eos": true, "logprobs": 20});
     server.post("/v1/completions", &asked(128)).await.refused(413);
@@ -189,8 +231,14 @@ async fn a_small_request_does_not_make_an_answer_that_takes_all_memory() {
     let named = |words: usize| json!({"prompt": " a".repeat(words), "return_token_strs": true});
     server.post("/tokenize", &named(2 << 20)).await.refused(413);
     server.post("/tokenize", &named(1 << 16)).await.ok();
-    assert_eq!(server.post("/detokenize", &json!({"tokens": vec![1; (1 << 20) + 1]})).await.refused(400), "tokens");
+    assert_eq!(
+        server.post("/detokenize", &json!({"tokens": vec![1; (1 << 20) + 1]})).await.refused(400),
+        "tokens"
+    );
     // Each is given back once its client has it.
     let patience = Duration::from_secs(20);
-    crate::support::wait_for("memory", patience, async || server.metric("chiasm_held_bytes").await == 0.0).await;
+    crate::support::wait_for("memory", patience, async || {
+        server.metric("chiasm_held_bytes").await == 0.0
+    })
+    .await;
 }

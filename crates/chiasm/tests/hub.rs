@@ -65,7 +65,11 @@ impl Hub {
     /// What `chiasm serve` says before it ends with an error.
     fn refused(&self, args: &[&str], variables: &[(&str, &str)]) -> String {
         let mut command = chiasm(&["serve"]);
-        command.args(args).args(["--sim", "1", "--port", "0"]).envs(self.variables()).envs(variables.iter().copied());
+        command
+            .args(args)
+            .args(["--sim", "1", "--port", "0"])
+            .envs(self.variables())
+            .envs(variables.iter().copied());
         let output = command.output().expect("chiasm runs");
         assert!(!output.status.success());
         String::from_utf8(output.stderr).expect("text")
@@ -79,15 +83,22 @@ async fn describe(
     *model.asked.lock().expect("not poisoned") += 1;
     match (format!("{owner}/{name}").as_str(), revision.as_str()) {
         (ID, "main" | "v1") => {}
-        (ID, _) => return (StatusCode::NOT_FOUND, [("x-error-code", "RevisionNotFound")]).into_response(),
-        ("owner/gated", _) => return (StatusCode::UNAUTHORIZED, [("x-error-code", "GatedRepo")]).into_response(),
+        (ID, _) => {
+            return (StatusCode::NOT_FOUND, [("x-error-code", "RevisionNotFound")]).into_response();
+        }
+        ("owner/gated", _) => {
+            return (StatusCode::UNAUTHORIZED, [("x-error-code", "GatedRepo")]).into_response();
+        }
         _ => return (StatusCode::UNAUTHORIZED, [("x-error-code", "RepoNotFound")]).into_response(),
     }
     let siblings: Vec<_> = model.files.keys().map(|path| json!({"rfilename": path})).collect();
     json!({"sha": COMMIT, "siblings": siblings}).to_string().into_response()
 }
 
-async fn resolve(State(model): State<Arc<Files>>, Path((commit, path)): Path<(String, String)>) -> Response {
+async fn resolve(
+    State(model): State<Arc<Files>>,
+    Path((commit, path)): Path<(String, String)>,
+) -> Response {
     *model.asked.lock().expect("not poisoned") += 1;
     assert_eq!(commit, COMMIT);
     let etag = format!("\"etag-of-{path}\"");
@@ -100,16 +111,24 @@ async fn a_model_is_served_by_its_id() {
     let args = [ID, "--sim", "1", "--sim-speedup", "1000"];
     let server = Server::start_with(&args, &hub.variables());
     server.wait_ready(1, SOON).await;
-    let answer =
-        server.chat(&json!({"model": ID, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8})).await.ok();
+    let answer = server
+        .chat(
+            &json!({"model": ID, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}),
+        )
+        .await
+        .ok();
     assert_eq!(answer["model"], ID);
     assert!(hub.snapshot().join("tokenizer.json").is_file());
-    assert!(!hub.snapshot().join("model.safetensors").exists(), "simulated engines need no weights");
+    assert!(
+        !hub.snapshot().join("model.safetensors").exists(),
+        "simulated engines need no weights"
+    );
     assert!(server.logged("the model is in the hub's cache").contains(COMMIT));
     drop(server);
 
     let asked = hub.asked();
-    let variables = [hub.variables(), vec![("HF_HUB_OFFLINE", "1"), ("CHIASM_REVISION", "main")]].concat();
+    let variables =
+        [hub.variables(), vec![("HF_HUB_OFFLINE", "1"), ("CHIASM_REVISION", "main")]].concat();
     let server = Server::start_with(&args, &variables);
     server.wait_ready(1, SOON).await;
     assert_eq!(hub.asked(), asked, "offline");
@@ -119,13 +138,25 @@ async fn a_model_is_served_by_its_id() {
 async fn engines_are_given_the_snapshot_with_the_weights() {
     let hub = Hub::start().await;
     let (vllm, said) = (hub.home.path().join("vllm"), hub.home.path().join("said"));
-    fs::write(&vllm, format!("#!/bin/sh\necho \"$2\" > {0}.new && mv {0}.new {0}\nexec sleep 60\n", said.display()))
-        .expect("a script");
+    fs::write(
+        &vllm,
+        format!(
+            "#!/bin/sh\necho \"$2\" > {0}.new && mv {0}.new {0}\nexec sleep 60\n",
+            said.display()
+        ),
+    )
+    .expect("a script");
     fs::set_permissions(&vllm, fs::Permissions::from_mode(0o755)).expect("a script");
     let vllm = vllm.to_str().expect("text");
-    let _server = Server::start_with(&[ID, "--vllm", vllm, "--engines", "1", "--revision", "v1"], &hub.variables());
+    let _server = Server::start_with(
+        &[ID, "--vllm", vllm, "--engines", "1", "--revision", "v1"],
+        &hub.variables(),
+    );
     wait_for("engine", SOON, async || said.exists()).await;
-    assert_eq!(fs::read_to_string(&said).expect("a path").trim(), hub.snapshot().to_str().expect("text"));
+    assert_eq!(
+        fs::read_to_string(&said).expect("a path").trim(),
+        hub.snapshot().to_str().expect("text")
+    );
     assert_eq!(
         fs::read(hub.snapshot().join("model.safetensors")).expect("weights"),
         hub.model.files["model.safetensors"]
@@ -145,7 +176,10 @@ async fn what_can_not_be_had_is_told() {
         (&["./typo"], &[], "no directory"),
     ] {
         let text = hub.refused(args, variables);
-        assert!(text.contains("error: ") && text.contains(told) && !text.contains("secret"), "{args:?}: {text}");
+        assert!(
+            text.contains("error: ") && text.contains(told) && !text.contains("secret"),
+            "{args:?}: {text}"
+        );
     }
     assert!(!hub.snapshot().exists());
 }

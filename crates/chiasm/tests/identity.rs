@@ -10,7 +10,8 @@ const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/model");
 const SOON: Duration = Duration::from_secs(20);
 
 async fn serve() -> Server {
-    let server = Server::start(&[MODEL, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
+    let server =
+        Server::start(&[MODEL, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
     server.wait_ready(1, SOON).await;
     server
 }
@@ -20,9 +21,11 @@ fn ask(stream: bool) -> Value {
 }
 
 async fn post(server: &Server, headers: &[(&str, &str)], body: &Value) -> Answer {
-    let request = server.client.post(format!("{}/v1/chat/completions", server.url)).body(body.to_string());
+    let request =
+        server.client.post(format!("{}/v1/chat/completions", server.url)).body(body.to_string());
     let request = request.header("content-type", "application/json");
-    let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    let request =
+        headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
     Answer::of(request.send().await.expect("an answer")).await
 }
 
@@ -44,7 +47,9 @@ async fn a_clients_id_comes_back_names_the_answer_and_stands_in_the_log() {
         assert_eq!(body["id"], format!("chatcmpl-{id}"));
         let line = finished(&server, &id).await;
         assert!(line.contains("[ROUTING] best: worker_0 with 0/"), "{line}");
-        for field in ["endpoint=\"chat\"", "status=200", "completion_tokens=5", "ttft_ms=", "total_ms="] {
+        for field in
+            ["endpoint=\"chat\"", "status=200", "completion_tokens=5", "ttft_ms=", "total_ms="]
+        {
             assert!(line.contains(field), "{field} in {line}");
         }
         assert!(line.contains(&format!("streamed={stream}")), "{line}");
@@ -66,11 +71,14 @@ async fn an_id_that_is_not_safe_is_replaced_and_every_answer_has_one() {
     assert_eq!((refused.status, refused.header("x-request-id")), (400, "wrong-1".to_owned()));
     let line = finished(&server, "wrong-1").await;
     assert!(
-        line.contains("not routed") && line.contains("status=400") && line.contains("error=\"'messages'"),
+        line.contains("not routed")
+            && line.contains("status=400")
+            && line.contains("error=\"'messages'"),
         "{line}"
     );
     for path in ["/health", "/nowhere"] {
-        let answer = server.client.get(format!("{}{path}", server.url)).send().await.expect("an answer");
+        let answer =
+            server.client.get(format!("{}{path}", server.url)).send().await.expect("an answer");
         assert!(answer.headers().contains_key("x-request-id"), "{path}");
     }
 }
@@ -79,7 +87,10 @@ async fn an_id_that_is_not_safe_is_replaced_and_every_answer_has_one() {
 async fn a_trace_is_named_in_the_log_and_media_are_counted() {
     use base64::Engine as _;
     let server = serve().await;
-    let url = format!("data:image/jpeg;base64,{}", base64::engine::general_purpose::STANDARD.encode(DAWN.jpeg));
+    let url = format!(
+        "data:image/jpeg;base64,{}",
+        base64::engine::general_purpose::STANDARD.encode(DAWN.jpeg)
+    );
     let content = json!([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is it?"}]);
     let mut body = ask(false);
     body["messages"][0]["content"] = content;
@@ -90,19 +101,26 @@ async fn a_trace_is_named_in_the_log_and_media_are_counted() {
     assert!(line.contains(&format!("trace_id=\"{trace}\"")), "{line}");
     assert!(line.contains("media_shm=1") || line.contains("media_inline=1"), "{line}");
     // No trace is better than a wrong one.
-    post(&server, &[("x-request-id", "untraced"), ("traceparent", "00-0-0-0")], &ask(false)).await.ok();
+    post(&server, &[("x-request-id", "untraced"), ("traceparent", "00-0-0-0")], &ask(false))
+        .await
+        .ok();
     assert!(!finished(&server, "untraced").await.contains("trace_id"));
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_before_its_answer_is_told_of_too() {
     let slow = ["--sim-decode-rate", "1", "--sim-speedup", "1"];
-    let server = Server::start(&[&[MODEL, "--served-model-name", "m", "--sim", "1"], &slow[..]].concat());
+    let server =
+        Server::start(&[&[MODEL, "--served-model-name", "m", "--sim", "1"], &slow[..]].concat());
     server.wait_ready(1, SOON).await;
-    let request = server.client.post(format!("{}/v1/chat/completions", server.url)).body(ask(false).to_string());
+    let request = server
+        .client
+        .post(format!("{}/v1/chat/completions", server.url))
+        .body(ask(false).to_string());
     let request = request.header("content-type", "application/json").header("x-request-id", "gone");
     let asking = tokio::spawn(request.send());
-    wait_for("the request", SOON, async || server.metric("chiasm_in_flight_requests").await == 1.0).await;
+    wait_for("the request", SOON, async || server.metric("chiasm_in_flight_requests").await == 1.0)
+        .await;
     asking.abort();
     assert!(finished(&server, "gone").await.contains("status=499"));
 }

@@ -23,17 +23,32 @@ impl State {
     }
 
     async fn serve(&self, keep: &str, flags: &[&str]) -> Server {
-        let (model, engines, state) = (demo_model().display().to_string(), ENGINES.to_string(), self.path());
+        let (model, engines, state) =
+            (demo_model().display().to_string(), ENGINES.to_string(), self.path());
         let vllm = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in_vllm.sh");
-        let args = [&model, "--served-model-name", "m", "--engines", &engines, "--vllm", vllm, "--state-dir", &state];
+        let args = [
+            &model,
+            "--served-model-name",
+            "m",
+            "--engines",
+            &engines,
+            "--vllm",
+            vllm,
+            "--state-dir",
+            &state,
+        ];
         let args = [&args[..], &["--keep-engines", keep, "--drain-timeout", "1"], flags].concat();
-        let server = Server::start_with(&args, &[("CHIASM_TEST_BINARY", env!("CARGO_BIN_EXE_chiasm"))]);
+        let server =
+            Server::start_with(&args, &[("CHIASM_TEST_BINARY", env!("CARGO_BIN_EXE_chiasm"))]);
         server.wait_ready(ENGINES, PATIENCE).await;
         server
     }
 
     fn command(&self, args: &[&str]) -> (bool, String) {
-        let output = chiasm(&["engines", "--state-dir", &self.path()]).args(args).output().expect("chiasm engines");
+        let output = chiasm(&["engines", "--state-dir", &self.path()])
+            .args(args)
+            .output()
+            .expect("chiasm engines");
         (output.status.success(), String::from_utf8(output.stdout).expect("text"))
     }
 
@@ -60,14 +75,18 @@ impl Drop for State {
 }
 
 fn runs(pid: u64) -> bool {
-    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"))
+        .unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
 async fn answers(server: &Server) {
     let body = json!({"model": "m", "prompt": "a", "max_tokens": 3, "ignore_eos": true});
     for _ in 0..4 {
-        assert_eq!(server.post("/v1/completions", &body).await.ok()["usage"]["completion_tokens"], 3);
+        assert_eq!(
+            server.post("/v1/completions", &body).await.ok()["usage"]["completion_tokens"],
+            3
+        );
     }
 }
 
@@ -99,11 +118,19 @@ async fn engines_are_taken_over_by_a_frontend_with_the_same_command() {
     let left = state.pids();
     let other = state.serve("600", &["--receiver-cache-gb", "1"]).await;
     answers(&other).await;
-    assert_eq!(other.lines_logged("took over an engine"), 0, "they were launched with another command");
+    assert_eq!(
+        other.lines_logged("took over an engine"),
+        0,
+        "they were launched with another command"
+    );
     assert_eq!(state.pids().len() as u64, 2 * ENGINES);
     assert!(state.command(&["--stop-all"]).0);
     assert!(!left.iter().any(|&pid| runs(pid)));
-    assert_eq!((state.pids().len() as u64, state.are("served")), (ENGINES, true), "those that have a frontend stay");
+    assert_eq!(
+        (state.pids().len() as u64, state.are("served")),
+        (ENGINES, true),
+        "those that have a frontend stay"
+    );
     drop(other);
     assert!(state.command(&["--stop-all"]).0);
     assert_eq!(state.engines(), Vec::<Value>::new());

@@ -1,4 +1,5 @@
-//! What the frontend knows of its engines' caches, how far that can be trusted, and what follows from it for a client.
+//! What the frontend knows of its engines' caches, how far that can be trusted, and what follows
+//! from it for a client.
 
 use std::time::Duration;
 
@@ -18,10 +19,11 @@ async fn serve(engines: u64, extra: &[&str]) -> Server {
     server
 }
 
-/// Waits until no worker is catching up. Events from before the subscription would be lost: the engines of
-/// these tests replay few batches or none.
+/// Waits until no worker is catching up. Events from before the subscription would be lost: the
+/// engines of these tests replay few batches or none.
 async fn wait_until_caught_up(server: &Server) {
-    let caught_up = async || workers(server).await.iter().all(|worker| worker["knowledge"] != "catching-up");
+    let caught_up =
+        async || workers(server).await.iter().all(|worker| worker["knowledge"] != "catching-up");
     wait_for("exact or approximate knowledge", SOON, caught_up).await;
 }
 
@@ -32,7 +34,8 @@ fn ask(about: &str) -> Value {
 }
 
 async fn workers(server: &Server) -> Vec<Value> {
-    let response = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
+    let response =
+        server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
     let text = response.text().await.expect("text");
     let report: Value = serde_json::from_str(&text).expect("JSON");
     report["workers"].as_array().expect("a list").clone()
@@ -42,11 +45,17 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Blocks that the engine says it found, of those that the answer's header says it was predicted to have.
+/// Blocks that the engine says it found, of those that the answer's header says it was predicted to
+/// have.
 fn predicted_and_found(answer: &Answer) -> (usize, usize) {
     let overlap = answer.header("x-chiasm-overlap");
-    let predicted = overlap.split('/').next().and_then(|blocks| blocks.parse().ok()).expect("a number of blocks");
-    let found = number(&answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]) as usize / 16;
+    let predicted = overlap
+        .split('/')
+        .next()
+        .and_then(|blocks| blocks.parse().ok())
+        .expect("a number of blocks");
+    let found =
+        number(&answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]) as usize / 16;
     (predicted, found)
 }
 
@@ -64,7 +73,8 @@ async fn an_engine_with_events_is_known_exactly_and_the_predictions_are_right() 
             assert_eq!(predicted > 0, round > 0);
             // What it stored is told, perhaps after the answer.
             let settled = async || {
-                let promised: u64 = workers(&server).await.iter().map(|w| number(&w["promised_blocks"])).sum();
+                let promised: u64 =
+                    workers(&server).await.iter().map(|w| number(&w["promised_blocks"])).sum();
                 promised == 0
             };
             wait_for("confirmed blocks", SOON, settled).await;
@@ -81,21 +91,28 @@ async fn an_engine_with_events_is_known_exactly_and_the_predictions_are_right() 
     for worker in &report {
         assert_eq!((number(&worker["requests"]), number(&worker["pending_tokens"])), (0, 0));
         assert_eq!(number(&worker["kv_events"]["dropped"]), 0);
-        assert!(worker["kv_events"]["lag_seconds"].as_f64().is_some_and(|lag| lag < 10.0), "{worker}");
+        assert!(
+            worker["kv_events"]["lag_seconds"].as_f64().is_some_and(|lag| lag < 10.0),
+            "{worker}"
+        );
         let id = worker["id"].as_str().expect("a name");
         let label = |name: &str| format!("chiasm_{name}{{worker=\"{id}\"");
         assert_eq!(
             server.metric(&label("kv_events_applied_total")).await,
             number(&worker["kv_events"]["applied"]) as f64
         );
-        assert_eq!(server.metric(&format!("{},state=\"exact\"}}", label("worker_knowledge"))).await, 1.0);
+        assert_eq!(
+            server.metric(&format!("{},state=\"exact\"}}", label("worker_knowledge"))).await,
+            1.0
+        );
     }
 }
 
 #[tokio::test]
 async fn an_engine_without_events_is_served_in_approximate_mode_and_says_so() {
     let server = serve(2, &["--sim-speedup", "1000", "--sim-no-kv-events"]).await;
-    wait_for("a warning for each", SOON, async || server.lines_logged("approximate mode") >= 2).await;
+    wait_for("a warning for each", SOON, async || server.lines_logged("approximate mode") >= 2)
+        .await;
     assert_eq!(server.lines_logged("approximate mode"), 2);
     assert!(workers(&server).await.iter().all(|worker| worker["knowledge"] == "approximate"));
     let first = server.chat(&ask("owls")).await;
@@ -110,10 +127,12 @@ async fn an_engine_without_events_is_served_in_approximate_mode_and_says_so() {
     assert_eq!(server.metric(high).await, 0.0, "the engine had room for all of it");
 }
 
-/// One engine whose batches of events 1 and 2 get lost; five different prompts twice over. What the router claims must be
-/// there whatever was lost.
+/// One engine whose batches of events 1 and 2 get lost; five different prompts twice over. What the
+/// router claims must be there whatever was lost.
 async fn lose_events(extra: &[&str], knowledge: &str) -> Value {
-    let server = serve(1, &[&["--sim-speedup", "1000", "--sim-lose-kv-batches", "1..3"], extra].concat()).await;
+    let server =
+        serve(1, &[&["--sim-speedup", "1000", "--sim-lose-kv-batches", "1..3"], extra].concat())
+            .await;
     for about in ["owls", "moons", "rivers", "stones", "winds"].repeat(2) {
         let answer = server.chat(&ask(about)).await;
         answer.ok();
@@ -122,14 +141,17 @@ async fn lose_events(extra: &[&str], knowledge: &str) -> Value {
     }
     let high = "chiasm_overlap_error_blocks_total{too=\"high\"";
     assert_eq!(server.metric(high).await, 0.0);
-    let expected = async || workers(&server).await.iter().all(|worker| worker["knowledge"] == knowledge);
+    let expected =
+        async || workers(&server).await.iter().all(|worker| worker["knowledge"] == knowledge);
     wait_for(knowledge, SOON, expected).await;
     // From here on it is known again, whatever comes before it in the prompt.
     for round in 0..2 {
         let answer = server.chat(&ask("owls, after all that")).await;
         let (predicted, found) = predicted_and_found(&answer);
         assert!(predicted <= found && (round == 0 || predicted > 0), "{predicted} of {found}");
-        let settled = async || workers(&server).await.iter().all(|worker| number(&worker["promised_blocks"]) == 0);
+        let settled = async || {
+            workers(&server).await.iter().all(|worker| number(&worker["promised_blocks"]) == 0)
+        };
         wait_for("confirmed blocks", SOON, settled).await;
     }
     workers(&server).await[0]["kv_events"].clone()
@@ -138,20 +160,37 @@ async fn lose_events(extra: &[&str], knowledge: &str) -> Value {
 #[tokio::test]
 async fn lost_events_are_replayed() {
     let counts = lose_events(&[], "exact").await;
-    assert_eq!((number(&counts["gaps"]), number(&counts["dropped"]), number(&counts["resets"])), (1, 0, 0), "{counts}");
+    assert_eq!(
+        (number(&counts["gaps"]), number(&counts["dropped"]), number(&counts["resets"])),
+        (1, 0, 0),
+        "{counts}"
+    );
     assert!(number(&counts["replays"]) > 0);
 }
 
 #[tokio::test]
 async fn events_that_no_replay_brings_make_the_router_forget_and_learn_again() {
     let counts = lose_events(&["--sim-replay-batches", "0"], "approximate").await;
-    assert_eq!((number(&counts["gaps"]), number(&counts["dropped"]), number(&counts["resets"])), (1, 2, 1), "{counts}");
+    assert_eq!(
+        (number(&counts["gaps"]), number(&counts["dropped"]), number(&counts["resets"])),
+        (1, 2, 1),
+        "{counts}"
+    );
 }
 
 #[tokio::test]
 async fn a_belief_that_is_wrong_shows() {
-    // 64 blocks: the next prompt drives the one before out, while the router believes for a while that it is there.
-    let small = ["--sim-blocks", "64", "--sim-max-model-len", "1000", "--sim-no-kv-events", "--sim-speedup", "1000"];
+    // 64 blocks: the next prompt drives the one before out, while the router believes for a while
+    // that it is there.
+    let small = [
+        "--sim-blocks",
+        "64",
+        "--sim-max-model-len",
+        "1000",
+        "--sim-no-kv-events",
+        "--sim-speedup",
+        "1000",
+    ];
     let server = serve(1, &small).await;
     let prompt = |text: &str| json!({"model": "m", "prompt": text.repeat(900), "max_tokens": 100});
     for text in ["a", "b", "a", "b", "a"] {
@@ -170,7 +209,11 @@ async fn a_session_stays_on_one_worker() {
             Some(session) => request.header("x-session-id", session),
             None => request,
         };
-        let response = request.header("content-type", "application/json").body(ask("x").to_string()).send().await;
+        let response = request
+            .header("content-type", "application/json")
+            .body(ask("x").to_string())
+            .send()
+            .await;
         let response = response.expect("an answer");
         assert_eq!(response.status(), 200);
         response.headers()["x-chiasm-worker"].to_str().expect("text").to_owned()
@@ -193,11 +236,12 @@ async fn when_all_engines_are_busy_a_request_is_refused_as_configured() {
     let body = ask("owls").to_string();
     let url = format!("{}/v1/chat/completions", server.url);
     let client = server.client.clone();
-    let waiting =
-        tokio::spawn(
-            async move { client.post(url).header("content-type", "application/json").body(body).send().await },
-        );
-    let pending = async || workers(&server).await.iter().any(|worker| number(&worker["pending_tokens"]) >= 100);
+    let waiting = tokio::spawn(async move {
+        client.post(url).header("content-type", "application/json").body(body).send().await
+    });
+    let pending = async || {
+        workers(&server).await.iter().any(|worker| number(&worker["pending_tokens"]) >= 100)
+    };
     wait_for("a busy engine", SOON, pending).await;
     let refused = server.chat(&ask("moons")).await;
     assert_eq!(refused.status, 529, "{}", refused.text);
@@ -207,7 +251,8 @@ async fn when_all_engines_are_busy_a_request_is_refused_as_configured() {
     waiting.abort();
 }
 
-/// An attached engine that replays only its last few batches, and the state folder that its frontends share.
+/// An attached engine that replays only its last few batches, and the state folder that its
+/// frontends share.
 struct Attached {
     model: String,
     address: String,
@@ -224,14 +269,23 @@ impl Attached {
     }
 
     fn engine(model: &str, address: &str) -> Process {
-        let args = ["sim-engine", "--handshake", address, "--model", model, "--sim-replay-batches", "3"];
+        let args =
+            ["sim-engine", "--handshake", address, "--model", model, "--sim-replay-batches", "3"];
         let more = ["--receiver-cache-gb", "4", "--sim-speedup", "1000"];
         Process(chiasm(&[&args[..], &more].concat()).spawn().expect("chiasm starts"))
     }
 
     async fn frontend(&self) -> Server {
         let state = self.state.path().display().to_string();
-        let args = [&self.model, "--served-model-name", "m", "--attach", &self.address, "--state-dir", &state];
+        let args = [
+            &self.model,
+            "--served-model-name",
+            "m",
+            "--attach",
+            &self.address,
+            "--state-dir",
+            &state,
+        ];
         let server = Server::start(&[&args[..], &["--receiver-cache-gb", "4"]].concat());
         server.wait_ready(1, SOON).await;
         wait_until_caught_up(&server).await;
@@ -243,7 +297,8 @@ impl Attached {
     }
 }
 
-const TOPICS: [&str; 8] = ["owls", "moons", "rivers", "stones", "winds", "roots", "clouds", "shells"];
+const TOPICS: [&str; 8] =
+    ["owls", "moons", "rivers", "stones", "winds", "roots", "clouds", "shells"];
 
 /// Asks about all topics. Returns the blocks that were predicted and those that were found.
 async fn ask_about_all(server: &Server) -> (usize, usize) {
@@ -260,9 +315,11 @@ async fn ask_about_all(server: &Server) -> (usize, usize) {
 }
 
 async fn wait_for_knowledge(server: &Server, knowledge: &str) {
-    let known = async || workers(server).await.iter().all(|worker| worker["knowledge"] == knowledge);
+    let known =
+        async || workers(server).await.iter().all(|worker| worker["knowledge"] == knowledge);
     wait_for(knowledge, SOON, known).await;
-    let settled = async || workers(server).await.iter().all(|worker| number(&worker["promised_blocks"]) == 0);
+    let settled =
+        async || workers(server).await.iter().all(|worker| number(&worker["promised_blocks"]) == 0);
     wait_for("confirmed blocks", SOON, settled).await;
 }
 

@@ -1,5 +1,5 @@
-//! End-to-end tests: `chiasm` processes in front of simulated engines, and of real ones where `cargo xtask test` provides them.
-//! One target compiles and links shared code once.
+//! End-to-end tests: `chiasm` processes in front of simulated engines, and of real ones where
+//! `cargo xtask test` provides them. One target compiles and links shared code once.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agents;

@@ -15,7 +15,8 @@ const SOON: Duration = Duration::from_secs(20);
 
 async fn serve(engines: u64, extra: &[&str]) -> Server {
     let (model, count) = (demo_model().display().to_string(), engines.to_string());
-    let mut args = vec![model.as_str(), "--served-model-name", "m", "--sim", &count, "--sim-speedup", "1000"];
+    let mut args =
+        vec![model.as_str(), "--served-model-name", "m", "--sim", &count, "--sim-speedup", "1000"];
     args.extend(extra);
     let server = Server::start(&args);
     server.wait_ready(engines, SOON).await;
@@ -33,7 +34,8 @@ fn data_url(bytes: &[u8]) -> String {
     format!("data:image/jpeg;base64,{}", STANDARD.encode(bytes))
 }
 
-/// Asks about one image and expects a refusal that names the part and repeats nothing of what is secret.
+/// Asks about one image and expects a refusal that names the part and repeats nothing of what is
+/// secret.
 async fn refused(server: &Server, url: &str, status: u16) -> String {
     let answer = server.chat(&about("What is this?", &[url])).await;
     assert_eq!(answer.refused(status), "messages[0].content[1].image_url", "{url}");
@@ -45,8 +47,8 @@ async fn refused(server: &Server, url: &str, status: u16) -> String {
 
 const REQUESTS: usize = 200;
 
-/// Sends the same image at once in requests with different texts: one download, one decode, one transfer per engine. An
-/// origin answers when all requests are there.
+/// Sends the same image at once in requests with different texts: one download, one decode, one
+/// transfer per engine. An origin answers when all requests are there.
 async fn one_of_everything(server: &Arc<Server>, url: &str, origin: Option<&HostileOrigin>) {
     let decoded = server.metric("chiasm_media_decoded_total").await;
     let asked: Vec<_> = (0..REQUESTS)
@@ -56,8 +58,14 @@ async fn one_of_everything(server: &Arc<Server>, url: &str, origin: Option<&Host
         })
         .collect();
     if let Some(origin) = origin {
-        let all_there = async || server.metric("chiasm_in_flight_requests").await == REQUESTS as f64;
-        crate::support::wait_for("requests that wait for the image", Duration::from_secs(120), all_there).await;
+        let all_there =
+            async || server.metric("chiasm_in_flight_requests").await == REQUESTS as f64;
+        crate::support::wait_for(
+            "requests that wait for the image",
+            Duration::from_secs(120),
+            all_there,
+        )
+        .await;
         origin.release();
     }
     let mut transfers: BTreeMap<String, usize> = BTreeMap::new();
@@ -72,18 +80,25 @@ async fn one_of_everything(server: &Arc<Server>, url: &str, origin: Option<&Host
         engines.insert(engine);
     }
     assert_eq!(server.metric("chiasm_media_decoded_total").await - decoded, 1.0, "{transfers:?}");
-    assert_eq!(transfers, engines.into_iter().map(|engine| (engine, 1)).collect(), "one transfer per engine");
+    assert_eq!(
+        transfers,
+        engines.into_iter().map(|engine| (engine, 1)).collect(),
+        "one transfer per engine"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_of_one_url_are_one_download_one_decode_and_one_transfer_per_engine() {
     let origin = HostileOrigin::start().await;
     // The origin answers when all have asked, however long that takes.
-    let patient = ["--allow-private-media", "--media-timeout", "600", "--media-first-byte-timeout", "600"];
+    let patient =
+        ["--allow-private-media", "--media-timeout", "600", "--media-first-byte-timeout", "600"];
     let server = Arc::new(serve(2, &patient).await);
     one_of_everything(&server, &origin.url("/held"), Some(&origin)).await;
     assert_eq!(origin.asked(), 1);
-    let opened = async |how: &str| server.metric(&format!("chiasm_media_opened_total{{how=\"{how}\"}}")).await;
+    let opened = async |how: &str| {
+        server.metric(&format!("chiasm_media_opened_total{{how=\"{how}\"}}")).await
+    };
     assert_eq!(opened("fetched").await, 1.0);
     assert_eq!(opened("shared").await + opened("fresh").await, (REQUESTS - 1) as f64);
     assert!(opened("shared").await > 0.0);
@@ -128,8 +143,8 @@ async fn a_hostile_origin_is_answered_for_in_time_and_with_the_right_status() {
     for (task, (path, _)) in asked.into_iter().zip(HOSTILE) {
         assert!(task.await.is_ok(), "{path} failed");
     }
-    // What drips would drip on for minutes: that it was answered for with 504 shows that the time limits ended it.
-    // Nothing is left behind, and the server serves.
+    // What drips would drip on for minutes: that it was answered for with 504 shows that the time
+    // limits ended it. Nothing is left behind, and the server serves.
     crate::support::wait_for("closed connections", SOON, async || origin.connections() == 0).await;
     server.chat(&about("And now?", &[&origin.url("/good")])).await.ok();
 }
@@ -166,14 +181,23 @@ async fn the_default_fetches_nothing_from_inside() {
     ] {
         refused(&server, &format!("http://{host}:{port}/good"), 403).await;
     }
-    for url in
-        ["http://169.254.169.254/latest", "http://[fd00:ec2::254]/", "http://100.100.100.200/", "http://10.0.0.1/"]
-    {
+    for url in [
+        "http://169.254.169.254/latest",
+        "http://[fd00:ec2::254]/",
+        "http://100.100.100.200/",
+        "http://10.0.0.1/",
+    ] {
         refused(&server, url, 403).await;
     }
     refused(&server, "http://example.com:8080/", 403).await;
     refused(&server, "file:///etc/passwd", 403).await;
-    for url in ["http://user:secret@example.com/", "ftp://example.com/", "data:image/png,secret", "http://", "secret"] {
+    for url in [
+        "http://user:secret@example.com/",
+        "ftp://example.com/",
+        "data:image/png,secret",
+        "http://",
+        "secret",
+    ] {
         refused(&server, url, 400).await;
     }
     assert_eq!(origin.asked(), 0);
@@ -205,13 +229,15 @@ async fn bombs_are_refused_by_their_headers() {
 async fn ten_thousand_parts_are_refused_before_any_is_opened() {
     let origin = HostileOrigin::start().await;
     let server = serve(1, &["--allow-private-media"]).await;
-    let urls: Vec<String> = (0..10_000).map(|number| origin.url(&format!("/distinct?{number}"))).collect();
+    let urls: Vec<String> =
+        (0..10_000).map(|number| origin.url(&format!("/distinct?{number}"))).collect();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     let answer = server.chat(&about("What are these?", &urls)).await;
     assert_eq!(answer.refused(413), "messages[0].content[65].image_url");
     // As many parts of nothing, and of text.
     let body = |part: Value| json!({"model": "m", "messages": [{"role": "user", "content": vec![part; 10_000]}]});
-    let answer = server.chat(&body(json!({"type": "image_url", "image_url": {"url": "data:,"}}))).await;
+    let answer =
+        server.chat(&body(json!({"type": "image_url", "image_url": {"url": "data:,"}}))).await;
     assert_eq!(answer.refused(413), "messages[0].content[64].image_url");
     let answer = server.chat(&body(json!({"type": "nonsense"}))).await;
     assert!(answer.refused(400).starts_with("messages[0].content[0]"), "{}", answer.text);
@@ -219,7 +245,11 @@ async fn ten_thousand_parts_are_refused_before_any_is_opened() {
     assert!([200, 400].contains(&answer.status), "{}", answer.text);
     assert_eq!(origin.asked(), 0);
     for how in ["data", "fetched"] {
-        assert_eq!(server.metric(&format!("chiasm_media_opened_total{{how=\"{how}\"}}")).await, 0.0, "{how}");
+        assert_eq!(
+            server.metric(&format!("chiasm_media_opened_total{{how=\"{how}\"}}")).await,
+            0.0,
+            "{how}"
+        );
     }
 }
 
@@ -237,11 +267,13 @@ async fn the_part_at_fault_is_named_wherever_it_is() {
     assert_eq!(server.chat(&body).await.refused(415), "messages[2].content[3].image_url");
 }
 
-/// Memory that is asked for where there is none: refused with a hint to come again, not believed of the URL, and given back.
+/// Memory that is asked for where there is none: refused with a hint to come again, not believed of
+/// the URL, and given back.
 #[tokio::test]
 async fn a_picture_that_has_no_room_is_worth_asking_for_again() {
     let origin = HostileOrigin::start().await;
-    let flags = ["--allow-private-media", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
+    let flags =
+        ["--allow-private-media", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
     let room = (DAWN.jpeg.len() + 6000).to_string();
     let server = serve(1, &[&flags[..], &["--max-bytes-in-flight", &room]].concat()).await;
     // The picture would fit, were it not for the request.
@@ -252,5 +284,8 @@ async fn a_picture_that_has_no_room_is_worth_asking_for_again() {
     }
     assert_eq!(origin.asked(), 3);
     server.chat(&about("What is this?", &[])).await.ok();
-    crate::support::wait_for("memory given back", SOON, async || server.metric("chiasm_held_bytes").await == 0.0).await;
+    crate::support::wait_for("memory given back", SOON, async || {
+        server.metric("chiasm_held_bytes").await == 0.0
+    })
+    .await;
 }

@@ -1,4 +1,5 @@
-//! A minute of hostile traffic from many connections: memory stays flat, and well-behaved requests are served all the while.
+//! A minute of hostile traffic from many connections: memory stays flat, and well-behaved requests
+//! are served all the while.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -55,7 +56,10 @@ fn hostile(rng: &mut SmallRng, origin: &HostileOrigin) -> Value {
     match rng.random_range(0..10) {
         0..4 => about("What is this?", &[hostile_url(rng)]),
         4 => about("And these?", &(0..8).map(|_| hostile_url(rng)).collect::<Vec<_>>()),
-        5 => about("Something new", &[format!("{}?{}", origin.url("/distinct"), rng.random::<u32>())]),
+        5 => about(
+            "Something new",
+            &[format!("{}?{}", origin.url("/distinct"), rng.random::<u32>())],
+        ),
         6 => about("A bomb", &[data_url(bomb)]),
         7 => about("Ten thousand", &vec!["data:,".to_owned(); 10_000]),
         8 => {
@@ -104,7 +108,8 @@ async fn a_minute_of_hostile_traffic_leaves_memory_flat_and_others_served() {
     let (budget, cache) = (BUDGET.to_string(), CACHE.to_string());
     let handshake = format!("tcp://127.0.0.1:{}", free_port());
     // An engine of its own: what it keeps of its last 10,000 events is not the frontend's memory.
-    let engine = ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000"];
+    let engine =
+        ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000"];
     let mut engine = chiasm(&[&engine[..], &["--receiver-cache-gb", "0.03"]].concat());
     let _engine = Process(engine.stderr(Stdio::null()).spawn().expect("an engine"));
     let flags = [
@@ -142,7 +147,9 @@ async fn a_minute_of_hostile_traffic_leaves_memory_flat_and_others_served() {
     let until = started + MINUTE;
     let answered = Arc::<AtomicUsize>::default();
     let attackers: Vec<_> = (0..ATTACKERS as u64)
-        .map(|seed| tokio::spawn(attack(seed, server.clone(), origin.clone(), until, answered.clone())))
+        .map(|seed| {
+            tokio::spawn(attack(seed, server.clone(), origin.clone(), until, answered.clone()))
+        })
         .collect();
 
     let (mut served, mut slowest) = (0, Duration::ZERO);
@@ -173,13 +180,17 @@ async fn a_minute_of_hostile_traffic_leaves_memory_flat_and_others_served() {
         warm >> 20,
         most >> 20
     );
-    assert!(hostile > 500 && served > 20, "{hostile} hostile and {served} good requests are no soak");
+    assert!(
+        hostile > 500 && served > 20,
+        "{hostile} hostile and {served} good requests are no soak"
+    );
     assert!(slowest < PATIENCE, "a good request took {slowest:?}");
     assert!(most < warm + GROWTH, "memory grew from {} to {} MiB", warm >> 20, most >> 20);
 
     // What was held for them is given back, down to what the cache keeps.
     crate::support::wait_for("memory given back", Duration::from_secs(20), async || {
-        server.metric("chiasm_held_bytes").await <= server.metric("chiasm_media_cache_bytes").await + CACHE as f64
+        server.metric("chiasm_held_bytes").await
+            <= server.metric("chiasm_media_cache_bytes").await + CACHE as f64
     })
     .await;
     assert_eq!(server.metric("chiasm_media_decoder_panics_total").await, 0.0);

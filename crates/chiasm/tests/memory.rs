@@ -1,4 +1,5 @@
-//! Resident memory of a running server: requests that are larger than they look, and many large images.
+//! Resident memory of a running server: requests that are larger than they look, and many large
+//! images.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -29,9 +30,13 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     const VALUES: u64 = 20_000;
     const MESSAGES: u64 = 2_000;
     const PARTS: u64 = 4_000;
-    let (model, numbers) = (demo_model().display().to_string(), [BODY, VALUES, MESSAGES, PARTS].map(|n| n.to_string()));
+    let (model, numbers) = (
+        demo_model().display().to_string(),
+        [BODY, VALUES, MESSAGES, PARTS].map(|n| n.to_string()),
+    );
     let [body, values, messages, parts] = numbers.each_ref().map(String::as_str);
-    let mut flags = vec![model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000000"];
+    let mut flags =
+        vec![model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000000"];
     flags.extend(["--max-body-bytes", body, "--max-json-values", values]);
     flags.extend(["--max-messages", messages, "--max-content-parts", parts]);
     flags.extend(["--sim-max-model-len", "2000000", "--sim-blocks", "200000"]);
@@ -39,24 +44,33 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     server.wait_ready(1, SOON).await;
 
     let post = async |path: &str, body: String| {
-        let request = server.client.post(format!("{}{path}", server.url)).header("content-type", "application/json");
+        let request = server
+            .client
+            .post(format!("{}{path}", server.url))
+            .header("content-type", "application/json");
         let request = request.body(body);
         crate::support::Answer::of(request.send().await.expect("an answer")).await
     };
-    let chat = async |fields: String| post("/v1/chat/completions", format!("{{\"model\":\"m\",{fields}}}")).await;
+    let chat = async |fields: String| {
+        post("/v1/chat/completions", format!("{{\"model\":\"m\",{fields}}}")).await
+    };
     // Token ids are small. A million of them is a long prompt, and no attack.
-    let tokens = format!(r#"{{"model":"m","max_tokens":1,"prompt":{}}}"#, list_of("100", 1_000_000));
+    let tokens =
+        format!(r#"{{"model":"m","max_tokens":1,"prompt":{}}}"#, list_of("100", 1_000_000));
     let answer = post("/v1/completions", tokens).await.ok();
     assert_eq!(answer["usage"]["prompt_tokens"], 1_000_000);
     let before = server.status_bytes("VmHWM");
 
     let greeting = r#""messages":[{"role":"user","content":"x"}]"#;
     let half = |element: &str| list_of(element, BODY as usize / 2 / (element.len() + 1));
-    let (nested, objects) = (half(&format!("{}{}", "[".repeat(50), "]".repeat(50))), half(r#"{"a":{}}"#));
+    let (nested, objects) =
+        (half(&format!("{}{}", "[".repeat(50), "]".repeat(50))), half(r#"{"a":{}}"#));
     for value in [&nested, &objects] {
         assert_eq!(chat(format!(r#"{greeting},"unknown":{value}"#)).await.refused(413), "unknown");
         assert_eq!(
-            chat(format!(r#"{greeting},"chat_template_kwargs":{{"a":{value}}}"#)).await.refused(413),
+            chat(format!(r#"{greeting},"chat_template_kwargs":{{"a":{value}}}"#))
+                .await
+                .refused(413),
             "chat_template_kwargs"
         );
         let calls = format!(r#""messages":[{{"role":"assistant","tool_calls":{value}}}]"#);
@@ -65,7 +79,10 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     let deep = format!(r#"{greeting},"unknown":{}"#, "[".repeat(BODY as usize / 2));
     assert_eq!(chat(deep).await.refused(400), "unknown");
     let message = half(r#"{"role":"user","content":""}"#);
-    assert_eq!(chat(format!(r#""messages":{message}"#)).await.refused(413), format!("messages[{MESSAGES}]"));
+    assert_eq!(
+        chat(format!(r#""messages":{message}"#)).await.refused(413),
+        format!("messages[{MESSAGES}]")
+    );
     for part in [r#"{"type":"text","text":""}"#, r#""""#] {
         let content = format!(r#""messages":[{{"role":"user","content":{}}}]"#, half(part));
         assert_eq!(chat(content).await.refused(413), format!("messages[0].content[{PARTS}]"));
@@ -74,7 +91,12 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     let message = list_of(r#"{"role":"user","content":["x"]}"#, MESSAGES as usize);
     assert_eq!(chat(format!(r#""max_tokens":1,"messages":{message}"#)).await.status, 200);
     let kwargs = list_of("[]", VALUES as usize - 10);
-    assert_eq!(chat(format!(r#"{greeting},"max_tokens":1,"chat_template_kwargs":{{"a":{kwargs}}}"#)).await.status, 200);
+    assert_eq!(
+        chat(format!(r#"{greeting},"max_tokens":1,"chat_template_kwargs":{{"a":{kwargs}}}"#))
+            .await
+            .status,
+        200
+    );
 
     // The body, and a kilobyte for a value, four for a message or a part.
     let bound = BODY + (VALUES << 10) + ((MESSAGES + PARTS) << 12) + BESIDE;
@@ -91,7 +113,8 @@ const CLIENTS: usize = 200;
 /// Half of the images are still held when all have been seen.
 const CACHE: u64 = 512 << 20;
 
-/// A picture of its own that is as large as photographs are: what follows the end of a JPEG is no part of what it shows.
+/// A picture of its own that is as large as photographs are: what follows the end of a JPEG is no
+/// part of what it shows.
 fn image(number: usize) -> Vec<u8> {
     let mut rng = SmallRng::seed_from_u64(number as u64);
     let mut file = STORM.jpeg.to_vec();
@@ -116,8 +139,11 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
     let (model, cache) = (demo_model().display().to_string(), CACHE.to_string());
     let handshake = format!("tcp://127.0.0.1:{}", free_port());
     // An engine of its own, so that its memory is not the frontend's.
-    let engine = ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000000"];
-    let engine = chiasm(&[&engine[..], &["--receiver-cache-gb", "0.1"]].concat()).spawn().expect("an engine");
+    let engine =
+        ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000000"];
+    let engine = chiasm(&[&engine[..], &["--receiver-cache-gb", "0.1"]].concat())
+        .spawn()
+        .expect("an engine");
     let _engine = Process(engine);
     let flags = [
         &model,
@@ -167,8 +193,11 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
             }
         })
     });
-    let sent: u64 =
-        futures_util::future::join_all(clients).await.into_iter().map(|bytes| bytes.expect("no panic")).sum();
+    let sent: u64 = futures_util::future::join_all(clients)
+        .await
+        .into_iter()
+        .map(|bytes| bytes.expect("no panic"))
+        .sum();
     assert!(sent > CACHE * 3 / 2, "{sent} bytes do not fill the cache");
     // The cache is full but for one image at most.
     let held = CACHE.min(sent) - (2 << 20);

@@ -1,5 +1,6 @@
-//! What whoever operates a server meets: a log that nobody reads, engines that hang, going down, clients that share, certificates,
-//! web pages and proxies, and what to look at when something is wrong.
+//! What whoever operates a server meets: a log that nobody reads, engines that hang, going down,
+//! clients that share, certificates, web pages and proxies, and what to look at when something is
+//! wrong.
 
 mod going_down;
 mod https;
@@ -24,7 +25,8 @@ const SOON: Duration = Duration::from_secs(20);
 /// A server of the model `m` with one simulated engine, which is ready.
 async fn serve(flags: &[&str]) -> Server {
     let model = demo_model().display().to_string();
-    let server = Server::start(&[&[&model, "--served-model-name", "m", "--sim", "1"], flags].concat());
+    let server =
+        Server::start(&[&[&model, "--served-model-name", "m", "--sim", "1"], flags].concat());
     server.wait_ready(1, SOON).await;
     server
 }

@@ -1,7 +1,8 @@
 //! The live page: who may see it, and what a browser shows of it.
 //!
-//! Tests with a browser need Chromium, at the path in `CHIASM_TEST_CHROMIUM`; `cargo xtask test` finds or unpacks it. Pictures of what they
-//! saw are left in the folder `page` of the target directory's `tmp`.
+//! Tests with a browser need Chromium, at the path in `CHIASM_TEST_CHROMIUM`; `cargo xtask test`
+//! finds or unpacks it. Pictures of what they saw are left in the folder `page` of the target
+//! directory's `tmp`.
 
 mod browser;
 mod large;

@@ -1,5 +1,6 @@
-//! vLLM's own processor before simulated engines: no engine has to start, and what an engine saw is in its answer, with a digest.
-//! `cargo xtask test` sets up what this needs and runs it. `CHIASM_TEST_FAMILIES=llava,gemma3` compares these image families.
+//! vLLM's own processor before simulated engines: no engine has to start, and what an engine saw is
+//! in its answer, with a digest. `cargo xtask test` sets up what this needs and runs it.
+//! `CHIASM_TEST_FAMILIES=llava,gemma3` compares these image families.
 #![cfg(target_os = "linux")]
 
 use std::collections::BTreeSet;
@@ -33,14 +34,35 @@ fn models() -> PathBuf {
 
 async fn serve_from(model: &Path, flags: &[&str], of_engines: &[&str]) -> Server {
     let (model, vllm) = (model.display().to_string(), variable("CHIASM_TEST_VLLM"));
-    let own = [&model, "--served-model-name", "m", "--sim", "2", "--sim-speedup", "1000000", "--port", "0"];
+    let own = [
+        &model,
+        "--served-model-name",
+        "m",
+        "--sim",
+        "2",
+        "--sim-speedup",
+        "1000000",
+        "--port",
+        "0",
+    ];
     let version = variable("CHIASM_TEST_VLLM_VERSION");
-    let more = ["--sim-max-model-len", "32768", "--sim-vllm-version", &version, "--vllm", &vllm, "--processors", "2"];
-    // The processor of 0.31 normalises what later ones leave to the engine, as simulated engines do.
+    let more = [
+        "--sim-max-model-len",
+        "32768",
+        "--sim-vllm-version",
+        &version,
+        "--vllm",
+        &vllm,
+        "--processors",
+        "2",
+    ];
+    // The processor of 0.31 normalises what later ones leave to the engine, as simulated engines
+    // do.
     let normalised = version.starts_with("0.31.");
     let normalise = if normalised { &["--no-mm-device-do-normalize"][..] } else { &[] };
-    let server =
-        Server::start(&[&own[..], &more, flags, &["--", "--dtype", "bfloat16"], normalise, of_engines].concat());
+    let server = Server::start(
+        &[&own[..], &more, flags, &["--", "--dtype", "bfloat16"], normalise, of_engines].concat(),
+    );
     server.wait_ready(2, STARTUP).await;
     server
 }
@@ -70,17 +92,21 @@ fn seen(answer: &Answer) -> (String, Value) {
     (text.split(';').next().unwrap_or_default().to_owned(), answer["prompt_token_ids"].clone())
 }
 
-/// Of each image family, what Chiasm makes of some pictures and what vLLM's processor makes of them: the same tokens, and pixels
-/// with the same digest.
+/// Of each image family, what Chiasm makes of some pictures and what vLLM's processor makes of
+/// them: the same tokens, and pixels with the same digest.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn native_images_are_those_of_vllms_processor() {
-    let chosen = std::env::var("CHIASM_TEST_FAMILIES").unwrap_or("qwen3vl,llava_next,gemma3".to_owned());
+    let chosen =
+        std::env::var("CHIASM_TEST_FAMILIES").unwrap_or("qwen3vl,llava_next,gemma3".to_owned());
     for model in chosen.split(',') {
-        let (native, helped) =
-            tokio::join!(serve(model, &["--processor", "native"]), serve(model, &["--processor", "vllm"]));
+        let (native, helped) = tokio::join!(
+            serve(model, &["--processor", "native"]),
+            serve(model, &["--processor", "vllm"])
+        );
         for pictures in [&[DAWN][..], &[NIGHT], &[SNOW, DAWN]] {
-            let parts: Vec<Value> = pictures.iter().map(|picture| part("image", picture.jpeg)).collect();
+            let parts: Vec<Value> =
+                pictures.iter().map(|picture| part("image", picture.jpeg)).collect();
             let request = request(&parts);
             let (ours, theirs) = tokio::join!(native.chat(&request), helped.chat(&request));
             assert_eq!(seen(&ours), seen(&theirs), "{model}");
@@ -88,9 +114,11 @@ async fn native_images_are_those_of_vllms_processor() {
     }
 }
 
-/// A `vllm` command in `folder` whose processor is that of the tested vLLM, says that it is of another release, and finds no Landlock.
+/// A `vllm` command in `folder` whose processor is that of the tested vLLM, says that it is of
+/// another release, and finds no Landlock.
 fn vllm_of(release: &str, folder: &Path) -> String {
-    let python = chiasm_processor::python_of(Path::new(&variable("CHIASM_TEST_VLLM"))).expect("a Python");
+    let python =
+        chiasm_processor::python_of(Path::new(&variable("CHIASM_TEST_VLLM"))).expect("a Python");
     let code = format!(
         "import runpy, vllm, chiasm_processor.sandbox as sandbox; vllm.__version__ = '{release}'; \
          sandbox._landlock_version = lambda: 0; \
@@ -105,14 +133,16 @@ fn vllm_of(release: &str, folder: &Path) -> String {
     vllm.display().to_string()
 }
 
-/// Engines of two releases of vLLM get what the processor of their own release has made, or nothing of that kind.
+/// Engines of two releases of vLLM get what the processor of their own release has made, or nothing
+/// of that kind.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn each_release_has_a_processor_of_its_own() {
     const OTHER: &str = "0.99.1";
     let (model, vllm) = (models().join("omni").display().to_string(), variable("CHIASM_TEST_VLLM"));
     let version = variable("CHIASM_TEST_VLLM_VERSION");
-    let recordings = ["mono_16k.wav", "sound.flac", "opus.ogg", "vorbis.ogg"].map(|name| part("audio", &file(name)));
+    let recordings = ["mono_16k.wav", "sound.flac", "opus.ogg", "vorbis.ogg"]
+        .map(|name| part("audio", &file(name)));
     let folder = tempfile::tempdir().expect("a folder");
     let other_vllm = vllm_of(OTHER, folder.path());
     for has_other in [false, true] {
@@ -120,9 +150,18 @@ async fn each_release_has_a_processor_of_its_own() {
         let own = [&model[..], "--served-model-name", "m", "--port", "0", "--vllm", &vllm];
         let attach = ["--policy", "round-robin", "--attach", &places[0], "--attach", &places[1]];
         let other = if has_other { &["--processor-vllm", &other_vllm][..] } else { &[] };
-        let server = Server::start(&[&own[..], &attach, other, &["--", "--dtype", "bfloat16"]].concat());
+        let server =
+            Server::start(&[&own[..], &attach, other, &["--", "--dtype", "bfloat16"]].concat());
         let engine = |place: &str, version: &str| {
-            let args = ["sim-engine", "--handshake", place, "--model", &model, "--sim-vllm-version", version];
+            let args = [
+                "sim-engine",
+                "--handshake",
+                place,
+                "--model",
+                &model,
+                "--sim-vllm-version",
+                version,
+            ];
             let speed = ["--sim-speedup", "1000000", "--sim-max-model-len", "32768"];
             Process(chiasm(&[&args[..], &speed].concat()).spawn().expect("an engine"))
         };
@@ -132,14 +171,20 @@ async fn each_release_has_a_processor_of_its_own() {
         let text = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4});
         let workers_of = async |requests: &[Value]| {
             let answers = join_all(requests.iter().map(|request| server.chat(request))).await;
-            answers.iter().map(|answer| (answer.ok(), answer.header("x-chiasm-worker")).1).collect::<BTreeSet<_>>()
+            answers
+                .iter()
+                .map(|answer| (answer.ok(), answer.header("x-chiasm-worker")).1)
+                .collect::<BTreeSet<_>>()
         };
         let both = BTreeSet::from(["worker_0", "worker_1"].map(str::to_owned));
         let first = BTreeSet::from(["worker_0".to_owned()]);
         let heard = recordings.clone().map(|recording| request(&[recording]));
         assert_eq!(workers_of(&[text.clone(), text]).await, both);
         assert_eq!(workers_of(&heard).await, if has_other { both } else { first });
-        assert_eq!(server.lines_logged("engines of this vLLM get nothing"), usize::from(!has_other));
+        assert_eq!(
+            server.lines_logged("engines of this vLLM get nothing"),
+            usize::from(!has_other)
+        );
 
         assert_eq!(server.lines_logged("without a lock around it"), usize::from(has_other));
 
@@ -153,32 +198,49 @@ async fn each_release_has_a_processor_of_its_own() {
         }
     }
 
-    let lock = ["--sim", "1", "--port", "0", "--vllm", &other_vllm, "--processor-sandbox", "require"];
+    let lock =
+        ["--sim", "1", "--port", "0", "--vllm", &other_vllm, "--processor-sandbox", "require"];
     let refused = chiasm(&[&["serve", &model][..], &lock].concat()).output().expect("its end");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("this kernel has no Landlock"), "{refused:?}");
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("this kernel has no Landlock"),
+        "{refused:?}"
+    );
     assert!(!refused.status.success());
 }
 
-/// Engines of agents get the tensors that the processor of their frontend has made, bit by bit those of an engine beside it; those of an
-/// agent that takes none get no such items.
+/// Engines of agents get the tensors that the processor of their frontend has made, bit by bit
+/// those of an engine beside it; those of an agent that takes none get no such items.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn engines_of_agents_get_what_the_processor_of_their_frontend_has_made() {
     let (model, vllm) = (models().join("omni").display().to_string(), variable("CHIASM_TEST_VLLM"));
-    let (version, folder) = (variable("CHIASM_TEST_VLLM_VERSION"), tempfile::tempdir().expect("a folder"));
+    let (version, folder) =
+        (variable("CHIASM_TEST_VLLM_VERSION"), tempfile::tempdir().expect("a folder"));
     let state = folder.path().display().to_string();
     let [taking, other] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
     let agent_command = |address: &str, flags: &[&str]| {
         let (host, port) = address.rsplit_once(':').expect("an address");
-        let own = ["agent", &model, "--host", host, "--port", port, "--state-dir", &state, "--sim", "1"];
-        let sim = ["--sim-speedup", "1000000", "--sim-max-model-len", "32768", "--sim-vllm-version", &version];
+        let own =
+            ["agent", &model, "--host", host, "--port", port, "--state-dir", &state, "--sim", "1"];
+        let sim = [
+            "--sim-speedup",
+            "1000000",
+            "--sim-max-model-len",
+            "32768",
+            "--sim-vllm-version",
+            &version,
+        ];
         chiasm(&[&own[..], &sim, flags].concat())
     };
-    let agent = |address: &str, flags: &[&str]| Process(agent_command(address, flags).spawn().expect("an agent"));
+    let agent = |address: &str, flags: &[&str]| {
+        Process(agent_command(address, flags).spawn().expect("an agent"))
+    };
     let _agents = [agent(&taking, &["--take-tensors"]), agent(&other, &[])];
     let own = ["--state-dir", &state, "--served-model-name", "m", "--port", "0", "--vllm", &vllm];
     let start = |agents: &str| {
-        Server::start(&[&[&model, "--agents", agents][..], &own, &["--", "--dtype", "bfloat16"]].concat())
+        Server::start(
+            &[&[&model, "--agents", agents][..], &own, &["--", "--dtype", "bfloat16"]].concat(),
+        )
     };
     let (remote, local) = (start(&format!("{taking},{other}")), serve("omni", &[]).await);
     remote.wait_ready(2, STARTUP).await;
@@ -190,7 +252,10 @@ async fn engines_of_agents_get_what_the_processor_of_their_frontend_has_made() {
         let (far, near) = (remote.chat(&request).await, local.chat(&request).await);
         assert_eq!(seen(&far), seen(&near));
         let again = remote.chat(&request).await;
-        assert_eq!((seen(&again), again.header("x-chiasm-transfer").as_str()), (seen(&near), "cached"));
+        assert_eq!(
+            (seen(&again), again.header("x-chiasm-transfer").as_str()),
+            (seen(&near), "cached")
+        );
         assert_eq!(far.header("x-chiasm-worker"), again.header("x-chiasm-worker"));
     }
     assert_eq!(remote.lines_logged("(--take-tensors)"), 1);
@@ -202,7 +267,10 @@ async fn engines_of_agents_get_what_the_processor_of_their_frontend_has_made() {
         let mut agent = agent_command(&reading, &["--take-tensors", "--nixl-library", &nixl]);
         let _agent = Process(agent.envs(transports.iter().copied()).spawn().expect("an agent"));
         let lend = [&model, "--agents", &reading, "--nixl-library", &nixl];
-        let lending = Server::start_with(&[&lend[..], &own, &["--", "--dtype", "bfloat16"]].concat(), transports);
+        let lending = Server::start_with(
+            &[&lend[..], &own, &["--", "--dtype", "bfloat16"]].concat(),
+            transports,
+        );
         lending.wait_ready(1, STARTUP).await;
         let request = request(&clips);
         assert_eq!(seen(&lending.chat(&request).await), seen(&local.chat(&request).await));
@@ -210,9 +278,11 @@ async fn engines_of_agents_get_what_the_processor_of_their_frontend_has_made() {
         assert_eq!(lending.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
     }
 
-    let text = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4});
+    let text =
+        json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4});
     let workers = join_all((0..8).map(|_| remote.chat(&text))).await;
-    let workers: BTreeSet<_> = workers.iter().map(|answer| (answer.ok(), answer.header("x-chiasm-worker")).1).collect();
+    let workers: BTreeSet<_> =
+        workers.iter().map(|answer| (answer.ok(), answer.header("x-chiasm-worker")).1).collect();
     assert_eq!(workers.len(), 2, "both agents take text");
 
     let none = start(&other);
@@ -222,7 +292,8 @@ async fn engines_of_agents_get_what_the_processor_of_their_frontend_has_made() {
     assert!(refused.text.contains("--take-tensors"), "{}", refused.text);
 }
 
-/// One processor makes a new video once for all who want it at the same time; later requests need neither it nor the bytes.
+/// One processor makes a new video once for all who want it at the same time; later requests need
+/// neither it nor the bytes.
 async fn a_video_is_made_once(server: &Server) {
     let request = request(&[part("video", &file("with_sound.mp4")), part("image", DAWN.jpeg)]);
     let made = server.metric("chiasm_media_decoded_total").await;
@@ -243,7 +314,8 @@ async fn a_video_is_made_once(server: &Server) {
 async fn conversations_of_a_text_model_are_written_by_vllms_code() {
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(models().join("qwen2vl").join(name), folder.path().join(name)).expect("a tokenizer");
+        std::fs::copy(models().join("qwen2vl").join(name), folder.path().join(name))
+            .expect("a tokenizer");
     }
     let config = json!({
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 500, "hidden_size": 64,
@@ -262,13 +334,17 @@ async fn conversations_of_a_text_model_are_written_by_vllms_code() {
     for (thinking, end) in [(false, "</think>"), (true, "<think>")] {
         let answer = server.chat(&ask(messages.clone(), thinking)).await;
         let text = format!("<｜begin▁of▁sentence｜>be kind<｜User｜>hello<｜Assistant｜>{end}");
-        let expected: Vec<u32> = tokenizer.encode(&text, false).expect("tokens").iter().map(|token| token.0).collect();
+        let expected: Vec<u32> =
+            tokenizer.encode(&text, false).expect("tokens").iter().map(|token| token.0).collect();
         assert_eq!(answer.ok()["prompt_token_ids"], json!(expected));
     }
     let long = json!([{"role": "user", "content": "long ".repeat(100_000)}]);
     assert_eq!(server.chat(&ask(long, false)).await.refused(400), "messages");
     let picture = json!([{"role": "user", "content": [part("image", DAWN.jpeg)]}]);
-    assert_eq!(server.chat(&ask(picture, false)).await.refused(400), "messages[0].content[0].image_url");
+    assert_eq!(
+        server.chat(&ask(picture, false)).await.refused(400),
+        "messages[0].content[0].image_url"
+    );
     let call = json!([
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function", "function": {"name": 3}}]},
@@ -282,7 +358,8 @@ fn silence(seconds: u32) -> Vec<u8> {
     let length = 8000 * seconds;
     let header = [16, 1 << 16 | 1, 8000, 8000, 8 << 16 | 1].map(u32::to_le_bytes).concat();
     let (riff, data) = ((36 + length).to_le_bytes(), length.to_le_bytes());
-    [b"RIFF", &riff[..], b"WAVEfmt ", &header, b"data", &data, &vec![0x80; length as usize]].concat()
+    [b"RIFF", &riff[..], b"WAVEfmt ", &header, b"data", &data, &vec![0x80; length as usize]]
+        .concat()
 }
 
 /// Files as attackers and bad networks make them.
@@ -308,12 +385,16 @@ fn hostile(seed: u64) -> (&'static str, Vec<u8>) {
         // Headers that lie: sizes, durations, rates.
         1 => {
             let head = bytes.len().min(600);
-            (0..12).for_each(|_| bytes[random.random_range(0..head)] = [0, 0x7F, 0xFF][random.random_range(0..3)]);
+            (0..12).for_each(|_| {
+                bytes[random.random_range(0..head)] = [0, 0x7F, 0xFF][random.random_range(0..3)]
+            });
         }
         // Damaged anywhere.
         2 => {
             let length = bytes.len();
-            (0..40).for_each(|_| bytes[random.random_range(0..length)] ^= 1 << random.random_range(0..8));
+            (0..40).for_each(|_| {
+                bytes[random.random_range(0..length)] ^= 1 << random.random_range(0..8)
+            });
         }
         // Another file from the middle on.
         3 => {
@@ -324,7 +405,8 @@ fn hostile(seed: u64) -> (&'static str, Vec<u8>) {
         // The tables at the end of an mp4, and whatever is there in others.
         _ => {
             let (length, tail) = (bytes.len(), bytes.len().min(2000));
-            (0..30).for_each(|_| bytes[length - 1 - random.random_range(0..tail)] = random.random());
+            (0..30)
+                .for_each(|_| bytes[length - 1 - random.random_range(0..tail)] = random.random());
         }
     }
     (modality, bytes)
@@ -332,7 +414,8 @@ fn hostile(seed: u64) -> (&'static str, Vec<u8>) {
 
 /// Memory of items that a process has open.
 fn open_items(server: &Server) -> usize {
-    let files = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("its files").flatten();
+    let files =
+        std::fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("its files").flatten();
     let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
     names.filter(|name| name.to_string_lossy().contains("chiasm-item")).count()
 }
@@ -351,7 +434,12 @@ async fn hostile_files_cost_their_own_requests(server: &Server) {
                 200 => taken += 1,
                 400 | 413 | 422 | 504 => {
                     let param = answer.refused(answer.status);
-                    assert_eq!(param, format!("messages[0].content[0].{modality}_url"), "{seed}: {}", answer.text);
+                    assert_eq!(
+                        param,
+                        format!("messages[0].content[0].{modality}_url"),
+                        "{seed}: {}",
+                        answer.text
+                    );
                     refused += 1;
                 }
                 _ => panic!("{seed}: {} {}", answer.status, answer.text),
@@ -363,15 +451,19 @@ async fn hostile_files_cost_their_own_requests(server: &Server) {
     assert_eq!(server.ready_workers().await, 2, "no engine was reached by what is broken");
     // Each of two processes keeps some for its next items.
     wait_for("items' memory to be given back", STARTUP, async || open_items(server) <= 4).await;
-    let held = server.metric("chiasm_held_bytes").await - server.metric("chiasm_media_cache_bytes").await;
+    let held =
+        server.metric("chiasm_held_bytes").await - server.metric("chiasm_media_cache_bytes").await;
     assert!(held <= 0.0, "{held} bytes are held beside the cache");
 }
 
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn videos_and_audio_are_made_once_and_hostile_ones_cost_nobody_else() {
-    let server =
-        serve("omni", &["--processor-timeout", "10", "--allow-private-media", "--max-audio-seconds", "20"]).await;
+    let server = serve(
+        "omni",
+        &["--processor-timeout", "10", "--allow-private-media", "--max-audio-seconds", "20"],
+    )
+    .await;
     a_video_is_made_once(&server).await;
     for modality in ["video", "audio"] {
         scenario_run::play_all_with(modality, &server, "m", 16, 8).await;
@@ -387,6 +479,9 @@ async fn videos_and_audio_are_made_once_and_hostile_ones_cost_nobody_else() {
     assert!(too_long.text.contains("--max-audio-seconds"), "{}", too_long.text);
     server.chat(&request(&[part("audio", &silence(19))])).await.ok();
     let many: Vec<Value> = (0..17).map(|_| part("video", &file("silent.mp4"))).collect();
-    assert_eq!(server.chat(&request(&many)).await.refused(413), "messages[0].content[16].video_url");
+    assert_eq!(
+        server.chat(&request(&many)).await.refused(413),
+        "messages[0].content[16].video_url"
+    );
     assert!(server.terminate(Duration::from_secs(30)).await, "SIGTERM ends it with exit code 0");
 }

@@ -1,5 +1,6 @@
-//! Real SGLang servers on CPU with tiny random models. `cargo xtask test --sglang` sets up what this needs and runs it; it is no part of the
-//! default run, as a server takes the better part of a minute to start. `CHIASM_TEST_SHOW_SGLANG=1` shows what the servers say.
+//! Real SGLang servers on CPU with tiny random models. `cargo xtask test --sglang` sets up what
+//! this needs and runs it; it is no part of the default run, as a server takes the better part of a
+//! minute to start. `CHIASM_TEST_SHOW_SGLANG=1` shows what the servers say.
 
 mod environment;
 
@@ -26,8 +27,7 @@ fn text(text: &str) -> Value {
 
 /// A greedy request with more fields.
 fn ask(content: Value, more: Value) -> Value {
-    let mut body =
-        json!({"model": "m", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 12});
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 12});
     body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     body
 }
@@ -49,16 +49,29 @@ fn overlap(answer: &Answer) -> (u64, u64) {
 
 /// Blocks that a frontend knows all its workers to hold.
 async fn known_blocks(frontend: &Server) -> u64 {
-    workers(frontend).await.iter().map(|worker| worker["known_blocks"].as_u64().expect("a number")).sum()
+    workers(frontend)
+        .await
+        .iter()
+        .map(|worker| worker["known_blocks"].as_u64().expect("a number"))
+        .sum()
 }
 
 /// Answers through a frontend are those that a server gives by itself.
 async fn a_server_answers_through_us_as_by_itself(frontend: &Server, server: &Sglang) {
     for body in [
         ask(json!("the quick brown fox jumps over the lazy dog"), json!({})),
-        ask(json!([image(DAWN), text("describe this image briefly.")]), json!({"ignore_eos": true})),
-        ask(json!([text("describe"), image(SNOW), text("and"), image(NIGHT)]), json!({"ignore_eos": true})),
-        ask(json!("a list"), json!({"repetition_penalty": 1.3, "min_tokens": 4, "ignore_eos": true})),
+        ask(
+            json!([image(DAWN), text("describe this image briefly.")]),
+            json!({"ignore_eos": true}),
+        ),
+        ask(
+            json!([text("describe"), image(SNOW), text("and"), image(NIGHT)]),
+            json!({"ignore_eos": true}),
+        ),
+        ask(
+            json!("a list"),
+            json!({"repetition_penalty": 1.3, "min_tokens": 4, "ignore_eos": true}),
+        ),
     ] {
         let own = server.post("/v1/chat/completions", &body).await.ok();
         let ours = frontend.chat(&body).await.ok();
@@ -72,12 +85,20 @@ async fn a_server_answers_through_us_as_by_itself(frontend: &Server, server: &Sg
     }
 }
 
-/// What is asked for beside the text: several continuations, log probabilities, constraints, stop tokens.
+/// What is asked for beside the text: several continuations, log probabilities, constraints, stop
+/// tokens.
 async fn parts_of_requests_mean_the_same(frontend: &Server) {
-    let body = ask(json!([image(DUSK), text("three of it")]), json!({"logprobs": true, "top_logprobs": 2}));
+    let body = ask(
+        json!([image(DUSK), text("three of it")]),
+        json!({"logprobs": true, "top_logprobs": 2}),
+    );
     let answer = frontend.chat(&body).await.ok();
-    for token in answer["choices"][0]["logprobs"]["content"].as_array().expect("log probabilities") {
-        assert_eq!(token["logprob"], token["top_logprobs"][0]["logprob"], "greedy takes the likeliest: {token}");
+    for token in answer["choices"][0]["logprobs"]["content"].as_array().expect("log probabilities")
+    {
+        assert_eq!(
+            token["logprob"], token["top_logprobs"][0]["logprob"],
+            "greedy takes the likeliest: {token}"
+        );
         assert_eq!(token["top_logprobs"].as_array().expect("a list").len(), 2);
     }
     let body = ask(
@@ -90,11 +111,19 @@ async fn parts_of_requests_mean_the_same(frontend: &Server) {
 
     let schema = json!({"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"], "additionalProperties": false});
     let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
-    let answer = frontend.chat(&ask(json!("as JSON"), json!({"response_format": format, "max_tokens": 60}))).await.ok();
+    let answer = frontend
+        .chat(&ask(json!("as JSON"), json!({"response_format": format, "max_tokens": 60})))
+        .await
+        .ok();
     let told: Value = serde_json::from_str(content(&answer)).expect("JSON");
     assert_eq!(told, json!({"a": "b"}));
-    for (constraint, wanted) in [(json!({"regex": "(ab){2}"}), "abab"), (json!({"grammar": "root ::= \"so\""}), "so")] {
-        let answer = frontend.chat(&ask(json!("a word"), json!({"structured_outputs": constraint}))).await.ok();
+    for (constraint, wanted) in
+        [(json!({"regex": "(ab){2}"}), "abab"), (json!({"grammar": "root ::= \"so\""}), "so")]
+    {
+        let answer = frontend
+            .chat(&ask(json!("a word"), json!({"structured_outputs": constraint})))
+            .await
+            .ok();
         assert_eq!(content(&answer), wanted);
     }
     let bad = ask(json!("a word"), json!({"structured_outputs": {"regex": "["}}));
@@ -102,25 +131,34 @@ async fn parts_of_requests_mean_the_same(frontend: &Server) {
 
     // A server that goes on after the end goes on after stop tokens too; these are held to here.
     let body = |more: Value| ask(json!("stop somewhere"), more);
-    let whole = frontend.chat(&body(json!({"ignore_eos": true, "return_token_ids": true}))).await.ok();
-    let ids: Vec<u64> =
-        whole["choices"][0]["token_ids"].as_array().expect("ids").iter().filter_map(Value::as_u64).collect();
+    let whole =
+        frontend.chat(&body(json!({"ignore_eos": true, "return_token_ids": true}))).await.ok();
+    let ids: Vec<u64> = whole["choices"][0]["token_ids"]
+        .as_array()
+        .expect("ids")
+        .iter()
+        .filter_map(Value::as_u64)
+        .collect();
     let stop = ids[4];
     let until = ids.iter().position(|id| *id == stop).expect("it is there") + 1;
-    let stopped = frontend.chat(&body(json!({"ignore_eos": true, "stop_token_ids": [stop]}))).await.ok();
+    let stopped =
+        frontend.chat(&body(json!({"ignore_eos": true, "stop_token_ids": [stop]}))).await.ok();
     assert_eq!(
         (&stopped["usage"]["completion_tokens"], &stopped["choices"][0]["finish_reason"]),
         (&json!(until), &json!("stop"))
     );
 
-    for (field, value) in
-        [("bad_words", json!(["a"])), ("prompt_logprobs", json!(1)), ("allowed_token_ids", json!([5]))]
-    {
+    for (field, value) in [
+        ("bad_words", json!(["a"])),
+        ("prompt_logprobs", json!(1)),
+        ("allowed_token_ids", json!([5])),
+    ] {
         assert_eq!(frontend.chat(&body(json!({field: value}))).await.refused(400), field);
     }
 }
 
-/// A prompt that would have the server wait for ever is refused before it is sent: the name of the image token in a text.
+/// A prompt that would have the server wait for ever is refused before it is sent: the name of the
+/// image token in a text.
 async fn more_image_tokens_than_images_are_refused(frontend: &Server, server: &Sglang) {
     let named = "<|image_pad|>".repeat(40);
     let answer = frontend.chat(&ask(json!([image(DAWN), text(&named)]), json!({}))).await;
@@ -160,9 +198,13 @@ async fn a_flushed_cache_is_known_to_be_empty(frontend: &Server, servers: &[Sgla
     assert_eq!(cached(&answer.ok()), 0);
 }
 
-/// One that is killed under a request is replaced by the other, and used again when it is back, with an empty cache.
+/// One that is killed under a request is replaced by the other, and used again when it is back,
+/// with an empty cache.
 async fn a_killed_server_is_replaced_and_comes_back(frontend: &Server, servers: &mut [Sglang]) {
-    let body = ask(json!([image(STORM), text("the quick brown fox")]), json!({"max_tokens": 300, "ignore_eos": true}));
+    let body = ask(
+        json!([image(STORM), text("the quick brown fox")]),
+        json!({"max_tokens": 300, "ignore_eos": true}),
+    );
     let own = frontend.chat(&body).await;
     let busy = usize::from(own.header("x-chiasm-worker") == "worker_1");
     servers[busy].kill();
@@ -173,7 +215,8 @@ async fn a_killed_server_is_replaced_and_comes_back(frontend: &Server, servers: 
     servers[busy].start();
     servers[busy].wait_healthy().await;
     frontend.wait_ready(2, STARTUP).await;
-    let is_exact = async || workers(frontend).await.iter().all(|worker| worker["knowledge"] == "exact");
+    let is_exact =
+        async || workers(frontend).await.iter().all(|worker| worker["knowledge"] == "exact");
     wait_for("exact knowledge", SOON, is_exact).await;
     assert_eq!(workers(frontend).await[busy]["known_blocks"], 0);
 }
@@ -182,15 +225,21 @@ async fn a_killed_server_is_replaced_and_comes_back(frontend: &Server, servers: 
 #[ignore = "needs SGLang: cargo xtask test --sglang"]
 async fn two_servers_are_predicted_exactly() {
     let environment = Environment::read();
-    let mut servers =
-        [environment.sglang("qwen2vl", &[]), environment.sglang("qwen2vl", &["--incremental-streaming-output"])];
+    let mut servers = [
+        environment.sglang("qwen2vl", &[]),
+        environment.sglang("qwen2vl", &["--incremental-streaming-output"]),
+    ];
     for server in &mut servers {
         server.wait_healthy().await;
     }
     let frontend = before(&environment, "qwen2vl", &[&servers[0], &servers[1]]).await;
     let answers = scenario_run::play_all(&frontend, "m", BLOCK_SIZE, 8).await;
     for worker in workers(&frontend).await {
-        assert_eq!((&worker["knowledge"], &worker["condition"]), (&json!("exact"), &json!("answers")), "{worker}");
+        assert_eq!(
+            (&worker["knowledge"], &worker["condition"]),
+            (&json!("exact"), &json!("answers")),
+            "{worker}"
+        );
     }
     a_server_answers_through_us_as_by_itself(&frontend, &servers[0]).await;
     parts_of_requests_mean_the_same(&frontend).await;
@@ -210,12 +259,19 @@ async fn two_servers_are_predicted_exactly() {
 }
 
 /// What comes of a prompt with an image, told twice.
-async fn family(environment: &Environment, model: &str, flags: &[&str]) -> (Server, Sglang, Vec<Answer>) {
+async fn family(
+    environment: &Environment,
+    model: &str,
+    flags: &[&str],
+) -> (Server, Sglang, Vec<Answer>) {
     let mut server = environment.sglang(model, flags);
     server.wait_healthy().await;
     let frontend = before(environment, model, &[&server]).await;
     let mut answers = Vec::new();
-    for content in [json!([image(DAWN), text("describe this image")]), json!([image(DAWN), image(SNOW), text("two")])] {
+    for content in [
+        json!([image(DAWN), text("describe this image")]),
+        json!([image(DAWN), image(SNOW), text("two")]),
+    ] {
         for _ in 0..2 {
             let before = known_blocks(&frontend).await;
             let answer = frontend.chat(&ask(content.clone(), json!({}))).await;
@@ -247,7 +303,11 @@ async fn other_families_are_exact_or_refused() {
         for (number, answer) in answers.iter().enumerate() {
             let ((held, _), told) = (overlap(answer), answer.ok());
             let prompt = told["usage"]["prompt_tokens"].as_u64().expect("a count");
-            assert_eq!(cached(&told), held.min((prompt - 1) / BLOCK_SIZE) * BLOCK_SIZE, "{model} {number}: {told}");
+            assert_eq!(
+                cached(&told),
+                held.min((prompt - 1) / BLOCK_SIZE) * BLOCK_SIZE,
+                "{model} {number}: {told}"
+            );
             assert!(number == 0 || held > 0, "{model} {number}");
         }
         assert_eq!(workers(&frontend).await[0]["knowledge"], "exact", "{model}");

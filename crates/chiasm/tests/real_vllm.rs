@@ -1,9 +1,11 @@
-//! Real vLLM engines on CPU with tiny random models. `cargo xtask test` sets up what this needs and runs it.
+//! Real vLLM engines on CPU with tiny random models. `cargo xtask test` sets up what this needs and
+//! runs it.
 //!
-//! Few tests, one at a time, because an engine takes a while to start and several at once slow each other down. Most of a start
-//! is Python importing vLLM. So `vllm serve`, which answers are compared with, and the engines of whatever is not about launching
-//! engines come from one process that has imported it; Chiasm attaches to these engines.
-//! `CHIASM_TEST_FAMILIES=llava,gemma3` runs these image families only.
+//! Few tests, one at a time, because an engine takes a while to start and several at once slow each
+//! other down. Most of a start is Python importing vLLM. So `vllm serve`, which answers are
+//! compared with, and the engines of whatever is not about launching engines come from one process
+//! that has imported it; Chiasm attaches to these engines. `CHIASM_TEST_FAMILIES=llava,gemma3` runs
+//! these image families only.
 
 mod adapters;
 mod constrained;
@@ -26,7 +28,9 @@ use serde_json::{Value, json};
 
 use self::environment::{ARENA_GB, BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
 use self::processes::{PROCESSES, descendants, engine_process, is_alive};
-use self::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests, image, text};
+use self::requests::{
+    answers_are_those_of_vllm_serve, comparable_requests, family_requests, image, text,
+};
 use crate::support::{Server, scenario_run, send_signal, wait_for};
 
 /// Kills the engine that has the only request, which then moves to the other one.
@@ -42,17 +46,26 @@ async fn a_killed_engine_is_replaced(server: &Server, process: &str) {
     let moved = server.metric("chiasm_retries_total").await;
     let (answer, after) = tokio::join!(server.chat(&body), async {
         wait_for("running request", STARTUP, async || running().await == 1.0).await;
-        let busy = match server.metric("chiasm_worker_running_requests{worker=\"worker_0\"}").await {
+        let busy = match server.metric("chiasm_worker_running_requests{worker=\"worker_0\"}").await
+        {
             1.0 => "worker_0",
             _ => "worker_1",
         };
         send_signal(engine_process(server, busy, process), "KILL");
-        wait_for("worker to leave", Duration::from_secs(20), async || server.ready_workers().await == 1).await
+        wait_for("worker to leave", Duration::from_secs(20), async || {
+            server.ready_workers().await == 1
+        })
+        .await
     });
-    // Milliseconds on an idle machine. An engine that is merely silent is found after 60 s (--engine-hang-timeout).
+    // Milliseconds on an idle machine. An engine that is merely silent is found after 60 s
+    // (--engine-hang-timeout).
     assert!(after < Duration::from_secs(10), "it took {after:?} to notice the death of {process}");
     answer.ok();
-    assert_eq!(server.metric("chiasm_retries_total").await, moved + 1.0, "the killed engine's request moved");
+    assert_eq!(
+        server.metric("chiasm_retries_total").await,
+        moved + 1.0,
+        "the killed engine's request moved"
+    );
     server.wait_ready(2, STARTUP).await;
     for worker in ["worker_0", "worker_1"] {
         assert!(PROCESSES.iter().all(|process| is_alive(engine_process(server, worker, process))));
@@ -75,7 +88,8 @@ fn the_packages_of_clients_work(environment: &Environment, server: &Server) {
 fn run_client(python: &str, script: &str, args: &[&str]) {
     let script = format!("{}/tests/{script}", env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(python).arg(script).args(args).output().expect("python runs");
-    let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let told =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     assert!(output.status.success(), "{}", told.concat());
 }
 
@@ -94,7 +108,8 @@ async fn real_engines_do_what_is_promised() {
     let answers = scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
     // Now with images from the engines' receiver caches, which by now have evicted some.
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-    // How many travel does not depend on which engine ties went to; how many of them in which way does.
+    // How many travel does not depend on which engine ties went to; how many of them in which way
+    // does.
     let (cached, shm) = (travelled(&server, "cached").await, travelled(&server, "shm").await);
     assert!(cached + shm >= 20.0, "{cached} cached, {shm} in shared memory");
     assert!(cached >= 4.0 && shm >= 4.0, "{cached} cached, {shm} in shared memory");
@@ -126,7 +141,8 @@ async fn travelled(server: &Server, mode: &str) -> f64 {
 
 async fn other_modes_give_the_same_answers(environment: &Environment, answers: &[String]) {
     for (mode, flags) in [
-        // Without a worker process: that one gets copies from the engine, here the model reads the slots themselves.
+        // Without a worker process: that one gets copies from the engine, here the model reads the
+        // slots themselves.
         ("auto", &["--distributed-executor-backend", "uni"][..]),
         ("inline", &[]),
         ("off", &[]),
@@ -141,30 +157,49 @@ async fn other_modes_give_the_same_answers(environment: &Environment, answers: &
         };
         server.wait_ready(1, STARTUP).await;
         assert_eq!(scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await, answers, "{mode}");
-        let (cached, shm, inline) =
-            (travelled(&server, "cached").await, travelled(&server, "shm").await, travelled(&server, "inline").await);
+        let (cached, shm, inline) = (
+            travelled(&server, "cached").await,
+            travelled(&server, "shm").await,
+            travelled(&server, "inline").await,
+        );
         let as_promised = match mode {
             "auto" => cached > 0.0 && shm > 0.0 && inline == 0.0,
             "inline" => cached > 0.0 && shm == 0.0 && inline > 0.0,
             _ => cached == 0.0 && shm == 0.0 && inline > 0.0,
         };
         assert!(as_promised, "{mode}: {cached} cached, {shm} in shared memory, {inline} inline");
-        assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+        assert!(
+            server.terminate(Duration::from_secs(60)).await,
+            "SIGTERM ends it with exit code 0"
+        );
         drop(attached);
     }
 }
 
-async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str, requests: &[Value], flags: &[&str]) {
+async fn one_engine_answers_as_vllm_serve(
+    environment: &Environment,
+    model: &str,
+    requests: &[Value],
+    flags: &[&str],
+) {
     // Both start at the same time.
     let reference = environment.reference(model, flags);
     let (mut server, engine) = environment.attach("shm", ROOMY_ARENA_GB, model, flags);
     let vllm_serve = reference;
     let reference = vllm_serve.answers(requests).await;
-    upstream::a_server_answers_through_us_as_by_itself(environment, model, &vllm_serve, requests, &reference).await;
+    upstream::a_server_answers_through_us_as_by_itself(
+        environment,
+        model,
+        &vllm_serve,
+        requests,
+        &reference,
+    )
+    .await;
     drop(vllm_serve);
     server.wait_ready(1, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, requests, &reference).await;
-    // The next frontend takes the engine over, with all that it holds, and gives it other shared memory.
+    // The next frontend takes the engine over, with all that it holds, and gives it other shared
+    // memory.
     server.end_by("KILL");
     let server = engine.serve();
     server.wait_ready(1, STARTUP).await;
@@ -175,7 +210,8 @@ async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str
     assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
 }
 
-/// The other image families, one engine each: the same prompt tokens and the same new tokens as `vllm serve`.
+/// The other image families, one engine each: the same prompt tokens and the same new tokens as
+/// `vllm serve`.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn every_image_family_answers_as_vllm_serve_does() {
@@ -200,6 +236,7 @@ async fn every_image_family_answers_as_vllm_serve_does() {
         if chosen.as_ref().is_some_and(|chosen| !chosen.split(',').any(|name| name == model)) {
             continue;
         }
-        one_engine_answers_as_vllm_serve(&environment, model, &family_requests(&kwargs), flags).await;
+        one_engine_answers_as_vllm_serve(&environment, model, &family_requests(&kwargs), flags)
+            .await;
     }
 }

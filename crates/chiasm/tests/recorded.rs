@@ -1,4 +1,5 @@
-//! What packages of clients send is taken: bodies that `cargo xtask record-clients` has recorded, sent to a simulated engine.
+//! What packages of clients send is taken: bodies that `cargo xtask record-clients` has recorded,
+//! sent to a simulated engine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,9 +25,11 @@ const CLIENTS: [&str; 11] = [
 
 fn recorded() -> BTreeMap<String, Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
-    let files = std::fs::read_dir(folder).expect("recorded calls").map(|file| file.expect("a file").path());
+    let files =
+        std::fs::read_dir(folder).expect("recorded calls").map(|file| file.expect("a file").path());
     let read = |path: std::path::PathBuf| {
-        let call: Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
+        let call: Value =
+            serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
         (path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned(), call)
     };
     files.map(read).collect()
@@ -37,8 +40,8 @@ async fn what_packages_of_clients_send_is_taken() {
     let model = demo_model().display().to_string();
     // LlamaIndex knows models by OpenAI's names alone, so a request's own name has to be served.
     let args = [&model, "--sim", "1", "--sim-speedup", "1000", "--tool-call-parser", "hermes"];
-    let servers =
-        ["m", "gpt-4o"].map(|name| (name, Server::start(&[&args[..], &["--served-model-name", name]].concat())));
+    let servers = ["m", "gpt-4o"]
+        .map(|name| (name, Server::start(&[&args[..], &["--served-model-name", name]].concat())));
     for (_, server) in &servers {
         server.wait_ready(1, Duration::from_secs(20)).await;
     }
@@ -49,7 +52,8 @@ async fn what_packages_of_clients_send_is_taken() {
     let mut refused = Vec::new();
     for (name, call) in &calls {
         let (path, body) = (call["path"].as_str().expect("a path"), &call["body"]);
-        let (_, server) = servers.iter().find(|(name, _)| body["model"] == *name).expect("a served model");
+        let (_, server) =
+            servers.iter().find(|(name, _)| body["model"] == *name).expect("a served model");
         let answer = server.post(path, body).await;
         if answer.status != 200 {
             refused.push(format!("{name} ({}): {} {}", call["client"], answer.status, answer.text));
@@ -57,13 +61,20 @@ async fn what_packages_of_clients_send_is_taken() {
         }
         let text = answer.text.trim_end();
         if body["stream"] == true {
-            let is_whole = ["data: [DONE]", "\"type\":\"message_stop\"}"].iter().any(|end| text.ends_with(end));
+            let is_whole = ["data: [DONE]", "\"type\":\"message_stop\"}"]
+                .iter()
+                .any(|end| text.ends_with(end));
             assert!(
-                is_whole || text.contains("event: response.completed") || text.contains("event: response.incomplete"),
+                is_whole
+                    || text.contains("event: response.completed")
+                    || text.contains("event: response.incomplete"),
                 "{name}: {text}"
             );
         } else {
-            assert!(answer.json()["usage"].is_object() || answer.json()["input_tokens"].is_u64(), "{name}: {text}");
+            assert!(
+                answer.json()["usage"].is_object() || answer.json()["input_tokens"].is_u64(),
+                "{name}: {text}"
+            );
         }
     }
     assert!(refused.is_empty(), "{}", refused.join("\n"));
@@ -72,7 +83,8 @@ async fn what_packages_of_clients_send_is_taken() {
 #[tokio::test]
 async fn what_would_change_an_answer_is_refused_by_its_name() {
     let model = demo_model().display().to_string();
-    let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
+    let server =
+        Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
     server.wait_ready(1, Duration::from_secs(20)).await;
     let fields = [
         ("modalities", json!(["text", "audio"])),
@@ -88,7 +100,10 @@ async fn what_would_change_an_answer_is_refused_by_its_name() {
         ("store", json!("yes")),
     ];
     for (path, body) in [
-        ("/v1/chat/completions", json!({"model": "m", "messages": [{"role": "user", "content": "x"}]})),
+        (
+            "/v1/chat/completions",
+            json!({"model": "m", "messages": [{"role": "user", "content": "x"}]}),
+        ),
         ("/v1/completions", json!({"model": "m", "prompt": "x"})),
         ("/v1/responses", json!({"model": "m", "input": "x"})),
     ] {

@@ -1,4 +1,5 @@
-//! The Responses API of a process before a simulated engine. `real_vllm` has the `openai` package ask real ones.
+//! The Responses API of a process before a simulated engine. `real_vllm` has the `openai` package
+//! ask real ones.
 
 use std::time::Duration;
 
@@ -12,14 +13,17 @@ const PATH: &str = "/v1/responses";
 
 async fn serve(extra: &[&str]) -> Server {
     let model = demo_model().display().to_string();
-    let args = [&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"][..], extra].concat();
+    let args =
+        [&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"][..], extra]
+            .concat();
     let server = Server::start(&args);
     server.wait_ready(1, Duration::from_secs(20)).await;
     server
 }
 
 fn ask(fields: Value) -> Value {
-    let mut body = json!({"model": "m", "input": "Say something.", "max_output_tokens": 20, "temperature": 0});
+    let mut body =
+        json!({"model": "m", "input": "Say something.", "max_output_tokens": 20, "temperature": 0});
     body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
     body
 }
@@ -29,7 +33,8 @@ fn events(answer: &Answer) -> Vec<Value> {
     event_grammar::responses(&answer.text);
     let read = |event: &str| {
         let (name, data) = event.split_once('\n').expect("two lines");
-        let data: Value = serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON");
+        let data: Value =
+            serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON");
         assert_eq!(name.strip_prefix("event: "), data["type"].as_str());
         data
     };
@@ -40,7 +45,8 @@ fn events(answer: &Answer) -> Vec<Value> {
 async fn a_response_is_the_same_whole_streamed_and_as_a_chat() {
     let server = serve(&[]).await;
     let body = ask(json!({"instructions": "Be short.", "metadata": {"a": "b"}, "store": true}));
-    // What a simulated engine says depends on what it holds of the prompt; from now on that is all of it.
+    // What a simulated engine says depends on what it holds of the prompt; from now on that is all
+    // of it.
     server.post(PATH, &body).await.ok();
     let answer = server.post(PATH, &body).await;
     let whole = answer.ok();
@@ -48,13 +54,18 @@ async fn a_response_is_the_same_whole_streamed_and_as_a_chat() {
     assert_eq!(whole["id"], format!("resp_{}", answer.header("x-request-id")));
     let text = whole["output"][0]["content"][0]["text"].as_str().expect("text").to_owned();
     assert!(!text.is_empty());
-    assert_eq!((&whole["metadata"], &whole["instructions"]), (&json!({"a": "b"}), &json!("Be short.")));
+    assert_eq!(
+        (&whole["metadata"], &whole["instructions"]),
+        (&json!({"a": "b"}), &json!("Be short."))
+    );
 
     let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "Say something."}]);
     let chat = json!({"model": "m", "messages": messages, "max_tokens": 20, "temperature": 0});
     let chat = server.chat(&chat).await.ok();
     assert_eq!(chat["choices"][0]["message"]["content"], text.as_str());
-    for (of_response, of_chat) in [("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")] {
+    for (of_response, of_chat) in
+        [("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")]
+    {
         assert_eq!(whole["usage"][of_response], chat["usage"][of_chat]);
     }
 
@@ -64,7 +75,10 @@ async fn a_response_is_the_same_whole_streamed_and_as_a_chat() {
     let numbers: Vec<_> = events.iter().map(|event| event["sequence_number"].as_u64()).collect();
     assert_eq!(numbers, (0..events.len() as u64).map(Some).collect::<Vec<_>>());
     let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
-    assert_eq!(deltas.map(|event| event["delta"].as_str().expect("text")).collect::<String>(), text);
+    assert_eq!(
+        deltas.map(|event| event["delta"].as_str().expect("text")).collect::<String>(),
+        text
+    );
     let last = &events.last().expect("events")["response"];
     for field in ["status", "output", "tools", "usage"] {
         let same = |response: &Value| match field {
@@ -74,7 +88,10 @@ async fn a_response_is_the_same_whole_streamed_and_as_a_chat() {
         };
         assert_eq!(same(last), same(&whole), "{field}");
     }
-    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"responses\",status=\"200\"}").await, 3.0);
+    assert_eq!(
+        server.metric("chiasm_requests_total{endpoint=\"responses\",status=\"200\"}").await,
+        3.0
+    );
     assert_eq!(server.metric("chiasm_in_flight_requests").await, 0.0);
     server.logged("endpoint=\"responses\"");
 }
@@ -88,19 +105,22 @@ fn joined(tokens: &Value) -> String {
 #[tokio::test]
 async fn log_probabilities_are_those_of_the_text() {
     let answer = "<think>Let me see.</think>\n\nFine. <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
-    let flags = ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--sim-answer", answer];
+    let flags =
+        ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--sim-answer", answer];
     let server = serve(&flags).await;
     let tools = json!([{"type": "function", "name": "f"}]);
     let asked = json!({"top_logprobs": 2, "include": ["message.output_text.logprobs"], "tools": tools,
         "max_output_tokens": 200});
     let whole = server.post(PATH, &ask(asked.clone())).await.ok();
-    let kinds: Vec<_> = whole["output"].as_array().expect("items").iter().map(|item| &item["type"]).collect();
+    let kinds: Vec<_> =
+        whole["output"].as_array().expect("items").iter().map(|item| &item["type"]).collect();
     assert_eq!(kinds, ["reasoning", "message", "function_call"]);
     let part = &whole["output"][1]["content"][0];
     assert_eq!(joined(&part["logprobs"]), "\n\nFine.");
     assert_eq!(part["text"], "\n\nFine.");
     assert!(part["logprobs"].as_array().expect("tokens").iter().all(|token| {
-        token["top_logprobs"].as_array().is_some_and(|top| top.len() == 2) && token["logprob"].is_f64()
+        token["top_logprobs"].as_array().is_some_and(|top| top.len() == 2)
+            && token["logprob"].is_f64()
     }));
     assert_eq!(whole["top_logprobs"], 2);
 
@@ -138,7 +158,8 @@ async fn images_and_calls_of_before_are_in_the_prompt() {
     ]));
     assert!(called.await > without + 5);
     let broken = json!({"type": "input_image", "image_url": "data:image/jpeg;base64,AAAA"});
-    let refused = server.post(PATH, &ask(json!({"input": [{"role": "user", "content": [broken]}]}))).await;
+    let refused =
+        server.post(PATH, &ask(json!({"input": [{"role": "user", "content": [broken]}]}))).await;
     assert!((400..500).contains(&refused.status), "{}", refused.text);
     assert_eq!(refused.refused(refused.status), "input[0].content[0].image_url");
 }
@@ -148,9 +169,12 @@ async fn a_custom_tool_of_a_namespace_is_called_with_text() {
     let call = r#"<tool_call>{"name": "box__sh", "arguments": {"input": "echo \"hé\" > \\tmp\n"}}</tool_call>"#;
     let server = serve(&["--tool-call-parser", "hermes", "--sim-answer", call]).await;
     let custom = json!({"type": "custom", "name": "sh", "description": "runs it"});
-    let tools = json!([{"type": "namespace", "name": "box", "description": "a box", "tools": [custom]}]);
+    let tools =
+        json!([{"type": "namespace", "name": "box", "description": "a box", "tools": [custom]}]);
     let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "sh"}]});
-    let mut body = ask(json!({"tools": tools, "tool_choice": allowed, "truncation": "auto", "max_output_tokens": 200}));
+    let mut body = ask(
+        json!({"tools": tools, "tool_choice": allowed, "truncation": "auto", "max_output_tokens": 200}),
+    );
     let whole = server.post(PATH, &body).await.ok();
     let text = "echo \"hé\" > \\tmp\n";
     let item = &whole["output"][0];
@@ -163,8 +187,12 @@ async fn a_custom_tool_of_a_namespace_is_called_with_text() {
 
     body["stream"] = json!(true);
     let events = events(&server.post(PATH, &body).await);
-    let deltas = events.iter().filter(|event| event["type"] == "response.custom_tool_call_input.delta");
-    assert_eq!(deltas.map(|event| event["delta"].as_str().expect("text")).collect::<String>(), text);
+    let deltas =
+        events.iter().filter(|event| event["type"] == "response.custom_tool_call_input.delta");
+    assert_eq!(
+        deltas.map(|event| event["delta"].as_str().expect("text")).collect::<String>(),
+        text
+    );
     assert_eq!(events.last().expect("events")["response"]["output"][0]["input"], text);
 }
 
@@ -173,7 +201,8 @@ async fn what_is_cut_off_or_refused_says_so() {
     let server = serve(&["--api-key", "key", "--sim-max-model-len", "256"]).await;
     let post = async |fields: Value| {
         let url = format!("{}{PATH}", server.url);
-        let request = server.client.post(url).bearer_auth("key").header("content-type", "application/json");
+        let request =
+            server.client.post(url).bearer_auth("key").header("content-type", "application/json");
         Answer::of(request.body(ask(fields).to_string()).send().await.expect("an answer")).await
     };
     assert_eq!(server.post(PATH, &ask(json!({}))).await.status, 401);
@@ -181,8 +210,14 @@ async fn what_is_cut_off_or_refused_says_so() {
     assert_eq!(cut["status"], "incomplete");
     assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
     assert_eq!(cut["output"][0]["status"], "incomplete");
-    assert_eq!(post(json!({"previous_response_id": "resp_1"})).await.refused(400), "previous_response_id");
-    assert_eq!(post(json!({"tools": [{"type": "web_search"}]})).await.refused(400), "tools[0].type");
+    assert_eq!(
+        post(json!({"previous_response_id": "resp_1"})).await.refused(400),
+        "previous_response_id"
+    );
+    assert_eq!(
+        post(json!({"tools": [{"type": "web_search"}]})).await.refused(400),
+        "tools[0].type"
+    );
     assert_eq!(post(json!({"model": "other"})).await.refused(404), "model");
     // The pipeline knows messages only; here they are the input.
     assert_eq!(post(json!({"input": "word ".repeat(100_000)})).await.refused(400), "input");
@@ -191,12 +226,18 @@ async fn what_is_cut_off_or_refused_says_so() {
 #[tokio::test]
 async fn no_response_is_kept() {
     let server = serve(&[]).await;
-    let (get, post, delete) = (reqwest::Method::GET, reqwest::Method::POST, reqwest::Method::DELETE);
+    let (get, post, delete) =
+        (reqwest::Method::GET, reqwest::Method::POST, reqwest::Method::DELETE);
     for (method, path) in [(&get, ""), (&delete, ""), (&post, "/cancel"), (&get, "/input_items")] {
-        let request = server.client.request(method.clone(), format!("{}{PATH}/resp_1{path}", server.url));
+        let request =
+            server.client.request(method.clone(), format!("{}{PATH}/resp_1{path}", server.url));
         let answer = Answer::of(request.send().await.expect("an answer")).await;
         assert_eq!(answer.refused(404), "response_id");
-        assert!(answer.text.contains("resp_1") && answer.text.contains("keeps none"), "{}", answer.text);
+        assert!(
+            answer.text.contains("resp_1") && answer.text.contains("keeps none"),
+            "{}",
+            answer.text
+        );
     }
     let get = server.client.get(format!("{}{PATH}", server.url)).send().await.expect("an answer");
     assert_eq!(get.status(), 405);

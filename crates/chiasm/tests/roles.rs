@@ -1,4 +1,5 @@
-//! Simulated engines that encode, prefill or decode alone, which check what they hand to each other.
+//! Simulated engines that encode, prefill or decode alone, which check what they hand to each
+//! other.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -6,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::support::{Answer, Process, Server, chiasm, demo_model, free_port, json, scenario_run, wait_for};
+use crate::support::{
+    Answer, Process, Server, chiasm, demo_model, free_port, json, scenario_run, wait_for,
+};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::PICTURES;
@@ -28,7 +31,8 @@ async fn serve(engines: &str, workers: u64, extra: &[&str]) -> Server {
 
 /// A prompt of some tokens per word.
 fn ask(topic: usize, words: usize) -> Value {
-    let text = format!("Tell me of {topic}. {}", "All that there is to tell of it. ".repeat(words / 8));
+    let text =
+        format!("Tell me of {topic}. {}", "All that there is to tell of it. ".repeat(words / 8));
     json!({"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 24})
 }
 
@@ -47,12 +51,18 @@ fn with(mut body: Value, fields: Value) -> Value {
 
 /// Who computed the prompt, if not whoever answered.
 fn prefilled(answer: &Answer) -> Option<String> {
-    answer.headers.get("x-chiasm-prefill-worker").map(|worker| worker.to_str().expect("text").to_owned())
+    answer
+        .headers
+        .get("x-chiasm-prefill-worker")
+        .map(|worker| worker.to_str().expect("text").to_owned())
 }
 
 /// Who encoded pictures, if not whoever computed the prompt.
 fn encoded(answer: &Answer) -> Option<String> {
-    answer.headers.get("x-chiasm-encode-worker").map(|worker| worker.to_str().expect("text").to_owned())
+    answer
+        .headers
+        .get("x-chiasm-encode-worker")
+        .map(|worker| worker.to_str().expect("text").to_owned())
 }
 
 fn said(answer: &Answer) -> String {
@@ -61,7 +71,8 @@ fn said(answer: &Answer) -> String {
 
 async fn workers(server: &Server) -> Vec<Value> {
     let workers: Value =
-        json(server.client.get(format!("{}/workers", server.url)).send().await.expect("workers")).await;
+        json(server.client.get(format!("{}/workers", server.url)).send().await.expect("workers"))
+            .await;
     workers["workers"].as_array().expect("a list").clone()
 }
 
@@ -81,8 +92,14 @@ async fn a_prompt_is_computed_by_one_engine_and_answered_by_another() {
     let answer = server.chat(&ask(1, 400)).await;
     let prompt = answer.ok()["usage"]["prompt_tokens"].as_u64().expect("a count");
     // All but the last token came from there.
-    assert_eq!(said(&answer), format!("no images; {} of {prompt} prompt tokens were cached", prompt - 1));
-    assert_eq!((prefilled(&answer).as_deref(), &*answer.header("x-chiasm-worker")), (Some("worker_0"), "worker_1"));
+    assert_eq!(
+        said(&answer),
+        format!("no images; {} of {prompt} prompt tokens were cached", prompt - 1)
+    );
+    assert_eq!(
+        (prefilled(&answer).as_deref(), &*answer.header("x-chiasm-worker")),
+        (Some("worker_0"), "worker_1")
+    );
     assert_eq!(answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     assert!(answer.header("server-timing").contains("prefill;dur="));
     server.logged("prefill_worker=worker_0");
@@ -94,14 +111,19 @@ async fn a_prompt_is_computed_by_one_engine_and_answered_by_another() {
     let seen = server.chat(&picture(0, 1)).await;
     assert!(said(&seen).starts_with("1 image ") && prefilled(&seen).is_some());
     // What is left of a prompt is good for one continuation, and not for who wants it computed.
-    for fields in [json!({"n": 2}), json!({"prompt_logprobs": 1}), json!({"skip_reading_prefix_cache": true})] {
+    for fields in
+        [json!({"n": 2}), json!({"prompt_logprobs": 1}), json!({"skip_reading_prefix_cache": true})]
+    {
         let whole = server.chat(&with(ask(3, 400), fields)).await;
         whole.ok();
         assert_eq!(prefilled(&whole), None);
     }
     assert_eq!(server.metric("chiasm_retries_total").await, 0.0);
     wait_for("blocks that were left to be let go of", SOON, async || {
-        workers(&server).await.iter().all(|worker| worker["engine"]["kv_usage"] == 0.0 && worker["requests"] == 0)
+        workers(&server)
+            .await
+            .iter()
+            .all(|worker| worker["engine"]["kv_usage"] == 0.0 && worker["requests"] == 0)
     })
     .await;
 }
@@ -117,7 +139,10 @@ async fn a_picture_is_encoded_once_for_all_engines() {
     // Nobody shares its blocks; wherever it goes, the embeddings are there.
     for question in 2..8 {
         let again = server.chat(&picture(0, question)).await;
-        assert_eq!((encoded(&again), said(&again).split(';').next()), (None, said(&first).split(';').next()));
+        assert_eq!(
+            (encoded(&again), said(&again).split(';').next()),
+            (None, said(&first).split(';').next())
+        );
     }
     assert_eq!(server.metric("chiasm_encoded_items_total").await, 1.0);
     assert_eq!(server.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
@@ -130,7 +155,9 @@ async fn a_picture_is_encoded_once_for_all_engines() {
 
 #[tokio::test]
 async fn several_who_ask_about_a_picture_at_once_have_it_encoded_once() {
-    let server = serve("encode=2,aggregated=2", 4, &[&ALWAYS[..], &["--sim-image-ms", "300"]].concat()).await;
+    let server =
+        serve("encode=2,aggregated=2", 4, &[&ALWAYS[..], &["--sim-image-ms", "300"]].concat())
+            .await;
     let ask = async |question| server.chat(&picture(1, question)).await;
     let answers = futures_util::future::join_all((0..6).map(ask)).await;
     let by: std::collections::BTreeSet<_> = answers.iter().filter_map(encoded).collect();
@@ -159,9 +186,14 @@ impl Stand {
         let model = demo_model().display().to_string();
         let roles = ["encode", "prefill", "prefill", "decode", "decode"];
         let addresses = roles.map(|_| format!("tcp://127.0.0.1:{}", free_port()));
-        let attach: Vec<_> = roles.iter().zip(&addresses).map(|(role, address)| format!("{role}={address}")).collect();
+        let attach: Vec<_> = roles
+            .iter()
+            .zip(&addresses)
+            .map(|(role, address)| format!("{role}={address}"))
+            .collect();
         let attach = attach.join(",");
-        let args = [&model, "--served-model-name", "m", "--attach", &attach, "--receiver-cache-gb", "0.1"];
+        let args =
+            [&model, "--served-model-name", "m", "--attach", &attach, "--receiver-cache-gb", "0.1"];
         let frontend = Server::start(&[&args[..], &ALWAYS].concat());
         let store = tempfile::tempdir().expect("a folder");
         let engines = roles.iter().zip(addresses).map(|(role, address)| {
@@ -176,7 +208,8 @@ impl Stand {
 
 fn engine(role: &str, address: &str, store: &Path) -> Process {
     let model = demo_model().display().to_string();
-    let args = ["sim-engine", "--handshake", address, "--model", &model, "--receiver-cache-gb", "0.1"];
+    let args =
+        ["sim-engine", "--handshake", address, "--model", &model, "--receiver-cache-gb", "0.1"];
     let fast = ["--sim-prompt-lease", "1", "--sim-decode-rate", "2000", "--sim-image-ms", "2"];
     let does = if role == "encode" { "--sim-encodes" } else { "--sim-kv-connector" };
     let mut engine = chiasm(&args);
@@ -201,14 +234,18 @@ async fn no_request_is_lost_before_its_first_token_whoever_dies() {
     let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let clients: Vec<_> = (0..4)
         .map(|seed| {
-            let (client, url) = (frontend.client.clone(), format!("{}/v1/chat/completions", frontend.url));
+            let (client, url) =
+                (frontend.client.clone(), format!("{}/v1/chat/completions", frontend.url));
             let (truth, stop, answered) = (truth.clone(), stop.clone(), answered.clone());
             tokio::spawn(async move {
                 let mut random = SmallRng::seed_from_u64(seed);
                 while !stop.load(Ordering::Relaxed) {
                     let index = random.random_range(0..truth.len());
                     let body = picture(index, random.random_range(1..1_000_000));
-                    let request = client.post(&url).header("content-type", "application/json").body(body.to_string());
+                    let request = client
+                        .post(&url)
+                        .header("content-type", "application/json")
+                        .body(body.to_string());
                     let answer = Answer::of(request.send().await.expect("an answer")).await;
                     let text = said(&answer);
                     assert!(text.starts_with(&truth[index]), "'{text}' is not '{}'", truth[index]);
@@ -226,7 +263,8 @@ async fn no_request_is_lost_before_its_first_token_whoever_dies() {
         process.end();
         *process = engine(role, address, stand.store.path());
         let frontend = &stand.frontend;
-        let is_back = async || frontend.lines_logged(&format!(" ready worker=worker_{index} ")) > ready;
+        let is_back =
+            async || frontend.lines_logged(&format!(" ready worker=worker_{index} ")) > ready;
         wait_for("the engine that was started", SOON, is_back).await;
     }
     stop.store(true, Ordering::Relaxed);
@@ -247,6 +285,9 @@ async fn no_request_is_lost_before_its_first_token_whoever_dies() {
     })
     .await;
     for (.., engine) in &mut stand.engines {
-        assert!(engine.0.try_wait().expect("it can be asked").is_none(), "an engine that nobody killed has ended");
+        assert!(
+            engine.0.try_wait().expect("it can be asked").is_none(),
+            "an engine that nobody killed has ended"
+        );
     }
 }

@@ -12,7 +12,15 @@ fn simulate(args: &[&str]) -> (bool, String, String) {
 
 #[test]
 fn each_policy_is_a_line_of_json_and_the_same_seed_gives_the_same_numbers() {
-    let args = ["--requests", "400", "--workload", "shared-image-qa", "--policy", "kv+media,round-robin", "--json"];
+    let args = [
+        "--requests",
+        "400",
+        "--workload",
+        "shared-image-qa",
+        "--policy",
+        "kv+media,round-robin",
+        "--json",
+    ];
     let run = || -> Vec<Value> {
         let (ok, out, err) = simulate(&args);
         assert!(ok, "{err}");
@@ -20,13 +28,19 @@ fn each_policy_is_a_line_of_json_and_the_same_seed_gives_the_same_numbers() {
         lines
             .map(|mut row: Value| {
                 // The one number that depends on the machine.
-                row.as_object_mut().expect("an object").remove("wall_seconds").expect("a wall time");
+                row.as_object_mut()
+                    .expect("an object")
+                    .remove("wall_seconds")
+                    .expect("a wall time");
                 row
             })
             .collect()
     };
     let rows = run();
-    assert_eq!(rows.iter().map(|row| &row["policy"]).collect::<Vec<_>>(), ["kv+media", "round-robin"]);
+    assert_eq!(
+        rows.iter().map(|row| &row["policy"]).collect::<Vec<_>>(),
+        ["kv+media", "round-robin"]
+    );
     for row in &rows {
         assert_eq!(row["completed"], 400, "{row}");
         assert!(row["ttft_ms"]["p90"].as_f64().is_some_and(|p90| p90 > 0.0), "{row}");
@@ -54,14 +68,31 @@ fn a_trace_is_played_and_a_bad_line_of_it_is_told_by_its_number() {
 }
 
 #[test]
-fn the_page_has_every_fleet_and_policy_and_a_file_that_can_not_be_written_is_told_before_anything_is_played() {
+fn the_page_has_every_fleet_and_policy_and_a_file_that_can_not_be_written_is_told_before_anything_is_played()
+ {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("out.html").display().to_string();
-    let (ok, out, err) = simulate(&["--workers", "1,2", "--requests", "200", "--policy", "kv,random", "--html", &path]);
+    let (ok, out, err) = simulate(&[
+        "--workers",
+        "1,2",
+        "--requests",
+        "200",
+        "--policy",
+        "kv,random",
+        "--html",
+        &path,
+    ]);
     assert!(ok, "{err}");
-    assert!(out.contains("mixed: 1 workers, 200 requests") && out.contains("mixed: 2 workers, 200 requests"), "{out}");
+    assert!(
+        out.contains("mixed: 1 workers, 200 requests")
+            && out.contains("mixed: 2 workers, 200 requests"),
+        "{out}"
+    );
     let page = std::fs::read_to_string(&path).expect("a page");
-    assert!(page.contains("mixed by the number of workers") && page.contains("--policy kv,random"), "{page}");
+    assert!(
+        page.contains("mixed by the number of workers") && page.contains("--policy kv,random"),
+        "{page}"
+    );
     assert_eq!(page.matches("<figure").count(), 18);
     let (ok, out, err) = simulate(&["--html", "/nowhere/out.html"]);
     assert!(!ok && out.is_empty() && err.contains("/nowhere/out.html"), "{out}{err}");
@@ -72,20 +103,29 @@ fn the_page_has_every_fleet_and_policy_and_a_file_that_can_not_be_written_is_tol
 #[test]
 fn fleets_with_roles_are_named_by_them_and_stand_beside_those_without() {
     let shapes = ["--workers", "2", "--workers", "prefill=1,decode=1", "--requests", "200"];
-    let split = ["--policy", "kv+media,random", "--workload", "mixed,unique-images", "--rate", "10"];
+    let split =
+        ["--policy", "kv+media,random", "--workload", "mixed,unique-images", "--rate", "10"];
     let (ok, out, err) = simulate(&[&shapes[..], &split].concat());
     assert!(ok, "{err}");
-    assert!(out.contains("mixed: 2 workers, 200") && out.contains("mixed: 1 prefill + 1 decode workers, 200"), "{out}");
+    assert!(
+        out.contains("mixed: 2 workers, 200")
+            && out.contains("mixed: 1 prefill + 1 decode workers, 200"),
+        "{out}"
+    );
     let (_, compared) = out.split_once("mixed, side by side").expect("a table of both");
     for line in ["| 2 | kv+media |", "| 2 | random |", "| 1 prefill + 1 decode | kv+media |"] {
         assert!(compared.contains(line), "{line} in {compared}");
     }
-    let random = out.lines().find(|line| line.starts_with("| 1 prefill + 1 decode | random |")).expect("a line");
+    let random = out
+        .lines()
+        .find(|line| line.starts_with("| 1 prefill + 1 decode | random |"))
+        .expect("a line");
     assert!(random.contains("| 100.0 % |"), "a policy that knows no costs splits all: {random}");
 
     let (ok, out, err) = simulate(&[&shapes[..], &split, &["--json"]].concat());
     assert!(ok, "{err}");
-    let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let rows: Vec<Value> =
+        out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(rows.len(), 8);
     assert!(rows[0].get("roles").is_none() && rows[0].get("split").is_none(), "{}", rows[0]);
     assert_eq!(
@@ -94,7 +134,14 @@ fn fleets_with_roles_are_named_by_them_and_stand_beside_those_without() {
     );
     assert!(rows[2]["split"].as_f64().is_some(), "{}", rows[2]);
 
-    let encoders = ["--workers", "prefill=1,decode=1", "--workers", "encode=1,aggregated=1", "--requests", "200"];
+    let encoders = [
+        "--workers",
+        "prefill=1,decode=1",
+        "--workers",
+        "encode=1,aggregated=1",
+        "--requests",
+        "200",
+    ];
     let asked = ["--policy", "random", "--workload", "unique-images", "--rate", "10"];
     let (ok, out, err) = simulate(&[&encoders[..], &asked].concat());
     assert!(ok, "{err}");

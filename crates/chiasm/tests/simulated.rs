@@ -1,4 +1,5 @@
-//! The frontend as a process before simulated engines: everything that needs neither Python nor vLLM.
+//! The frontend as a process before simulated engines: everything that needs neither Python nor
+//! vLLM.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,7 +17,8 @@ const SOON: Duration = Duration::from_secs(20);
 /// A server before `engines` fast simulated engines.
 async fn serve(engines: u64, extra: &[&str]) -> Server {
     let (model, count) = (demo_model().display().to_string(), engines.to_string());
-    let mut args = vec![model.as_str(), "--served-model-name", "m", "--sim", &count, "--allow-private-media"];
+    let mut args =
+        vec![model.as_str(), "--served-model-name", "m", "--sim", &count, "--allow-private-media"];
     if !extra.contains(&"--sim-speedup") {
         args.extend(["--sim-speedup", "1000"]);
     }
@@ -64,7 +66,8 @@ async fn the_demo_prints_a_json_line_per_request() {
         .lines()
         .map(|line| serde_json::from_str(line).expect("a JSON line"))
         .collect();
-    let expected: usize = chiasm::scenarios::all().iter().map(|scenario| scenario.turns.len()).sum();
+    let expected: usize =
+        chiasm::scenarios::all().iter().map(|scenario| scenario.turns.len()).sum();
     assert_eq!(lines.len(), expected);
     let fields = [
         "scenario",
@@ -89,14 +92,21 @@ async fn the_simulated_engine_says_what_it_saw() {
     let server = serve(1, &[]).await;
     let answer = server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
     let text = answer["choices"][0]["message"]["content"].as_str().expect("text");
-    assert!(text.starts_with("1 image 280x224 (80 tokens, ") && text.contains("); 0 of "), "{text}");
+    assert!(
+        text.starts_with("1 image 280x224 (80 tokens, ") && text.contains("); 0 of "),
+        "{text}"
+    );
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     let details = &answer["usage"]["prompt_tokens_details"];
     assert_eq!(details["multimodal_tokens"], json!({"image": 80}));
     let blocks = answer["usage"]["prompt_tokens"].as_u64().expect("a count") / 16;
-    assert_eq!((&details["cached_tokens"], &details["created_cache_tokens"]), (&json!(0), &json!(blocks * 16)));
+    assert_eq!(
+        (&details["cached_tokens"], &details["created_cache_tokens"]),
+        (&json!(0), &json!(blocks * 16))
+    );
     let again = server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
-    let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+    let cached =
+        again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
     let text = again["choices"][0]["message"]["content"].as_str().expect("text");
     assert!(text.contains(&format!("; {cached} of ")), "{text} but {cached} cached");
     assert!(cached >= 80, "{cached}");
@@ -111,11 +121,15 @@ async fn a_stream_says_the_same_as_a_whole_answer() {
     );
     let whole = server.chat(&body).await.ok();
     // Another salt: nothing is cached, so the simulated engine says the same.
-    let streamed = with(body, json!({"stream": true, "stream_options": {"include_usage": true}, "cache_salt": "b"}));
+    let streamed = with(
+        body,
+        json!({"stream": true, "stream_options": {"include_usage": true}, "cache_salt": "b"}),
+    );
     let chunks = server.chat(&streamed).await.chunks();
 
-    let join =
-        |field: fn(&Value) -> &Value| -> String { chunks.iter().filter_map(|chunk| field(chunk).as_str()).collect() };
+    let join = |field: fn(&Value) -> &Value| -> String {
+        chunks.iter().filter_map(|chunk| field(chunk).as_str()).collect()
+    };
     let text = join(|chunk| &chunk["choices"][0]["delta"]["content"]);
     assert_eq!(text, whole["choices"][0]["message"]["content"].as_str().expect("text"));
     assert_eq!(join(|chunk| &chunk["choices"][0]["finish_reason"]), "stop");
@@ -124,7 +138,10 @@ async fn a_stream_says_the_same_as_a_whole_answer() {
     let flat = |field: fn(&Value) -> &Value| -> Vec<Value> {
         chunks.iter().filter_map(|chunk| field(chunk).as_array()).flatten().cloned().collect()
     };
-    assert_eq!(Value::from(flat(|chunk| &chunk["choices"][0]["token_ids"])), whole["choices"][0]["token_ids"]);
+    assert_eq!(
+        Value::from(flat(|chunk| &chunk["choices"][0]["token_ids"])),
+        whole["choices"][0]["token_ids"]
+    );
     assert_eq!(
         Value::from(flat(|chunk| &chunk["choices"][0]["logprobs"]["content"])),
         whole["choices"][0]["logprobs"]["content"]
@@ -141,17 +158,26 @@ async fn every_chunk_tells_usage_where_clients_or_the_operator_want_that() {
     let check = |chunks: &[Value]| {
         let (last, others) = chunks.split_last().expect("chunks");
         let prompt = last["usage"]["prompt_tokens"].as_u64().expect("a count");
-        let counts: Vec<u64> =
-            others.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().expect("a count")).collect();
+        let counts: Vec<u64> = others
+            .iter()
+            .map(|chunk| chunk["usage"]["completion_tokens"].as_u64().expect("a count"))
+            .collect();
         assert_eq!(counts[..2], [0, 0], "the roles");
-        assert!(counts.is_sorted() && others.iter().all(|chunk| chunk["usage"]["prompt_tokens"] == prompt));
+        assert!(
+            counts.is_sorted()
+                && others.iter().all(|chunk| chunk["usage"]["prompt_tokens"] == prompt)
+        );
         assert_eq!(last["usage"]["completion_tokens"], *counts.last().expect("a count"));
         assert_eq!(last["choices"], json!([]));
     };
     let server = serve(1, &[]).await;
-    let options = json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    let options =
+        json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
     check(&server.chat(&of(options)).await.chunks());
-    let chunks = server.chat(&of(json!({"stream_options": {"continuous_usage_stats": true}}))).await.chunks();
+    let chunks = server
+        .chat(&of(json!({"stream_options": {"continuous_usage_stats": true}})))
+        .await
+        .chunks();
     assert!(chunks.iter().all(|chunk| chunk["usage"].is_null() && chunk["choices"][0].is_object()));
 
     let server = serve(1, &["--enable-force-include-usage"]).await;
@@ -169,9 +195,15 @@ async fn stop_strings_cut_the_text_and_max_tokens_ends_it() {
     let stopped = server.chat(&with(ask("x"), json!({"stop": [" of "]}))).await.ok();
     let choice = &stopped["choices"][0];
     assert_eq!(choice["message"]["content"], "no images; 0");
-    assert_eq!((choice["finish_reason"].as_str(), choice["stop_reason"].as_str()), (Some("stop"), Some(" of ")));
+    assert_eq!(
+        (choice["finish_reason"].as_str(), choice["stop_reason"].as_str()),
+        (Some("stop"), Some(" of "))
+    );
     let kept = with(ask("x"), json!({"stop": " of ", "include_stop_str_in_output": true}));
-    assert_eq!(server.chat(&kept).await.ok()["choices"][0]["message"]["content"], "no images; 0 of ");
+    assert_eq!(
+        server.chat(&kept).await.ok()["choices"][0]["message"]["content"],
+        "no images; 0 of "
+    );
 
     let short = server.chat(&with(ask("x"), json!({"max_tokens": 2}))).await.ok();
     assert_eq!(short["choices"][0]["finish_reason"], "length");
@@ -182,7 +214,8 @@ async fn stop_strings_cut_the_text_and_max_tokens_ends_it() {
 async fn several_choices_and_several_prompts_are_numbered() {
     let server = serve(2, &[]).await;
     let three = server.chat(&with(ask("x"), json!({"n": 3, "seed": 1}))).await.ok();
-    let indices: Vec<_> = three["choices"].as_array().expect("a list").iter().map(|c| c["index"].clone()).collect();
+    let indices: Vec<_> =
+        three["choices"].as_array().expect("a list").iter().map(|c| c["index"].clone()).collect();
     assert_eq!(indices, [0, 1, 2]);
 
     let body = json!({"model": "m", "prompt": ["one", "two"], "n": 2, "max_tokens": 3, "logprobs": 1, "return_token_ids": true});
@@ -191,7 +224,8 @@ async fn several_choices_and_several_prompts_are_numbered() {
     assert_eq!(whole["usage"]["completion_tokens"], 12);
     assert_eq!(whole["choices"][0]["logprobs"]["tokens"].as_array().map(Vec::len), Some(3));
 
-    let chunks = server.post("/v1/completions", &with(body, json!({"stream": true}))).await.chunks();
+    let chunks =
+        server.post("/v1/completions", &with(body, json!({"stream": true}))).await.chunks();
     for index in 0..4 {
         let text: String = chunks
             .iter()
@@ -208,27 +242,38 @@ async fn several_choices_and_several_prompts_are_numbered() {
 #[tokio::test]
 async fn constraint_that_an_engine_refuses_is_the_clients_fault() {
     let server = serve(1, &["--sim-vllm-version", "0.33.0"]).await;
-    let refused = server.chat(&with(ask("x"), json!({"structured_outputs": {"grammar": "start ::= a"}}))).await;
+    let refused = server
+        .chat(&with(ask("x"), json!({"structured_outputs": {"grammar": "start ::= a"}})))
+        .await;
     assert_eq!(refused.refused(400), "structured_outputs.grammar");
     assert!(refused.text.contains("the grammar has no root"), "{}", refused.text);
 }
 
 #[tokio::test]
 async fn bad_input_is_refused_with_the_fields_name() {
-    let server = serve(1, &["--max-body-bytes", "200000", "--limit-mm-per-prompt", "image=2"]).await;
+    let server =
+        serve(1, &["--max-body-bytes", "200000", "--limit-mm-per-prompt", "image=2"]).await;
     for (body, status, param) in [
         (with(ask("x"), json!({"tools": [{"type": "function"}]})), 400, "tools[0].function"),
         (with(ask("x"), json!({"response_format": {"type": "yaml"}})), 400, "response_format.type"),
-        // The simulated engine compiles no grammar without a root. It is of vLLM 0.32, which gives no reason on the wire:
-        // the fault may be the engine's.
-        (with(ask("x"), json!({"structured_outputs": {"grammar": "start ::= a"}})), 500, "structured_outputs.grammar"),
+        // The simulated engine compiles no grammar without a root. It is of vLLM 0.32, which gives
+        // no reason on the wire: the fault may be the engine's.
+        (
+            with(ask("x"), json!({"structured_outputs": {"grammar": "start ::= a"}})),
+            500,
+            "structured_outputs.grammar",
+        ),
         (with(ask("x"), json!({"temperature": 3})), 400, "temperature"),
         (with(ask("x"), json!({"no_such_field": 1})), 400, "no_such_field"),
         (with(ask("x"), json!({"model": "other"})), 404, "model"),
         (with(ask("x"), json!({"max_tokens": 0})), 400, "max_tokens"),
         (with(ask("x"), json!({"n": 2, "temperature": 0})), 400, "n"),
         (with(ask("x"), json!({"stop_token_ids": [1_000_000]})), 400, "stop_token_ids"),
-        (with(ask("x"), json!({"mm_processor_kwargs": {"do_dance": true}})), 400, "mm_processor_kwargs"),
+        (
+            with(ask("x"), json!({"mm_processor_kwargs": {"do_dance": true}})),
+            400,
+            "mm_processor_kwargs",
+        ),
         (with(ask("x"), json!({"messages": []})), 400, "messages"),
         (with(ask("x"), json!({"min_tokens": 65})), 400, "min_tokens"),
         (ask("<|image_pad|>"), 400, "messages"),
@@ -236,7 +281,11 @@ async fn bad_input_is_refused_with_the_fields_name() {
         (image_url("ftp://example.org/a.png"), 400, "messages[0].content[1].image_url"),
         (image_url("data:image/png;base64,@@@"), 400, "messages[0].content[1].image_url"),
         (image_url(&data_uri(b"not an image")), 415, "messages[0].content[1].image_url"),
-        (image_url(&data_uri(&DAWN.jpeg[..DAWN.jpeg.len() / 2])), 422, "messages[0].content[1].image_url"),
+        (
+            image_url(&data_uri(&DAWN.jpeg[..DAWN.jpeg.len() / 2])),
+            422,
+            "messages[0].content[1].image_url",
+        ),
         (image_url("http://127.0.0.1:9/none.png"), 502, "messages[0].content[1].image_url"),
     ] {
         let answer = server.chat(&body).await;
@@ -245,18 +294,22 @@ async fn bad_input_is_refused_with_the_fields_name() {
     // "y " again and again: far more tokens than the context of 8192
     let long = server.chat(&ask(&"y ".repeat(20_000))).await;
     assert_eq!(long.refused(400), "messages");
-    // Of a body that is refused as much as the limit is read, so that its client sees the answer: more may break the connection.
+    // Of a body that is refused as much as the limit is read, so that its client sees the answer:
+    // more may break the connection.
     let big = server.chat(&ask(&"y".repeat(200_000))).await;
     assert_eq!(big.refused(413), "body");
     let part = json!({"type": "image_url", "image_url": {"url": data_uri(DAWN.jpeg)}});
     let three = json!({"messages": [{"role": "user", "content": [part, part, part]}]});
     assert_eq!(server.chat(&three).await.refused(413), "messages[0].content[2].image_url");
 
-    let raw =
-        server.client.post(format!("{}/v1/chat/completions", server.url)).header("content-type", "application/json");
+    let raw = server
+        .client
+        .post(format!("{}/v1/chat/completions", server.url))
+        .header("content-type", "application/json");
     let raw = raw.body("{").send().await.expect("an answer");
     assert_eq!(raw.status().as_u16(), 400);
-    let lost = server.client.get(format!("{}/v1/nothing", server.url)).send().await.expect("an answer");
+    let lost =
+        server.client.get(format!("{}/v1/nothing", server.url)).send().await.expect("an answer");
     assert_eq!(lost.status().as_u16(), 404);
     let outside = json!({"model": "m", "prompt": [1_000_000]});
     assert_eq!(server.post("/v1/completions", &outside).await.refused(400), "prompt");
@@ -302,10 +355,12 @@ async fn a_uuid_is_a_name_for_what_its_owner_sent_and_nothing_else() {
         (status, crate::support::json(response).await)
     };
     let named = json!({"type": "image_url", "image_url": null, "uuid": "cat"});
-    let with =
-        |picture: Picture| json!({"type": "image_url", "image_url": {"url": data_uri(picture.jpeg)}, "uuid": "cat"});
+    let with = |picture: Picture| json!({"type": "image_url", "image_url": {"url": data_uri(picture.jpeg)}, "uuid": "cat"});
     let (status, refused) = ask(named.clone(), "Bearer a", None).await;
-    assert_eq!((status, &refused["error"]["param"]), (400, &json!("messages[0].content[0].image_url")));
+    assert_eq!(
+        (status, &refused["error"]["param"]),
+        (400, &json!("messages[0].content[0].image_url"))
+    );
     assert_eq!(ask(with(DAWN), "Bearer a", None).await.0, 200);
     let (status, first) = ask(named.clone(), "Bearer a", None).await;
     assert_eq!(status, 200, "{first}");
@@ -340,23 +395,38 @@ async fn pixels_are_made_once_for_all_engines() {
 
 #[tokio::test]
 async fn what_memory_has_no_room_for_is_refused_and_worth_retrying() {
-    let small = ["--max-bytes-in-flight", "2900000", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
+    let small = [
+        "--max-bytes-in-flight",
+        "2900000",
+        "--media-cache-bytes",
+        "0",
+        "--processed-cache-bytes",
+        "0",
+    ];
     let server = serve(1, &small).await;
     // Few bytes, but many values, which would take more memory than there may be.
     let many = json!({"model": "m", "prompt": "x", "metadata": vec![0; 50_000]});
     assert_eq!(server.post("/v1/completions", &many).await.refused(413), "metadata");
     let body = json!({"model": "m", "prompt": "x".repeat(100_000), "max_tokens": 1}).to_string();
     // Somebody else's body that does not come to its end.
-    let mut slow = TcpStream::connect(server.url.trim_start_matches("http://")).await.expect("a connection");
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2500000\r\n\r\n";
+    let mut slow =
+        TcpStream::connect(server.url.trim_start_matches("http://")).await.expect("a connection");
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2500000\r\n\r\n";
     slow.write_all(&[head.as_bytes(), &[b' '; 2_000_000]].concat()).await.expect("sent");
-    wait_for("its bytes", SOON, async || server.metric("chiasm_held_bytes").await >= 2_000_000.0).await;
-    let post =
-        || server.client.post(format!("{}/v1/completions", server.url)).header("content-type", "application/json");
+    wait_for("its bytes", SOON, async || server.metric("chiasm_held_bytes").await >= 2_000_000.0)
+        .await;
+    let post = || {
+        server
+            .client
+            .post(format!("{}/v1/completions", server.url))
+            .header("content-type", "application/json")
+    };
     let send = async || post().body(body.clone()).send().await;
     let refused = send().await.expect("an answer");
-    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"1".parse().expect("a value")));
+    assert_eq!(
+        (refused.status().as_u16(), &refused.headers()["retry-after"]),
+        (503, &"1".parse().expect("a value"))
+    );
     drop(slow);
     wait_for("room", SOON, async || server.metric("chiasm_held_bytes").await == 0.0).await;
     // Too long for the context, but read.
@@ -387,7 +457,10 @@ async fn a_client_that_goes_away_aborts_its_request() {
     // 5 tokens a second: the answer takes many seconds
     let server = serve(1, &["--sim-speedup", "1", "--sim-decode-rate", "5"]).await;
     let mut response = server
-        .open("/v1/chat/completions", &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 500})))
+        .open(
+            "/v1/chat/completions",
+            &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 500})),
+        )
         .await;
     response.chunk().await.expect("a first chunk");
     let running = async || server.metric("chiasm_worker_running_requests").await;
@@ -400,7 +473,8 @@ async fn a_client_that_goes_away_aborts_its_request() {
     let client = crate::support::client();
     let url = format!("{}/v1/chat/completions", server.url);
     let body = with(ask("y"), json!({"ignore_eos": true, "max_tokens": 500})).to_string();
-    let waiting = tokio::spawn(client.post(url).header("content-type", "application/json").body(body).send());
+    let waiting =
+        tokio::spawn(client.post(url).header("content-type", "application/json").body(body).send());
     wait_for("running request", SOON, async || running().await == 1.0).await;
     waiting.abort();
     wait_for("abort", SOON, async || running().await == 0.0).await;
@@ -408,8 +482,10 @@ async fn a_client_that_goes_away_aborts_its_request() {
 
 #[tokio::test]
 async fn too_many_requests_at_once_are_refused_and_worth_retrying() {
-    let server = serve(1, &["--max-requests", "1", "--sim-speedup", "1", "--sim-decode-rate", "5"]).await;
-    let mut first = server.open("/v1/chat/completions", &with(ask("x"), json!({"stream": true}))).await;
+    let server =
+        serve(1, &["--max-requests", "1", "--sim-speedup", "1", "--sim-decode-rate", "5"]).await;
+    let mut first =
+        server.open("/v1/chat/completions", &with(ask("x"), json!({"stream": true}))).await;
     first.chunk().await.expect("a first chunk");
     let second = server.chat(&ask("y")).await;
     second.refused(503);
@@ -421,20 +497,25 @@ async fn a_killed_engine_is_left_at_once_and_taken_back_when_it_returns() {
     let (model, ports) = (demo_model().display().to_string(), [free_port(), free_port()]);
     let addresses = ports.map(|port| format!("tcp://127.0.0.1:{port}"));
     let engine = |address: &str| {
-        let args = ["sim-engine", "--handshake", address, "--model", &model, "--sim-decode-rate", "10"];
+        let args =
+            ["sim-engine", "--handshake", address, "--model", &model, "--sim-decode-rate", "10"];
         Process(chiasm(&args).stderr(Stdio::null()).spawn().expect("an engine"))
     };
     let mut engines: Vec<Process> = addresses.iter().map(|address| engine(address)).collect();
-    let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &addresses.join(",")]);
+    let server =
+        Server::start(&[&model, "--served-model-name", "m", "--attach", &addresses.join(",")]);
     server.wait_ready(2, SOON).await;
 
     // Which engine does it go to? Then the same prompt goes there again.
-    let prompt = ask("Tell a short story about a careful assistant who looks at pictures and describes them.");
+    let prompt = ask(
+        "Tell a short story about a careful assistant who looks at pictures and describes them.",
+    );
     let worker = server.chat(&prompt).await.header("x-chiasm-worker");
     let index: usize = worker.trim_start_matches("worker_").parse().expect("a number");
 
     let long = with(prompt.clone(), json!({"max_tokens": 400, "ignore_eos": true}));
-    let mut streaming = server.open("/v1/chat/completions", &with(long.clone(), json!({"stream": true}))).await;
+    let mut streaming =
+        server.open("/v1/chat/completions", &with(long.clone(), json!({"stream": true}))).await;
     assert_eq!(streaming.headers()["x-chiasm-worker"], worker.as_str());
     streaming.chunk().await.expect("a first chunk");
     let short = with(prompt.clone(), json!({"max_tokens": 20, "ignore_eos": true}));
@@ -444,10 +525,12 @@ async fn a_killed_engine_is_left_at_once_and_taken_back_when_it_returns() {
         engines[index].0.kill().expect("kill -9");
         wait_for("worker to leave", SOON, async || server.ready_workers().await == 1).await
     });
-    // Milliseconds on an idle machine. An engine that is merely silent is found after 60 s (--engine-hang-timeout).
+    // Milliseconds on an idle machine. An engine that is merely silent is found after 60 s
+    // (--engine-hang-timeout).
     assert!(after < Duration::from_secs(10), "it took {after:?} to notice");
 
-    // Nothing of the whole answer had been sent, so another worker gave it. The stream had begun, so it ends in an error.
+    // Nothing of the whole answer had been sent, so another worker gave it. The stream had begun,
+    // so it ends in an error.
     whole.ok();
     assert_ne!(whole.header("x-chiasm-worker"), worker);
     let rest = streaming.text().await.expect("the rest");
@@ -476,12 +559,18 @@ async fn sigterm_drains() {
     let server = serve(1, &["--sim-speedup", "1", "--sim-decode-rate", "20"]).await;
     let url = format!("{}/v1/chat/completions", server.url);
     let mut response = server
-        .open("/v1/chat/completions", &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 20})))
+        .open(
+            "/v1/chat/completions",
+            &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 20})),
+        )
         .await;
     response.chunk().await.expect("a first chunk");
     let ended = tokio::spawn(server.terminate(SOON));
     let rest = response.text().await.expect("the rest");
-    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    assert!(
+        rest.contains("\"finish_reason\":\"length\"") && rest.ends_with("data: [DONE]\n\n"),
+        "{rest}"
+    );
     assert!(ended.await.expect("joined"), "exit code 0 in time");
     assert!(crate::support::client().post(url).send().await.is_err(), "nobody listens any more");
 }
@@ -491,7 +580,8 @@ async fn a_taken_port_is_told_with_a_way_out() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
     let model = demo_model().display().to_string();
-    let output = chiasm(&["serve", &model, "--sim", "1", "--port", &port]).output().expect("it runs");
+    let output =
+        chiasm(&["serve", &model, "--sim", "1", "--port", &port]).output().expect("it runs");
     assert!(!output.status.success());
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("--port 0"), "{stderr}");
@@ -502,22 +592,32 @@ async fn inspect_tells_layout_and_dumps_tensors() {
     let folder = tempfile::tempdir().expect("a folder");
     let picture = folder.path().join("dawn.jpg");
     std::fs::write(&picture, DAWN.jpeg).expect("written");
-    let (model, picture, dump) =
-        (demo_model().display().to_string(), picture.display().to_string(), folder.path().display().to_string());
-    let output =
-        chiasm(&["inspect", "--model", &model, &picture, "--json", "--dump", &dump]).output().expect("it runs");
+    let (model, picture, dump) = (
+        demo_model().display().to_string(),
+        picture.display().to_string(),
+        folder.path().display().to_string(),
+    );
+    let output = chiasm(&["inspect", "--model", &model, &picture, "--json", "--dump", &dump])
+        .output()
+        .expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let facts: Value =
-        serde_json::from_slice(output.stdout.split(|&b| b == b'\n').next().expect("a line")).expect("JSON");
+        serde_json::from_slice(output.stdout.split(|&b| b == b'\n').next().expect("a line"))
+            .expect("JSON");
     assert_eq!(facts["grid_thw"], json!([1, 16, 20]));
     assert_eq!(facts["placeholder_tokens"], 80);
-    assert_eq!(facts["tensors"][0], json!({"name": "pixel_values", "dtype": "uint8", "shape": [320, 1176]}));
+    assert_eq!(
+        facts["tensors"][0],
+        json!({"name": "pixel_values", "dtype": "uint8", "shape": [320, 1176]})
+    );
     assert_eq!(facts["blocks"], 5);
     let npy = std::fs::read(folder.path().join("0.pixel_values.npy")).expect("dumped");
     assert_eq!(npy.len() % 64, 0);
     assert!(npy.len() > 320 * 1176);
     // The same bytes by data: URI have the same identity.
-    let output = chiasm(&["inspect", "--model", &model, &data_uri(DAWN.jpeg), "--json"]).output().expect("it runs");
+    let output = chiasm(&["inspect", "--model", &model, &data_uri(DAWN.jpeg), "--json"])
+        .output()
+        .expect("it runs");
     let again: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(again["mm_hash"], facts["mm_hash"]);
 }
@@ -537,10 +637,14 @@ async fn a_text_model_is_served_and_takes_no_images() {
     for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
         std::fs::copy(demo_model().join(file), folder.path().join(file)).expect("copied");
     }
-    std::fs::write(folder.path().join("config.json"), r#"{"model_type": "qwen2", "vocab_size": 1000}"#)
-        .expect("written");
+    std::fs::write(
+        folder.path().join("config.json"),
+        r#"{"model_type": "qwen2", "vocab_size": 1000}"#,
+    )
+    .expect("written");
     let model = folder.path().display().to_string();
-    let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
+    let server =
+        Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
     server.wait_ready(1, SOON).await;
     server.chat(&ask("x")).await.ok();
     let refused = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
@@ -569,14 +673,23 @@ async fn an_image_that_the_engine_holds_is_neither_decoded_nor_sent() {
         )
     };
     let first = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
-    assert_eq!((first.header("x-chiasm-transfer").as_str(), counts().await), ("shm", (1.0, 1.0, 0.0)));
+    assert_eq!(
+        (first.header("x-chiasm-transfer").as_str(), counts().await),
+        ("shm", (1.0, 1.0, 0.0))
+    );
     let again = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
-    assert_eq!((again.header("x-chiasm-transfer").as_str(), counts().await), ("cached", (1.0, 1.0, 1.0)));
+    assert_eq!(
+        (again.header("x-chiasm-transfer").as_str(), counts().await),
+        ("cached", (1.0, 1.0, 1.0))
+    );
     // Three continuations of a new one: it travels once.
     server.chat(&with(image_url(&data_uri(NIGHT.jpeg)), json!({"n": 3}))).await.ok();
     assert_eq!(counts().await, (2.0, 2.0, 3.0));
     // Other settings make other tensors.
-    let smaller = with(image_url(&data_uri(DAWN.jpeg)), json!({"mm_processor_kwargs": {"max_pixels": 20_000}}));
+    let smaller = with(
+        image_url(&data_uri(DAWN.jpeg)),
+        json!({"mm_processor_kwargs": {"max_pixels": 20_000}}),
+    );
     assert_eq!(server.chat(&smaller).await.header("x-chiasm-transfer"), "shm");
 }
 
@@ -587,24 +700,31 @@ async fn a_small_receiver_cache_evicts_and_nothing_is_missed() {
     let pictures = [DAWN, NIGHT, STORM, SNOW];
     for round in 0..6 {
         let requests = (0..pictures.len()).map(|i| {
-            let urls = [pictures[i], pictures[(i * 3 + round) % pictures.len()]].map(|p| data_uri(p.jpeg));
+            let urls =
+                [pictures[i], pictures[(i * 3 + round) % pictures.len()]].map(|p| data_uri(p.jpeg));
             let parts = urls.map(|url| json!({"type": "image_url", "image_url": {"url": url}}));
             json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": parts}]})
         });
         let bodies: Vec<Value> = requests.collect();
-        let answers = futures_util::future::join_all(bodies.iter().map(|body| server.chat(body))).await;
+        let answers =
+            futures_util::future::join_all(bodies.iter().map(|body| server.chat(body))).await;
         answers.iter().for_each(|answer| drop(answer.ok()));
     }
     assert!(server.metric("chiasm_mm_transfer_total{mode=\"cached\"}").await > 0.0);
-    assert!(server.metric("chiasm_mm_transfer_total{mode=\"shm\"}").await > 8.0, "evictions make images travel again");
+    assert!(
+        server.metric("chiasm_mm_transfer_total{mode=\"shm\"}").await > 8.0,
+        "evictions make images travel again"
+    );
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
     assert_eq!(server.metric("chiasm_engine_deaths_total").await, 0.0);
 }
 
 #[tokio::test]
 async fn an_attached_engine_without_a_cache_is_sent_every_image() {
-    let (model, address) = (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
-    let args = ["sim-engine", "--handshake", &address, "--model", &model, "--receiver-cache-gb", "0"];
+    let (model, address) =
+        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+    let args =
+        ["sim-engine", "--handshake", &address, "--model", &model, "--receiver-cache-gb", "0"];
     let _engine = Process(chiasm(&args).stderr(Stdio::null()).spawn().expect("an engine"));
     let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &address]);
     server.wait_ready(1, SOON).await;
@@ -617,10 +737,20 @@ async fn an_attached_engine_without_a_cache_is_sent_every_image() {
 
 #[tokio::test]
 async fn an_engine_with_a_smaller_cache_than_it_was_said_to_have_is_sent_again_what_it_misses() {
-    let (model, address) = (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
-    let args = ["sim-engine", "--handshake", &address, "--model", &model, "--receiver-cache-gb", "0.0004"];
+    let (model, address) =
+        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+    let args =
+        ["sim-engine", "--handshake", &address, "--model", &model, "--receiver-cache-gb", "0.0004"];
     let _engine = Process(chiasm(&args).stderr(Stdio::null()).spawn().expect("an engine"));
-    let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &address, "--receiver-cache-gb", "1"]);
+    let server = Server::start(&[
+        &model,
+        "--served-model-name",
+        "m",
+        "--attach",
+        &address,
+        "--receiver-cache-gb",
+        "1",
+    ]);
     server.wait_ready(1, SOON).await;
     for picture in [DAWN, NIGHT, DAWN, NIGHT] {
         server.chat(&image_url(&data_uri(picture.jpeg))).await.ok();

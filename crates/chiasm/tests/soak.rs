@@ -1,11 +1,12 @@
-//! Any weather: mixed load while engines are killed and frozen, the log's reader stalls, shared memory is full, descriptors are
-//! few, and clients and peers of all bad kinds come by.
+//! Any weather: mixed load while engines are killed and frozen, the log's reader stalls, shared
+//! memory is full, descriptors are few, and clients and peers of all bad kinds come by.
 //!
-//! What has to hold is looked at all the time: nobody waits beyond a deadline, nobody gets a wrong answer, memory and descriptors
-//! are bounded, `/ready` tells the truth, and when the weather is over everything is as it was.
+//! What has to hold is looked at all the time: nobody waits beyond a deadline, nobody gets a wrong
+//! answer, memory and descriptors are bounded, `/ready` tells the truth, and when the weather is
+//! over everything is as it was.
 //!
-//! `CHIASM_SOAK_SECONDS` is how long it lasts, 20 unless it is given; `cargo xtask soak --minutes N --seed S` sets it.
-//! `CHIASM_TEST_SEED`, which it prints, chooses the weather.
+//! `CHIASM_SOAK_SECONDS` is how long it lasts, 20 unless it is given; `cargo xtask soak --minutes N
+//! --seed S` sets it. `CHIASM_TEST_SEED`, which it prints, chooses the weather.
 #![cfg(target_os = "linux")]
 
 mod bad_clients;
@@ -29,13 +30,15 @@ use stand::{ENGINES, Stand};
 const CLIENTS: u64 = 6;
 /// Longer than anything takes once the weather is over.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Resident memory of the frontend that nothing in here needs: bodies in flight and caches are limited to a part of it.
+/// Resident memory of the frontend that nothing in here needs: bodies in flight and caches are
+/// limited to a part of it.
 const MOST_RESIDENT: u64 = 256 << 20;
 /// How long the light client's question may take: it asks for no engine.
 const LIGHT: Duration = Duration::from_secs(3);
 /// How often it is looked whether some weather is over.
 const TEND: Duration = Duration::from_millis(20);
-/// After an engine was last touched it may take so long until `/ready` knows: suspicion, a restart, a handshake.
+/// After an engine was last touched it may take so long until `/ready` knows: suspicion, a restart,
+/// a handshake.
 const SETTLED: Duration = Duration::from_secs(8);
 
 /// What is done to the fleet, its frontend and its machine.
@@ -99,16 +102,21 @@ async fn no_weather_takes_the_service_down() {
                 let frozen = Duration::from_millis(random.random_range(100..4000));
                 stand.freeze_engine(random.random_range(0..ENGINES), frozen);
             }
-            Weather::StallLog => stand.stall_log(Duration::from_millis(random.random_range(100..3000))),
+            Weather::StallLog => {
+                stand.stall_log(Duration::from_millis(random.random_range(100..3000)))
+            }
             Weather::GarbagePeer => {
                 let address = stand.engine_address(random.random_range(0..ENGINES));
                 bad.spawn(garbage_peer::visit(address, random.random()));
             }
-            Weather::FullShm if has_small_shm => stand.fill_shm(Duration::from_millis(random.random_range(100..3000))),
+            Weather::FullShm if has_small_shm => {
+                stand.fill_shm(Duration::from_millis(random.random_range(100..3000)))
+            }
             Weather::FullShm => {}
             Weather::FewDescriptors => {
                 let more = random.random_range(0..8);
-                stand.limit_descriptors(more, Duration::from_millis(random.random_range(100..1500)));
+                stand
+                    .limit_descriptors(more, Duration::from_millis(random.random_range(100..1500)));
             }
             Weather::Bad(client) => {
                 // A bounded number: what they hold is the frontend's business, not this machine's.
@@ -143,7 +151,11 @@ async fn no_weather_takes_the_service_down() {
         most_resident = most_resident.max(resident);
         load.check();
         if stand.untouched_for() > SETTLED {
-            assert_eq!(stand.ready_workers().await, ENGINES as u64, "all engines have been well for {SETTLED:?}");
+            assert_eq!(
+                stand.ready_workers().await,
+                ENGINES as u64,
+                "all engines have been well for {SETTLED:?}"
+            );
         }
         looks += 1;
     }
@@ -152,8 +164,10 @@ async fn no_weather_takes_the_service_down() {
     let Tally { right, told, longest } = load.stop().await;
     bad.abort_all();
     stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
-    wait_for("requests to end", PATIENCE, async || stand.frontend.metric("chiasm_in_flight_requests").await == 0.0)
-        .await;
+    wait_for("requests to end", PATIENCE, async || {
+        stand.frontend.metric("chiasm_in_flight_requests").await == 0.0
+    })
+    .await;
     eprintln!(
         "{looks} looks: {right} answers right, {told} told of an error; longest {longest:?}; /health {worst:?} at worst; {} MB \
          resident at most, {} at the end; {} deaths, {} moves",

@@ -1,5 +1,5 @@
-//! Streams from beginning to end: requests that move before they have a token, ends in the form of each API, and answers that nobody
-//! reads.
+//! Streams from beginning to end: requests that move before they have a token, ends in the form of
+//! each API, and answers that nobody reads.
 
 mod begins;
 mod ends;

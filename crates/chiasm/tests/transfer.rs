@@ -1,4 +1,5 @@
-//! How images reach simulated engines: in every mode the same answers, item by item in the right way.
+//! How images reach simulated engines: in every mode the same answers, item by item in the right
+//! way.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +17,8 @@ const PICTURE_BYTES: u64 = 320 * 1176;
 /// A server before simulated engines whose answers come at once.
 async fn serve(engines: u64, mode: &str, extra: &[&str]) -> Server {
     let (model, count) = (demo_model().display().to_string(), engines.to_string());
-    let mut args = vec![model.as_str(), "--served-model-name", "m", "--sim", &count, "--allow-private-media"];
+    let mut args =
+        vec![model.as_str(), "--served-model-name", "m", "--sim", &count, "--allow-private-media"];
     args.extend(["--mm-transfer", mode, "--sim-decode-rate", "2000"]);
     args.extend(extra);
     let server = Server::start(&args);
@@ -34,7 +36,8 @@ fn pictures(salt: &str, pictures: &[Picture]) -> Value {
     json!({"model": "m", "max_tokens": 256, "cache_salt": salt, "messages": [{"role": "user", "content": content}]})
 }
 
-/// What the engine says that it saw, with a digest of each picture's pixels, and without what was cached.
+/// What the engine says that it saw, with a digest of each picture's pixels, and without what was
+/// cached.
 fn seen(answer: &Answer) -> String {
     let text = answer.ok()["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
     seen_in(&text)
@@ -46,7 +49,8 @@ fn seen_in(text: &str) -> String {
 
 /// Items so far, by how they travelled.
 async fn travelled(server: &Server) -> [f64; 3] {
-    let count = async |mode| server.metric(&format!("chiasm_mm_transfer_total{{mode=\"{mode}\"}}")).await;
+    let count =
+        async |mode| server.metric(&format!("chiasm_mm_transfer_total{{mode=\"{mode}\"}}")).await;
     [count("cached").await, count("shm").await, count("inline").await]
 }
 
@@ -56,24 +60,37 @@ async fn decoded(server: &Server) -> f64 {
 
 #[tokio::test]
 async fn every_mode_gives_the_same_answers() {
-    let images: usize =
-        chiasm::scenarios::all().iter().flat_map(|scenario| &scenario.turns).map(|turn| turn.images()).sum();
+    let images: usize = chiasm::scenarios::all()
+        .iter()
+        .flat_map(|scenario| &scenario.turns)
+        .map(|turn| turn.images())
+        .sum();
     let mut answers = Vec::new();
     for mode in ["auto", "shm", "inline", "off"] {
         let server = serve(2, mode, &[]).await;
         let texts = scenario_run::play_all(&server, "m", 16, 128).await;
         let texts: Vec<String> = texts.iter().map(|text| seen_in(text)).collect();
-        assert!(texts.iter().any(|text| text.starts_with("3 images 280x224 (80 tokens, ")), "{texts:?}");
+        assert!(
+            texts.iter().any(|text| text.starts_with("3 images 280x224 (80 tokens, ")),
+            "{texts:?}"
+        );
         answers.push(texts);
 
         let [cached, shm, inline] = travelled(&server).await;
         assert_eq!(cached + shm + inline, images as f64, "{mode}");
         match mode {
-            "auto" | "shm" => assert!(cached > 0.0 && shm > 0.0 && inline == 0.0, "{mode}: {cached} {shm} {inline}"),
-            "inline" => assert!(cached > 0.0 && shm == 0.0 && inline > 0.0, "{mode}: {cached} {shm} {inline}"),
+            "auto" | "shm" => assert!(
+                cached > 0.0 && shm > 0.0 && inline == 0.0,
+                "{mode}: {cached} {shm} {inline}"
+            ),
+            "inline" => assert!(
+                cached > 0.0 && shm == 0.0 && inline > 0.0,
+                "{mode}: {cached} {shm} {inline}"
+            ),
             _ => assert_eq!((cached, shm, inline), (0.0, 0.0, images as f64)),
         }
-        // An image that the engine holds is not decoded. One that stands twice in a prompt is decoded once.
+        // An image that the engine holds is not decoded. One that stands twice in a prompt is
+        // decoded once.
         let decoded = decoded(&server).await;
         match mode {
             "off" => assert!(decoded > shm + cached && decoded <= inline),
@@ -108,7 +125,8 @@ async fn what_the_engine_holds_is_neither_decoded_nor_sent() {
 #[tokio::test]
 async fn items_that_find_no_slot_are_not_mixed_up() {
     let all = [DAWN, NIGHT, STORM, SNOW];
-    let two = format!("{}", (2 * PICTURE_BYTES.next_multiple_of(4096)) as f64 / (1_u64 << 30) as f64);
+    let two =
+        format!("{}", (2 * PICTURE_BYTES.next_multiple_of(4096)) as f64 / (1_u64 << 30) as f64);
     let server = serve(1, "auto", &["--mm-arena-gb", &two, "--cpu-threads", "1"]).await;
     let answer = server.chat(&pictures("a", &all)).await;
     assert_eq!(answer.header("x-chiasm-transfer"), "inline");
@@ -120,19 +138,27 @@ async fn items_that_find_no_slot_are_not_mixed_up() {
     let small = serve(1, "auto", &["--mm-arena-gb", "0.0001"]).await;
     assert_eq!(seen(&answer), seen(&small.chat(&pictures("a", &all)).await));
     assert_eq!(travelled(&small).await, [0.0, 0.0, 4.0]);
-    assert_eq!(small.metric("chiasm_mm_transfer_fallback_total{cause=\"larger_than_arena\"}").await, 4.0);
+    assert_eq!(
+        small.metric("chiasm_mm_transfer_fallback_total{cause=\"larger_than_arena\"}").await,
+        4.0
+    );
     small.logged("told once for each cause");
     assert_eq!(small.lines_logged("told once for each cause"), 1);
 }
 
-/// A receiver cache of two pictures in an arena of eight: evicted slots are used again, and none is lost.
+/// A receiver cache of two pictures in an arena of eight: evicted slots are used again, and none is
+/// lost.
 #[tokio::test]
 async fn slots_come_back_when_the_engine_evicts() {
-    let gib = |pictures: u64| format!("{}", (pictures * (PICTURE_BYTES + 8192)) as f64 / (1_u64 << 30) as f64);
-    let server = serve(1, "auto", &["--receiver-cache-gb", &gib(2), "--mm-arena-gb", &gib(8)]).await;
+    let gib = |pictures: u64| {
+        format!("{}", (pictures * (PICTURE_BYTES + 8192)) as f64 / (1_u64 << 30) as f64)
+    };
+    let server =
+        serve(1, "auto", &["--receiver-cache-gb", &gib(2), "--mm-arena-gb", &gib(8)]).await;
     let plain = serve(1, "inline", &["--receiver-cache-gb", &gib(2)]).await;
     for round in 0..40_usize {
-        let body = pictures(&format!("r{round}"), &[PICTURES[round % 6], PICTURES[(round * 5 + 1) % 6]]);
+        let body =
+            pictures(&format!("r{round}"), &[PICTURES[round % 6], PICTURES[(round * 5 + 1) % 6]]);
         let answer = server.chat(&body).await;
         assert_ne!(answer.header("x-chiasm-transfer"), "inline", "round {round}");
         assert_eq!(seen(&answer), seen(&plain.chat(&body).await), "round {round}");
@@ -140,7 +166,10 @@ async fn slots_come_back_when_the_engine_evicts() {
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
     let worker = |name: &str| format!("{name}{{worker=\"worker_0\"}}");
     // What is cached, and what the last request brought.
-    wait_for("slots to come back", SOON, async || server.metric(&worker("chiasm_arena_slots")).await <= 4.0).await;
+    wait_for("slots to come back", SOON, async || {
+        server.metric(&worker("chiasm_arena_slots")).await <= 4.0
+    })
+    .await;
     assert!(server.metric(&worker("chiasm_arena_used_bytes")).await >= (2 * PICTURE_BYTES) as f64);
 }
 
@@ -151,7 +180,9 @@ async fn an_engine_without_the_plugin_is_served_all_the_same() {
     assert_eq!(answer.header("x-chiasm-transfer"), "inline");
     assert_eq!(server.metric("chiasm_mm_transfer_fallback_total{cause=\"no_arena\"}").await, 2.0);
     assert!(
-        server.logged("takes media in messages only worker=worker_0 error=").contains("install python/chiasm_vllm")
+        server
+            .logged("takes media in messages only worker=worker_0 error=")
+            .contains("install python/chiasm_vllm")
     );
     assert_eq!(server.lines_logged("takes media in messages only"), 1);
 }
@@ -160,14 +191,26 @@ async fn an_engine_without_the_plugin_is_served_all_the_same() {
 async fn an_engine_without_the_plugin_is_not_used_if_shared_memory_is_demanded() {
     let model = demo_model().display().to_string();
     let server = Server::start(&[&model, "--sim", "1", "--mm-transfer", "shm", "--sim-no-plugin"]);
-    wait_for("a reason", SOON, async || server.lines_logged("install python/chiasm_vllm") > 0).await;
+    wait_for("a reason", SOON, async || server.lines_logged("install python/chiasm_vllm") > 0)
+        .await;
     assert_eq!(server.ready_workers().await, 0);
 }
 
 #[tokio::test]
 async fn too_small_a_shared_memory_ends_the_start_if_it_is_demanded() {
     let model = demo_model().display().to_string();
-    let args = ["serve", &model, "--sim", "2", "--port", "0", "--mm-transfer", "shm", "--mm-arena-gb", "1e6"];
+    let args = [
+        "serve",
+        &model,
+        "--sim",
+        "2",
+        "--port",
+        "0",
+        "--mm-transfer",
+        "shm",
+        "--mm-arena-gb",
+        "1e6",
+    ];
     let output = crate::support::chiasm(&args).output().expect("it ends");
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr);
@@ -181,6 +224,7 @@ async fn no_arena_has_a_name_while_it_is_used() {
     server.chat(&pictures("a", &[DAWN])).await.ok();
     let prefix = format!("chiasm.{}.", server.pid());
     let names = std::fs::read_dir(Path::new("/dev/shm")).expect("/dev/shm").flatten();
-    let left: Vec<_> = names.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)).collect();
+    let left: Vec<_> =
+        names.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)).collect();
     assert!(left.is_empty(), "{left:?}");
 }

@@ -5,7 +5,9 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::{Answer, Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
+use crate::support::{
+    Answer, Process, Server, chiasm, demo_model, free_port, send_signal, wait_for,
+};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::future::join_all;
@@ -37,14 +39,14 @@ async fn before(upstreams: &[&str], flags: &[&str]) -> Server {
 }
 
 fn picture(name: &str) -> Value {
-    let bytes = std::fs::read(format!("{}/assets/images/{name}.jpg", env!("CARGO_MANIFEST_DIR"))).expect("a picture");
+    let bytes = std::fs::read(format!("{}/assets/images/{name}.jpg", env!("CARGO_MANIFEST_DIR")))
+        .expect("a picture");
     json!({"type": "image_url", "image_url": {"url": format!("data:image/jpeg;base64,{}", STANDARD.encode(bytes))}})
 }
 
 fn ask(name: &str, more: &Value) -> Value {
     let content = json!([picture(name), {"type": "text", "text": "what is in this picture?"}]);
-    let mut body =
-        json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0});
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0});
     body.as_object_mut().expect("an object").extend(more.as_object().cloned().unwrap_or_default());
     body
 }
@@ -53,7 +55,8 @@ fn ask(name: &str, more: &Value) -> Value {
 async fn what_a_server_was_sent_brings_more_of_it_there() {
     let others = [other().await, other().await];
     let frontend = before(&[&others[0].url, &format!("{}/v1", others[1].url)], &[]).await;
-    let went = |answer: &Answer| (answer.header("x-chiasm-worker"), answer.header("x-chiasm-overlap"));
+    let went =
+        |answer: &Answer| (answer.header("x-chiasm-worker"), answer.header("x-chiasm-overlap"));
     let mut homes = Vec::new();
     for name in ["dawn", "dusk", "night", "snow"] {
         let answer = frontend.chat(&ask(name, &json!({}))).await;
@@ -71,20 +74,40 @@ async fn what_a_server_was_sent_brings_more_of_it_there() {
         // The last block is not full.
         assert_eq!((&there, held), (home, all - 1), "{name} was there: {overlap}");
     }
-    assert!(homes.iter().any(|(_, home)| home != &homes[0].1), "both have something to do: {homes:?}");
-    assert!(frontend.metric("chiasm_completion_tokens_total").await >= 4.0 * 13.0, "usage is read out of the answers");
+    assert!(
+        homes.iter().any(|(_, home)| home != &homes[0].1),
+        "both have something to do: {homes:?}"
+    );
+    assert!(
+        frontend.metric("chiasm_completion_tokens_total").await >= 4.0 * 13.0,
+        "usage is read out of the answers"
+    );
     // The live page tells why the first one went where it went, and what came of it.
-    let why = frontend.client.get(format!("{}/ui/requests/0", frontend.url)).send().await.expect("an answer");
+    let why = frontend
+        .client
+        .get(format!("{}/ui/requests/0", frontend.url))
+        .send()
+        .await
+        .expect("an answer");
     let why: Value = serde_json::from_str(&why.text().await.expect("text")).expect("JSON");
-    assert_eq!((why["candidates"].as_array().map(Vec::len), &why["request"]["worker"]), (Some(2), &json!(homes[0].1)));
+    assert_eq!(
+        (why["candidates"].as_array().map(Vec::len), &why["request"]["worker"]),
+        (Some(2), &json!(homes[0].1))
+    );
     let outcome = &why["request"]["outcome"];
-    assert_eq!((&outcome["status"], &outcome["found"]["completion_tokens"]), (&json!(200), &json!(6)));
+    assert_eq!(
+        (&outcome["status"], &outcome["found"]["completion_tokens"]),
+        (&json!(200), &json!(6))
+    );
 
     // A stream is passed on as it is.
-    let stream = frontend.chat(&ask("dawn", &json!({"stream": true, "stream_options": {"include_usage": true}}))).await;
+    let stream = frontend
+        .chat(&ask("dawn", &json!({"stream": true, "stream_options": {"include_usage": true}})))
+        .await;
     assert_eq!(stream.header("content-type"), "text/event-stream; charset=utf-8");
     assert!(
-        stream.text.contains("\"model\":\"its/own name\"") && stream.text.ends_with("data: [DONE]\n\n"),
+        stream.text.contains("\"model\":\"its/own name\"")
+            && stream.text.ends_with("data: [DONE]\n\n"),
         "{}",
         stream.text
     );
@@ -93,7 +116,8 @@ async fn what_a_server_was_sent_brings_more_of_it_there() {
     assert_eq!(frontend.chat(&json!({"model": "n"})).await.status, 404);
     let body = json!({"model": "m", "prompt": "hello", "max_tokens": 2});
     frontend.post("/v1/completions", &body).await.ok();
-    let body = json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
+    let body =
+        json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
     assert_eq!(frontend.post("/v1/messages", &body).await.ok()["type"], "message");
 }
 
@@ -123,7 +147,8 @@ struct Stand {
 }
 
 impl Stand {
-    /// A server that gives one answer to each request but for its models, and its address. An empty answer never comes.
+    /// A server that gives one answer to each request but for its models, and its address. An empty
+    /// answer never comes.
     async fn start(answer: &'static str) -> (Self, String) {
         let stand = Self { answer, ..Self::default() };
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -142,7 +167,10 @@ impl Stand {
         loop {
             let text = String::from_utf8_lossy(&heard).into_owned();
             if let Some((head, body)) = text.split_once("\r\n\r\n") {
-                let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
+                let length = head
+                    .lines()
+                    .find_map(|line| line.strip_prefix("content-length: "))
+                    .unwrap_or("0");
                 if body.len() >= length.parse().expect("a number") {
                     break;
                 }
@@ -154,7 +182,10 @@ impl Stand {
         let heard = String::from_utf8(heard).expect("text");
         let told = if heard.starts_with("GET ") {
             let models = json!({"data": [{"id": "theirs"}]}).to_string();
-            format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{models}", models.len())
+            format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{models}",
+                models.len()
+            )
         } else {
             self.heard.lock().expect("not poisoned").push(heard);
             if self.answer.is_empty() {
@@ -164,14 +195,15 @@ impl Stand {
         };
         let _ = stream.write_all(told.as_bytes()).await;
         // The size of the first chunk is never told to its end.
-        while told.ends_with("chunked\r\n\r\n") && stream.write_all(&[b'0'; 1 << 16]).await.is_ok() {}
+        while told.ends_with("chunked\r\n\r\n") && stream.write_all(&[b'0'; 1 << 16]).await.is_ok()
+        {
+        }
     }
 }
 
 #[tokio::test]
 async fn requests_arrive_as_they_came_but_for_the_models_name_and_no_key_of_a_client_does() {
-    const ANSWER: &str =
-        "HTTP/1.1 200 OK\r\ncontent-type: application/x-own\r\ncontent-length: 6\r\nconnection: close\r\n\r\n{ \"a\"}";
+    const ANSWER: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/x-own\r\ncontent-length: 6\r\nconnection: close\r\n\r\n{ \"a\"}";
     let (stand, url) = Stand::start(ANSWER).await;
     let key = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(key.path(), "theirs-alone\n").expect("a key");
@@ -179,8 +211,11 @@ async fn requests_arrive_as_they_came_but_for_the_models_name_and_no_key_of_a_cl
     let frontend = before(&[&upstream], &["--api-key", "of-clients"]).await;
     let body = r#"{ "temperature": 1.50, "audio": {"x": [1e3, null]}, "model":"m", "tools": [],"messages":[{"role":"user","content":"hi"}] }"#;
     let request = frontend.client.post(format!("{}/v1/chat/completions", frontend.url)).body(body);
-    let request = request.header("content-type", "application/json").header("authorization", "Bearer of-clients");
-    let answer = Answer::of(request.header("x-request-id", "r-7").send().await.expect("an answer")).await;
+    let request = request
+        .header("content-type", "application/json")
+        .header("authorization", "Bearer of-clients");
+    let answer =
+        Answer::of(request.header("x-request-id", "r-7").send().await.expect("an answer")).await;
     assert_eq!(
         (answer.status, answer.text.as_str(), answer.header("content-type").as_str()),
         (200, "{ \"a\"}", "application/x-own")
@@ -188,22 +223,29 @@ async fn requests_arrive_as_they_came_but_for_the_models_name_and_no_key_of_a_cl
     let heard = stand.heard.lock().expect("not poisoned").remove(0);
     let (head, sent) = heard.split_once("\r\n\r\n").expect("a head");
     assert_eq!(sent, body.replace("\"m\"", "\"theirs\""));
-    assert!(head.contains("authorization: Bearer theirs-alone") && head.contains("x-request-id: r-7"), "{head}");
+    assert!(
+        head.contains("authorization: Bearer theirs-alone") && head.contains("x-request-id: r-7"),
+        "{head}"
+    );
     assert!(!head.contains("of-clients"), "{head}");
 }
 
 #[tokio::test]
 async fn an_answer_that_goes_on_and_says_nothing_is_ended() {
-    const ENDLESS: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    const ENDLESS: &str =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     let (_, endless) = Stand::start(ENDLESS).await;
     let frontend = before(&[&endless], &[]).await;
-    let answer = frontend.chat(&json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]})).await;
+    let answer = frontend
+        .chat(&json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}))
+        .await;
     assert_eq!(answer.status, 502, "{}", answer.text);
 }
 
 #[tokio::test]
 async fn servers_that_fail_or_say_nothing_are_no_end_of_others() {
-    const FAILS: &str = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\nconnection: close\r\n\r\nboom";
+    const FAILS: &str =
+        "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\nconnection: close\r\n\r\nboom";
     const TORN: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 99\r\nconnection: close\r\n\r\ndata: {}\n\n";
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
     let (stand, fails) = Stand::start(FAILS).await;
@@ -224,20 +266,32 @@ async fn servers_that_fail_or_say_nothing_are_no_end_of_others() {
     let (_, torn) = Stand::start(TORN).await;
     let frontend = before(&[&torn], &[]).await;
     let stream = frontend.chat(&body).await;
-    assert!(stream.text.starts_with("data: {}\n\n") && stream.text.contains("\"error\""), "{}", stream.text);
+    assert!(
+        stream.text.starts_with("data: {}\n\n") && stream.text.contains("\"error\""),
+        "{}",
+        stream.text
+    );
     assert_eq!(frontend.metric("chiasm_stream_ends_total{how=\"failed\"}").await, 1.0);
 }
 
 /// An answer with this head and body, after which the connection closes.
 macro_rules! answer {
     ($head:literal, $body:literal) => {
-        concat!("HTTP/1.1 ", $head, "\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n", $body)
+        concat!(
+            "HTTP/1.1 ",
+            $head,
+            "\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n",
+            $body
+        )
     };
 }
 
 /// Asks the frontend at this path, which is not of the API.
 async fn answer_at(frontend: &Server, path: &str) -> Answer {
-    Answer::of(frontend.client.get(format!("{}{path}", frontend.url)).send().await.expect("an answer")).await
+    Answer::of(
+        frontend.client.get(format!("{}{path}", frontend.url)).send().await.expect("an answer"),
+    )
+    .await
 }
 
 /// A server that fails at once looks idle. It costs a handful of tries, and no client anything.
@@ -250,7 +304,11 @@ async fn broken_server_does_not_draw_the_traffic() {
         (answer!("401 x", r#"{"error":{"message":"no such key"}}"#), 4, "no such key"),
         (answer!("429 x\r\nretry-after: 50", r#"{"error":{"message":"too many"}}"#), 1, "too many"),
         (answer!("503 x\r\nretry-after: 50", r#"{"error":{"message":"too many"}}"#), 1, "too many"),
-        (answer!("404 x", r#"{"error":{"message":"no such model","param":"model"}}"#), 8, "no such model"),
+        (
+            answer!("404 x", r#"{"error":{"message":"no such model","param":"model"}}"#),
+            8,
+            "no such model",
+        ),
     ] {
         let (broken, url) = Stand::start(answer).await;
         let frontend = before(&[&url, &well.url], &["--policy", "round-robin"]).await;
@@ -266,13 +324,25 @@ async fn broken_server_does_not_draw_the_traffic() {
         let (alone, url) = Stand::start(answer).await;
         let frontend = before(&[&url], &[]).await;
         let refused = frontend.chat(&body).await;
-        let status = if answer.contains(" 500 ") || answer.contains(" 401 ") { "502" } else { &answer[9..12] };
+        let status = if answer.contains(" 500 ") || answer.contains(" 401 ") {
+            "502"
+        } else {
+            &answer[9..12]
+        };
         assert_eq!(refused.status.to_string(), status, "{}", refused.text);
-        assert!(refused.text.contains(reason) && !refused.text.contains("127.0.0.1"), "{}", refused.text);
+        assert!(
+            refused.text.contains(reason) && !refused.text.contains("127.0.0.1"),
+            "{}",
+            refused.text
+        );
         if answer.contains("retry-after") {
             let seconds: u64 = refused.header("retry-after").parse().expect("seconds");
             assert!((40..=50).contains(&seconds), "{seconds}");
-            assert_eq!(answer_at(&frontend, "/ready").await.status, 503, "an open breaker is counted out");
+            assert_eq!(
+                answer_at(&frontend, "/ready").await.status,
+                503,
+                "an open breaker is counted out"
+            );
         }
         drop(alone);
     }
@@ -288,8 +358,11 @@ async fn of_models(ids: &[&str]) -> String {
 
 #[tokio::test]
 async fn a_server_of_other_models_is_told_of_or_refused() {
-    let (ours, one, several) =
-        (of_models(&["other", "m"]).await, of_models(&["llama"]).await, of_models(&["llama", "qwen"]).await);
+    let (ours, one, several) = (
+        of_models(&["other", "m"]).await,
+        of_models(&["llama"]).await,
+        of_models(&["llama", "qwen"]).await,
+    );
     let model = demo_model().display().to_string();
     let mut args = vec![model.as_str(), "--served-model-name", "m"];
     let lacking = format!("{one},model=gemma");
@@ -299,15 +372,25 @@ async fn a_server_of_other_models_is_told_of_or_refused() {
     let frontend = Server::start(&args);
     frontend.wait_ready(2, SOON).await;
     let cause = frontend.logged_line("none that is called m or ");
-    assert!(cause.contains(&several) && cause.contains("but llama, qwen") && cause.contains("model=NAME"), "{cause}");
+    assert!(
+        cause.contains(&several)
+            && cause.contains("but llama, qwen")
+            && cause.contains("model=NAME"),
+        "{cause}"
+    );
     let cause = frontend.logged_line("it has no model gemma");
     assert!(cause.contains(&one), "{cause}");
     let warned = frontend.logged_line("calls its model otherwise");
     assert!(warned.contains(&one) && warned.contains("llama"), "{warned}");
-    let workers = frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
+    let workers =
+        frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
     let workers: Value = serde_json::from_str(&workers.text().await.expect("text")).expect("JSON");
     let runs = |at: usize| workers["workers"][at]["runs"].as_str().unwrap_or_default().to_owned();
-    assert_eq!((runs(0).contains("calls"), runs(1).ends_with("calls llama")), (false, true), "{workers}");
+    assert_eq!(
+        (runs(0).contains("calls"), runs(1).ends_with("calls llama")),
+        (false, true),
+        "{workers}"
+    );
     assert_eq!(workers["workers"].as_array().map(Vec::len), Some(2), "{workers}");
 }
 
@@ -333,22 +416,30 @@ async fn serve(app: axum::Router) -> String {
 /// A stand-in for `vllm serve` that makes two tokens of every prompt, and its address.
 async fn odd_vllm_serve() -> String {
     use axum::routing::post;
-    let choice =
-        json!({"index": 0, "token_ids": [40], "finish_reason": "length", "logprobs": null, "stop_reason": null});
+    let choice = json!({"index": 0, "token_ids": [40], "finish_reason": "length", "logprobs": null, "stop_reason": null});
     let event = json!({"choices": [choice], "prompt_token_ids": [1, 2]});
     let generate = async move |body: String| match body.contains("token_ids") {
         true => Ok(format!("data: {event}\n\ndata: [DONE]\n\n")),
         false => Err(axum::http::StatusCode::BAD_REQUEST),
     };
-    let chat = async || json!({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}).to_string();
-    serve(vllm_serve().route("/inference/v1/generate", post(generate)).route("/v1/chat/completions", post(chat))).await
+    let chat = async || {
+        json!({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}).to_string()
+    };
+    serve(
+        vllm_serve()
+            .route("/inference/v1/generate", post(generate))
+            .route("/v1/chat/completions", post(chat)),
+    )
+    .await
 }
 
-/// A stand-in for `vllm serve` that has another server answer, what that was sent, and the stand-in's address.
+/// A stand-in for `vllm serve` that has another server answer, what that was sent, and the
+/// stand-in's address.
 async fn vllm_serve_before(behind: &Server) -> (Arc<Mutex<Vec<String>>>, String) {
     use axum::response::IntoResponse;
     let heard = Arc::new(Mutex::new(Vec::new()));
-    let (client, url, hears) = (behind.client.clone(), format!("{}/v1/chat/completions", behind.url), heard.clone());
+    let (client, url, hears) =
+        (behind.client.clone(), format!("{}/v1/chat/completions", behind.url), heard.clone());
     let chat = async move |body: String| {
         hears.lock().expect("not poisoned").push(body.clone());
         let body = body.replace("\"model\":\"m\"", "\"model\":\"its/own name\"");
@@ -371,20 +462,32 @@ async fn images_get_names_of_ours_where_a_server_goes_by_names() {
         let mut body = ask(name, &json!({}));
         body["messages"][0]["content"][0]["uuid"] = "a-clients-own".into();
         let answer = frontend.chat(&body).await;
-        let cached = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
-        let predicted: u64 = answer.header("x-chiasm-overlap").split('/').next().expect("X").parse().expect("a number");
+        let cached =
+            answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+        let predicted: u64 = answer
+            .header("x-chiasm-overlap")
+            .split('/')
+            .next()
+            .expect("X")
+            .parse()
+            .expect("a number");
         assert_eq!(predicted, cached / 16, "{name}");
         let mut sent: Value = serde_json::from_str(&heard()).expect("JSON");
-        names.push(sent["messages"][0]["content"][0]["uuid"].take().as_str().expect("a name").to_owned());
+        names.push(
+            sent["messages"][0]["content"][0]["uuid"].take().as_str().expect("a name").to_owned(),
+        );
         body["messages"][0]["content"][0]["uuid"] = Value::Null;
         assert_eq!(sent, body, "nothing else is changed");
     }
     assert!(names[0] == names[2] && names[0] != names[1] && names[0].len() == 64, "{names:?}");
 
     // Without images it is passed on byte by byte.
-    let body = r#"{"max_tokens": 2,   "model":"m", "messages": [{"role": "user", "content": "hi"}]}"#;
+    let body =
+        r#"{"max_tokens": 2,   "model":"m", "messages": [{"role": "user", "content": "hi"}]}"#;
     let request = frontend.client.post(format!("{}/v1/chat/completions", frontend.url)).body(body);
-    Answer::of(request.header("content-type", "application/json").send().await.expect("an answer")).await.ok();
+    Answer::of(request.header("content-type", "application/json").send().await.expect("an answer"))
+        .await
+        .ok();
     assert_eq!(heard(), body);
     // What is not understood here is the server's to refuse, and gets no names of clients either.
     assert_eq!(frontend.chat(&ask("dawn", &json!({"nonsense": 1}))).await.refused(400), "nonsense");
@@ -411,8 +514,10 @@ fn with_name(name: &str, uuid: &str) -> Value {
 /// Asks about one image, with a key.
 async fn ask_about(server: &Server, key: &str, part: &Value) -> Answer {
     let content = json!([part, {"type": "text", "text": "what is in this picture?"}]);
-    let body = json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 60});
-    let request = server.client.post(format!("{}/v1/chat/completions", server.url)).body(body.to_string());
+    let body =
+        json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 60});
+    let request =
+        server.client.post(format!("{}/v1/chat/completions", server.url)).body(body.to_string());
     let request = request.header("content-type", "application/json").bearer_auth(key);
     Answer::of(request.send().await.expect("an answer")).await
 }
@@ -432,10 +537,22 @@ async fn media_names_are_private_to_each_client() {
         let first = ask_about(&frontend, "k1", &with_name("dawn", "logo")).await;
         let other = ask_about(&frontend, "k2", &only_named("logo")).await;
         assert_eq!(other.refused(400), "messages[0].content[0].image_url", "{url}");
-        assert_ne!(saw(&ask_about(&frontend, "k2", &with_name("dusk", "logo")).await), saw(&first), "{url}");
-        assert_eq!(saw(&ask_about(&frontend, "k1", &only_named("logo")).await), saw(&first), "{url}");
+        assert_ne!(
+            saw(&ask_about(&frontend, "k2", &with_name("dusk", "logo")).await),
+            saw(&first),
+            "{url}"
+        );
+        assert_eq!(
+            saw(&ask_about(&frontend, "k1", &only_named("logo")).await),
+            saw(&first),
+            "{url}"
+        );
         let heard = std::mem::take(&mut *heard.lock().expect("not poisoned"));
-        assert!(heard.len() == 3 && heard.iter().all(|body| !body.contains("logo")), "{url}: {}", heard.len());
+        assert!(
+            heard.len() == 3 && heard.iter().all(|body| !body.contains("logo")),
+            "{url}: {}",
+            heard.len()
+        );
     }
 }
 
@@ -444,7 +561,8 @@ async fn named_image_is_answered_by_any_worker_of_a_mixed_fleet() {
     let server = other().await;
     let model = demo_model().display().to_string();
     let mixed = ["--sim", "1", "--upstream", &server.url, "--policy", "round-robin"];
-    let frontend = Server::start(&[&[model.as_str(), "--served-model-name", "m"], &mixed[..]].concat());
+    let frontend =
+        Server::start(&[&[model.as_str(), "--served-model-name", "m"], &mixed[..]].concat());
     frontend.wait_ready(2, SOON).await;
     let mut homes = Vec::new();
     for (at, name) in ["dawn", "dusk", "night", "snow"].into_iter().enumerate() {
@@ -472,7 +590,8 @@ async fn image_without_a_type_is_predicted_as_one_with() {
             part.as_object_mut().expect("an object").remove("type");
         }
         let answer = ask_about(&frontend, "k", &part).await;
-        let cached = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+        let cached =
+            answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
         let overlap = answer.header("x-chiasm-overlap");
         let predicted: u64 = overlap.split('/').next().expect("X").parse().expect("a number");
         assert_eq!(predicted, cached / 16, "{overlap}");
@@ -503,7 +622,10 @@ async fn requests_at_a_server_that_tells_no_load_are_counted() {
 async fn image_is_as_much_work_by_url_as_in_the_request() {
     let (_, silent) = Stand::start("").await;
     let mut pending = Vec::new();
-    for part in [picture("dawn"), json!({"type": "image_url", "image_url": {"url": "http://192.0.2.1/dawn.jpg"}})] {
+    for part in [
+        picture("dawn"),
+        json!({"type": "image_url", "image_url": {"url": "http://192.0.2.1/dawn.jpg"}}),
+    ] {
         let frontend = before(&[&silent], &[]).await;
         let known = std::cell::Cell::new(0.0);
         let has_come = async || {
@@ -523,7 +645,8 @@ async fn image_is_as_much_work_by_url_as_in_the_request() {
 async fn a_server_that_makes_other_prompts_serves_on_and_is_told_of_once() {
     let frontend = before(&[&odd_vllm_serve().await], &[]).await;
     let distrusted = async || frontend.metric("chiasm_distrusted_workers_total").await;
-    let text = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+    let text =
+        json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
     frontend.chat(&text).await.ok();
     assert_eq!(distrusted().await, 0.0, "prompts without items are what they are");
     for _ in 0..3 {
@@ -543,13 +666,21 @@ async fn a_server_that_makes_other_prompts_serves_on_and_is_told_of_once() {
     assert_eq!(frontend.lines_logged("it counts 2 tokens in a prompt"), 1);
 }
 
-/// A fleet of an engine that is given tokens and a server that is given messages: each has its own prompts, and what one can't do the
-/// other does.
+/// A fleet of an engine that is given tokens and a server that is given messages: each has its own
+/// prompts, and what one can't do the other does.
 #[tokio::test]
 async fn engines_and_servers_share_the_work_of_one_fleet() {
     let mut server = other().await;
     let model = demo_model().display().to_string();
-    let frontend = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--upstream", &server.url]);
+    let frontend = Server::start(&[
+        &model,
+        "--served-model-name",
+        "m",
+        "--sim",
+        "1",
+        "--upstream",
+        &server.url,
+    ]);
     frontend.wait_ready(2, SOON).await;
     let frontend = &frontend;
     let long = |name: &str, max_tokens: u32| {
@@ -559,7 +690,9 @@ async fn engines_and_servers_share_the_work_of_one_fleet() {
     let names = ["one", "two", "three", "four", "five", "six"];
     // At once: what is busy is no place for the next one.
     let answers = join_all(names.map(|name| async move { frontend.chat(&long(name, 64)).await }));
-    let home = |answer: &Answer| (answer.header("x-chiasm-worker"), answer.ok()["model"] == "its/own name");
+    let home = |answer: &Answer| {
+        (answer.header("x-chiasm-worker"), answer.ok()["model"] == "its/own name")
+    };
     let homes = names.iter().zip(answers.await);
     let homes: Vec<(&str, String, bool)> =
         homes.map(|(name, answer)| (*name, home(&answer).0, home(&answer).1)).collect();
@@ -578,7 +711,10 @@ async fn engines_and_servers_share_the_work_of_one_fleet() {
 
     // What is not understood here only a server can be asked, which understands no more.
     let odd = frontend.chat(&ask("dawn", &json!({"nonsense": 1}))).await;
-    assert_eq!((odd.refused(400), odd.header("x-chiasm-worker")), ("nonsense".to_owned(), server_of(&homes)));
+    assert_eq!(
+        (odd.refused(400), odd.header("x-chiasm-worker")),
+        ("nonsense".to_owned(), server_of(&homes))
+    );
     server.end_by("KILL");
     for (name, ..) in &homes {
         assert_eq!(frontend.chat(&long(name, 7)).await.ok()["model"], "m", "{name}");
@@ -594,7 +730,8 @@ fn server_of(homes: &[(&str, String, bool)]) -> String {
     homes.iter().find(|home| home.2).map(|home| home.1.clone()).unwrap_or_default()
 }
 
-/// A fleet of an engine that is a process of its own, and takes seconds for a prompt, and a stand-in for a server that is given messages.
+/// A fleet of an engine that is a process of its own, and takes seconds for a prompt, and a
+/// stand-in for a server that is given messages.
 struct Mixed {
     frontend: Server,
     address: String,
@@ -610,7 +747,8 @@ impl Mixed {
 
     async fn start(answer: &'static str, flags: &[&str]) -> Self {
         let (stand, url) = Stand::start(answer).await;
-        let (model, address) = (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+        let (model, address) =
+            (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
         let args = [&model, "--served-model-name", "m", "--attach", &address, "--upstream", &url];
         let frontend = Server::start(&[&args[..], &["--policy", "round-robin"], flags].concat());
         let given = NamedTempFile::new().expect("a file");
@@ -621,9 +759,17 @@ impl Mixed {
 
     fn engine(address: &str, given: &NamedTempFile) -> Process {
         let (model, log) = (demo_model().display().to_string(), given.path().display().to_string());
-        let args = ["sim-engine", "--handshake", address, "--model", &model, "--sim-request-log", &log];
+        let args =
+            ["sim-engine", "--handshake", address, "--model", &model, "--sim-request-log", &log];
         let slow = ["--sim-prefill-rate", "2"];
-        Process(chiasm(&args).args(slow).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("an engine"))
+        Process(
+            chiasm(&args)
+                .args(slow)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("an engine"),
+        )
     }
 
     /// Another engine in the place of one that was killed.
@@ -644,10 +790,19 @@ impl Mixed {
         let mut answer = String::new();
         for _ in 0..8 {
             let (url, body) = (format!("{}{path}", self.frontend.url), body.to_string());
-            let request = self.frontend.client.post(url).header("content-type", "application/json").body(body);
-            let asked = tokio::spawn(async move { Answer::of(request.send().await.expect("an answer")).await });
+            let request = self
+                .frontend
+                .client
+                .post(url)
+                .header("content-type", "application/json")
+                .body(body);
+            let asked =
+                tokio::spawn(
+                    async move { Answer::of(request.send().await.expect("an answer")).await },
+                );
             let is_given = || std::fs::metadata(self.given.path()).expect("a file").len() > 0;
-            wait_for("it to be with a worker", SOON, async || asked.is_finished() || is_given()).await;
+            wait_for("it to be with a worker", SOON, async || asked.is_finished() || is_given())
+                .await;
             if is_given() {
                 send_signal(self.engine.0.id(), signal);
                 return asked.await.expect("an answer");
@@ -673,7 +828,8 @@ async fn what_an_engine_dies_with_before_a_token_moves_to_a_server_once() {
     assert!(sent.ends_with(&body.to_string().replace("\"m\"", "\"theirs\"")), "{sent}");
     assert_eq!((fleet.retries("lost").await, fleet.retries("over_budget").await), (1.0, 0.0));
     assert!(fleet.frontend.logged_line("moves=1").contains(&answer.header("x-chiasm-worker")));
-    let lines = (fleet.frontend.lines_logged("endpoint=\"chat\""), fleet.frontend.lines_logged("moves=1"));
+    let lines =
+        (fleet.frontend.lines_logged("endpoint=\"chat\""), fleet.frontend.lines_logged("moves=1"));
     assert_eq!(lines, (fleet.heard(), 1), "one for each request");
 
     // As many have moved as may be in flight at once, and few requests have come since.
@@ -686,25 +842,35 @@ async fn what_an_engine_dies_with_before_a_token_moves_to_a_server_once() {
 
 #[tokio::test]
 async fn a_request_moves_twice_at_most_whatever_it_moves_between() {
-    const FAILS: &str = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\nconnection: close\r\n\r\nboom";
+    const FAILS: &str =
+        "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\nconnection: close\r\n\r\nboom";
     let mut fleet = Mixed::start(FAILS, &[]).await;
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
     let answer = fleet.answer_after("KILL", "/v1/chat/completions", &body).await;
     assert!(answer.status == 502 || answer.status == 503, "{}", answer.text);
-    assert_eq!((fleet.retries("lost").await, fleet.heard()), (2.0, 1), "it was with each of them once");
+    assert_eq!(
+        (fleet.retries("lost").await, fleet.heard()),
+        (2.0, 1),
+        "it was with each of them once"
+    );
 }
 
 #[tokio::test]
 async fn what_waits_for_an_engine_that_hangs_moves_to_a_server() {
-    let mut fleet = Mixed::start(Mixed::ANSWER, &["--engine-timeout", "0.5", "--engine-hang-timeout", "1.5"]).await;
-    let answer = fleet.answer_after("STOP", "/v1/completions", &json!({"model": "m", "prompt": "hello"})).await;
+    let mut fleet =
+        Mixed::start(Mixed::ANSWER, &["--engine-timeout", "0.5", "--engine-hang-timeout", "1.5"])
+            .await;
+    let answer = fleet
+        .answer_after("STOP", "/v1/completions", &json!({"model": "m", "prompt": "hello"}))
+        .await;
     assert_eq!(answer.ok()["model"], "theirs");
     fleet.frontend.logged("death=it hangs");
     assert_eq!(fleet.retries("lost").await, 1.0);
 }
 
-/// A double of `trtllm-serve`, by TensorRT-LLM's sources: it keeps all blocks of 32 tokens, and tells of them once. An image has a hash of
-/// the double's own, which stands beside each block with some of it, and numbers that are no tokens in the place of its tokens.
+/// A double of `trtllm-serve`, by TensorRT-LLM's sources: it keeps all blocks of 32 tokens, and
+/// tells of them once. An image has a hash of the double's own, which stands beside each block with
+/// some of it, and numbers that are no tokens in the place of its tokens.
 #[derive(Default)]
 struct Trtllm {
     events: Vec<Value>,
@@ -714,7 +880,8 @@ struct Trtllm {
 }
 
 impl Trtllm {
-    /// Of the demo's model: what stands for an image, and what Qwen2-VL has there in TensorRT-LLM, one more than the vocabulary.
+    /// Of the demo's model: what stands for an image, and what Qwen2-VL has there in TensorRT-LLM,
+    /// one more than the vocabulary.
     const MARKER: u64 = 446;
     const OF_IMAGES: u64 = 449;
 
@@ -730,14 +897,18 @@ impl Trtllm {
             *end += run.len();
             Some((*end - run.len()..*end, run[0] == Self::MARKER))
         });
-        let images: Vec<_> = runs.filter(|(_, is_image)| *is_image).map(|(run, _)| run).zip(images).collect();
+        let images: Vec<_> =
+            runs.filter(|(_, is_image)| *is_image).map(|(run, _)| run).zip(images).collect();
         let keys = |begin: usize| {
-            let inside = images.iter().filter(move |(run, _)| run.start < begin + 32 && run.end > begin);
+            let inside =
+                images.iter().filter(move |(run, _)| run.start < begin + 32 && run.end > begin);
             let key = move |(run, hash): &(std::ops::Range<usize>, &String)| json!({"type": "mm_key", "hash": hash, "start_offset": begin.saturating_sub(run.start)});
             Value::from(inside.map(key).collect::<Vec<_>>())
         };
-        let tokens: Vec<u64> =
-            tokens.iter().map(|token| if *token == Self::MARKER { Self::OF_IMAGES } else { *token }).collect();
+        let tokens: Vec<u64> = tokens
+            .iter()
+            .map(|token| if *token == Self::MARKER { Self::OF_IMAGES } else { *token })
+            .collect();
         let (mut parent, mut cached, mut new) = (0, 0, Vec::new());
         let mut first_parent = Value::Null;
         for (chunk, begin) in tokens.chunks(32).zip((0..).step_by(32)) {
@@ -746,7 +917,9 @@ impl Trtllm {
             let hash = self.blocks.len() as u64 + 1;
             let is_full = chunk.len() == 32;
             match self.blocks.get(&key) {
-                Some(known) if new.is_empty() && is_full => (parent, cached) = (*known, cached + 32),
+                Some(known) if new.is_empty() && is_full => {
+                    (parent, cached) = (*known, cached + 32)
+                }
                 _ => {
                     if new.is_empty() && parent > 0 {
                         first_parent = parent.into();
@@ -771,7 +944,8 @@ impl Trtllm {
         let messages = body["messages"].as_array().into_iter().flatten();
         let parts = messages.filter_map(|message| message["content"].as_array()).flatten();
         let urls = parts.filter_map(|part| part["image_url"]["url"].as_str());
-        let hash = |url| format!("{:064x}", BuildHasherDefault::<DefaultHasher>::default().hash_one(url));
+        let hash =
+            |url| format!("{:064x}", BuildHasherDefault::<DefaultHasher>::default().hash_one(url));
         urls.map(hash).collect()
     }
 
@@ -780,31 +954,55 @@ impl Trtllm {
         use axum::response::IntoResponse;
         use axum::routing::{get, post};
         let double = Arc::new(Mutex::new(Self::default()));
-        double.lock().expect("not poisoned").tell(&json!({"type": "created", "num_blocks_per_cache_level": [1000, 0]}));
+        double
+            .lock()
+            .expect("not poisoned")
+            .tell(&json!({"type": "created", "num_blocks_per_cache_level": [1000, 0]}));
         let (client, url) = (behind.client.clone(), behind.url.clone());
         let (answers, tells) = (double.clone(), double.clone());
         let chat = async move |body: String| {
             let mut body: Value = serde_json::from_str(&body).expect("JSON");
             // It forbids fields that it does not know.
             if body.to_string().contains("uuid") {
-                return (axum::http::StatusCode::BAD_REQUEST, "{\"message\": \"extra_forbidden\"}".to_owned())
+                return (
+                    axum::http::StatusCode::BAD_REQUEST,
+                    "{\"message\": \"extra_forbidden\"}".to_owned(),
+                )
                     .into_response();
             }
             body = json!({"messages": body["messages"]});
-            let request = client.post(format!("{url}/tokenize")).header("content-type", "application/json");
-            let told = request.body(body.to_string()).send().await.expect("an answer").text().await.expect("text");
+            let request =
+                client.post(format!("{url}/tokenize")).header("content-type", "application/json");
+            let told = request
+                .body(body.to_string())
+                .send()
+                .await
+                .expect("an answer")
+                .text()
+                .await
+                .expect("text");
             let told: Value = serde_json::from_str(&told).expect("JSON");
-            let tokens: Vec<u64> =
-                told["tokens"].as_array().expect("tokens").iter().filter_map(Value::as_u64).collect();
+            let tokens: Vec<u64> = told["tokens"]
+                .as_array()
+                .expect("tokens")
+                .iter()
+                .filter_map(Value::as_u64)
+                .collect();
             let cached = answers.lock().expect("not poisoned").take(&tokens, &Self::images(&body));
             let usage = json!({"prompt_tokens": tokens.len(), "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
-            json!({"object": "chat.completion", "choices": [], "usage": usage}).to_string().into_response()
+            json!({"object": "chat.completion", "choices": [], "usage": usage})
+                .to_string()
+                .into_response()
         };
-        let events =
-            async move || Value::from(std::mem::take(&mut tells.lock().expect("not poisoned").events)).to_string();
+        let events = async move || {
+            Value::from(std::mem::take(&mut tells.lock().expect("not poisoned").events)).to_string()
+        };
         let app = axum::Router::new()
             .route("/version", get(async || "{\"version\": \"1.3.0\"}"))
-            .route("/v1/models", get(async || "{\"data\": [{\"id\": \"theirs\", \"object\": \"model\"}]}"))
+            .route(
+                "/v1/models",
+                get(async || "{\"data\": [{\"id\": \"theirs\", \"object\": \"model\"}]}"),
+            )
             .route("/kv_cache_events", post(events))
             .route("/v1/chat/completions", post(chat));
         (double, serve(app).await.replace("vllm+", "trtllm+"))
@@ -818,10 +1016,16 @@ async fn trtllm_serve_is_predicted_by_what_it_tells() {
     let (_two, second) = Trtllm::start(&behind).await;
     let frontend = before(&[&first, &second], &[]).await;
     let knowledge = async || {
-        let workers = frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
-        let workers: Value = serde_json::from_str(&workers.text().await.expect("text")).expect("JSON");
-        let of = |at: usize| workers["workers"][at]["knowledge"].as_str().unwrap_or_default().to_owned();
-        assert!(workers["workers"][0]["runs"].as_str().is_some_and(|runs| runs.contains("unverified")), "{workers}");
+        let workers =
+            frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
+        let workers: Value =
+            serde_json::from_str(&workers.text().await.expect("text")).expect("JSON");
+        let of =
+            |at: usize| workers["workers"][at]["knowledge"].as_str().unwrap_or_default().to_owned();
+        assert!(
+            workers["workers"][0]["runs"].as_str().is_some_and(|runs| runs.contains("unverified")),
+            "{workers}"
+        );
         (
             of(0),
             of(1),
@@ -833,12 +1037,15 @@ async fn trtllm_serve_is_predicted_by_what_it_tells() {
                 .sum::<u64>(),
         )
     };
-    // Asks, and waits until what came of it is told: where it went, how many blocks were there, and of how many.
+    // Asks, and waits until what came of it is told: where it went, how many blocks were there, and
+    // of how many.
     let ask = async |content: Value| {
         let body = json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 1});
         let (.., known) = knowledge().await;
         let answer = frontend.chat(&body).await;
-        let cached = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+        let cached = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .expect("a count");
         let overlap = answer.header("x-chiasm-overlap");
         let (held, all) = overlap.split_once('/').expect("X/Y");
         let [held, all] = [held, all].map(|blocks| blocks.parse::<u64>().expect("a number"));
@@ -849,10 +1056,15 @@ async fn trtllm_serve_is_predicted_by_what_it_tells() {
     let mut homes = HashMap::new();
     for (round, text) in (0..3).flat_map(|round| ["a", "b", "c"].map(|text| (round, text))) {
         let (home, held, all) = ask(format!("{text} word after word ").repeat(20).into()).await;
-        assert_eq!(*homes.entry(text).or_insert_with(|| home.clone()), home, "{text}, round {round}");
+        assert_eq!(
+            *homes.entry(text).or_insert_with(|| home.clone()),
+            home,
+            "{text}, round {round}"
+        );
         assert!(all > 2 && (round > 0) == (held == all), "{text}, round {round}: {held}/{all}");
     }
-    // Two images of one size, asked about in the same words and then in others: each is known by its name from its first prompt on.
+    // Two images of one size, asked about in the same words and then in others: each is known by
+    // its name from its first prompt on.
     for (round, name) in (0..3).flat_map(|round| ["dawn", "night"].map(|name| (round, name))) {
         let words = format!(
             "{}{}",
@@ -860,8 +1072,15 @@ async fn trtllm_serve_is_predicted_by_what_it_tells() {
             ["here", "and where", "at what time"][round].repeat(9)
         );
         let (home, held, all) = ask(json!([picture(name), {"type": "text", "text": words}])).await;
-        assert_eq!(*homes.entry(name).or_insert_with(|| home.clone()), home, "{name}, round {round}");
-        assert!(if round == 0 { held == 0 } else { held > 3 && held < all }, "{name}, round {round}: {held}/{all}");
+        assert_eq!(
+            *homes.entry(name).or_insert_with(|| home.clone()),
+            home,
+            "{name}, round {round}"
+        );
+        assert!(
+            if round == 0 { held == 0 } else { held > 3 && held < all },
+            "{name}, round {round}: {held}/{all}"
+        );
     }
     let (of_one, of_two, _) = knowledge().await;
     assert_eq!((of_one.as_str(), of_two.as_str()), ("exact", "exact"));

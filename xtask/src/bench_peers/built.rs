@@ -34,9 +34,10 @@ pub(crate) fn target_directory(setup: &Setup, manifest: &Path) -> Result<PathBuf
     locate.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).arg(manifest);
     let what = "cargo metadata";
     let printed = child::read(&mut locate, what)?;
-    let metadata: serde_json::Value =
-        serde_json::from_str(&printed).map_err(|source| Error::Json { what: what.to_owned(), source })?;
+    let metadata: serde_json::Value = serde_json::from_str(&printed)
+        .map_err(|source| Error::Json { what: what.to_owned(), source })?;
     let target = metadata.get("target_directory").and_then(serde_json::Value::as_str);
-    let target = target.ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
+    let target = target
+        .ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
     Ok(target.into())
 }

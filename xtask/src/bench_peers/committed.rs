@@ -1,4 +1,5 @@
-//! Tests of what lies in `docs/benchmarks`: rows and notes belong together, and no mandatory row is missing.
+//! Tests of what lies in `docs/benchmarks`: rows and notes belong together, and no mandatory row is
+//! missing.
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,7 +27,13 @@ fn each_note_is_made_of_the_rows_beside_it() {
         for (number, (made, found)) in page.lines().zip(committed.lines()).enumerate() {
             assert_eq!(made, found, "{}.md, line {}", bench.name(), number + 1);
         }
-        assert!(page == committed, "{}.md: {} bytes, {} are committed", bench.name(), page.len(), committed.len());
+        assert!(
+            page == committed,
+            "{}.md: {} bytes, {} are committed",
+            bench.name(),
+            page.len(),
+            committed.len()
+        );
     }
 }
 
@@ -37,7 +44,9 @@ fn no_bench_may_end_without_any_of_its_mandatory_rows() {
         let mandatory = bench.mandatory();
         assert_eq!(missing(&all, mandatory), [""; 0]);
         for (case, metric, peer) in mandatory.iter().flat_map(Mandatory::comparisons) {
-            let is = |row: &&Row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer);
+            let is = |row: &&Row| {
+                row.case == case && row.metric == metric && row.peer_name.starts_with(peer)
+            };
             let others: Vec<Row> = all.iter().filter(|row| !is(row)).cloned().collect();
             assert_eq!(missing(&others, mandatory), [format!("{case}, {metric}, {peer}")]);
         }

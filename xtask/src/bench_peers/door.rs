@@ -1,4 +1,5 @@
-//! Turns what the program `door` measured into rows, with the targets that the project has set itself.
+//! Turns what the program `door` measured into rows, with the targets that the project has set
+//! itself.
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::{
@@ -33,7 +34,8 @@ const ALL_CASES: &str = "all cases, geometric mean";
 /// Most that our CPU time may be, in times of the baseline's.
 const BASELINE_TARGET: f64 = 1.03;
 
-/// What has to come out of a run, for each number of clients; Dynamo takes part in all but the last.
+/// What has to come out of a run, for each number of clients; Dynamo takes part in all but the
+/// last.
 const CASES: [(&str, &[u32]); 7] = [
     ("repeated image, data URI", &[1, 16, 64]),
     ("repeated image, URL", &[1, 16, 64]),
@@ -59,13 +61,15 @@ pub(crate) const METRICS: [Metric; 14] = [
     Metric { name: "latency p50", unit: "ms", more_is_better: Some(false) },
     Metric { name: "latency p99", unit: "ms", more_is_better: Some(false) },
     Metric { name: ORIGIN, unit: "requests", more_is_better: None },
-    // Who waited for whom: on a machine that is full, the busier of frontend and engines was waited for.
+    // Who waited for whom: on a machine that is full, the busier of frontend and engines was waited
+    // for.
     Metric { name: "engines", unit: "cores", more_is_better: None },
     // One thread.
     Metric { name: "load generator", unit: "cores", more_is_better: None },
 ];
 
-/// Ratios by which we want to beat peers: the start of a case's name, the start of the peer's, the ratio.
+/// Ratios by which we want to beat peers: the start of a case's name, the start of the peer's, the
+/// ratio.
 const TARGETS: [(&str, &str, f64); 7] = [
     ("repeated image", VLLM_RS, 8.0),
     ("repeated image", DYNAMO, 4.0),
@@ -102,15 +106,23 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
 ];
 
 /// Returns all rows of a run that began under some load.
-pub(crate) fn rows(measurements: &[Measurement], rounds: u32, engines: u32, load: Option<Load>) -> Vec<Row> {
-    let engines = Row { ours: Some(f64::from(engines)), ..row("all", OUR_ENGINES, "engines", OURS) };
+pub(crate) fn rows(
+    measurements: &[Measurement],
+    rounds: u32,
+    engines: u32,
+    load: Option<Load>,
+) -> Vec<Row> {
+    let engines =
+        Row { ours: Some(f64::from(engines)), ..row("all", OUR_ENGINES, "engines", OURS) };
     let mut rows = vec![Row::rounds(BENCH, rounds, OURS), engines];
     rows.extend(load.map(|load| load.row(BENCH)));
     rows.extend(lengths(BENCH, measurements));
     let peers = peers(measurements);
     for (case, clients) in cases(measurements) {
         for peer in &peers {
-            let rows_of_peer = METRICS.iter().filter_map(|metric| compare(measurements, (case, clients), peer, metric));
+            let rows_of_peer = METRICS
+                .iter()
+                .filter_map(|metric| compare(measurements, (case, clients), peer, metric));
             rows.extend(rows_of_peer);
         }
     }
@@ -119,18 +131,26 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, engines: u32, load
 }
 
 /// Returns the row of a metric, if the peer was measured.
-fn compare(measurements: &[Measurement], case: (&str, u32), peer: &str, metric: &Metric) -> Option<Row> {
+fn compare(
+    measurements: &[Measurement],
+    case: (&str, u32),
+    peer: &str,
+    metric: &Metric,
+) -> Option<Row> {
     let (case, clients) = case;
     let value = |side, metric| value(measurements, (case, Some(clients)), side, metric);
     let Metric { name, unit, .. } = *metric;
     let theirs = value(peer, name)?;
-    let row = row(&case_name(case, clients), name, unit, peer).numbers(value(OURS, name), Some(theirs));
+    let row =
+        row(&case_name(case, clients), name, unit, peer).numbers(value(OURS, name), Some(theirs));
     let row = Row { equal: counts_alike(measurements, case, peer), ..row };
     if peer == BASELINE && [CPU, TOKEN_CPU].contains(&name) {
         return Some(row.judged(value(peer, SHARE), Some(Target::AtMost(BASELINE_TARGET))));
     }
     let ratio = value(OURS, name).and_then(|ours| metric.ratio(ours, theirs));
-    let is_target = |it: &&(&str, &str, f64)| name == PER_CPU && case.starts_with(it.0) && peer.starts_with(it.1);
+    let is_target = |it: &&(&str, &str, f64)| {
+        name == PER_CPU && case.starts_with(it.0) && peer.starts_with(it.1)
+    };
     let target = TARGETS.iter().find(is_target).map(|it| Target::AtLeast(it.2));
     Some(row.judged(ratio, target))
 }
@@ -143,7 +163,8 @@ fn mean(rows: &[Row]) -> Option<Row> {
         .filter_map(|row| row.ratio)
         .collect();
     let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
-    let row = row(ALL_CASES, CPU, "", BASELINE).judged(Some(mean), Some(Target::AtMost(BASELINE_TARGET)));
+    let row =
+        row(ALL_CASES, CPU, "", BASELINE).judged(Some(mean), Some(Target::AtMost(BASELINE_TARGET)));
     (!ratios.is_empty()).then_some(row)
 }
 
@@ -153,18 +174,29 @@ fn mean(rows: &[Row]) -> Option<Row> {
 /// `MissingRow` for the first that was not.
 pub(crate) fn complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
     for (case, clients) in CASES {
-        let [per_cpu, cpu] = if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
-        for (clients, other) in clients.iter().flat_map(|clients| others.iter().map(move |other| (*clients, *other))) {
-            let (case, metric) = (case_name(case, clients), if other == BASELINE { cpu } else { per_cpu });
+        let [per_cpu, cpu] =
+            if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
+        for (clients, other) in
+            clients.iter().flat_map(|clients| others.iter().map(move |other| (*clients, *other)))
+        {
+            let (case, metric) =
+                (case_name(case, clients), if other == BASELINE { cpu } else { per_cpu });
             let is_there = |row: &Row| {
                 row.case == case
                     && row.metric == metric
                     && row.peer_name.starts_with(other)
-                    && [row.ours, row.peer, row.ratio].iter().all(|number| number.is_some_and(|number| number > 0.0))
+                    && [row.ours, row.peer, row.ratio]
+                        .iter()
+                        .all(|number| number.is_some_and(|number| number > 0.0))
             };
             let takes_part = other != DYNAMO || per_cpu == PER_CPU;
             if takes_part && !rows.iter().any(is_there) {
-                return Err(Error::MissingRow { bench: BENCH, case, metric, peer: other.to_owned() });
+                return Err(Error::MissingRow {
+                    bench: BENCH,
+                    case,
+                    metric,
+                    peer: other.to_owned(),
+                });
             }
         }
     }
@@ -180,7 +212,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::tests::find;
 
-    /// Two peers: vllm-rs takes ten times our CPU time, Dynamo twice and does not say how long prompts with images are.
+    /// Two peers: vllm-rs takes ten times our CPU time, Dynamo twice and does not say how long
+    /// prompts with images are.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
@@ -207,11 +240,13 @@ pub(crate) mod tests {
         measurements
     }
 
-    /// All that a run with a baseline measures, a tenth dearer than it by the medians and a hundredth by pairs.
+    /// All that a run with a baseline measures, a tenth dearer than it by the medians and a
+    /// hundredth by pairs.
     pub(crate) fn against_a_baseline() -> Vec<Measurement> {
         let mut measurements = Vec::new();
         for (case, clients) in CASES {
-            let [per_cpu, cpu] = if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
+            let [per_cpu, cpu] =
+                if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
             for &clients in clients {
                 for (side, metric, value) in [
                     (OURS, per_cpu, 10.0),
@@ -238,7 +273,10 @@ pub(crate) mod tests {
         let all = rows(&measurements, 7, 3, None);
         assert_eq!(find(&all, "1k-token text, 1 client", CPU, BASELINE).ok, Some(false));
         assert_eq!(all.iter().filter(|row| row.target.is_some()).count(), 20);
-        assert_eq!((find(&all, ALL_CASES, CPU, BASELINE).ratio, all.last().unwrap().ok), (Some(1.04), Some(false)));
+        assert_eq!(
+            (find(&all, ALL_CASES, CPU, BASELINE).ratio, all.last().unwrap().ok),
+            (Some(1.04), Some(false))
+        );
     }
 
     #[test]
@@ -263,7 +301,10 @@ pub(crate) mod tests {
         assert_eq!((vllm.ours, vllm.peer, vllm.ratio), (Some(1000.0), Some(100.0), Some(10.0)));
         assert_eq!((vllm.target, vllm.ok, vllm.equal), (Some(8.0), Some(true), Some(true)));
         let dynamo = find(&rows, "repeated image, URL, 16 clients", PER_CPU, "Dynamo");
-        assert_eq!((dynamo.ratio, dynamo.target, dynamo.ok, dynamo.equal), (Some(2.0), Some(4.0), Some(false), None));
+        assert_eq!(
+            (dynamo.ratio, dynamo.target, dynamo.ok, dynamo.equal),
+            (Some(2.0), Some(4.0), Some(false), None)
+        );
         let text = find(&rows, "1k-token text, 16 clients", PER_CPU, "Dynamo");
         assert_eq!((text.target, text.equal), (Some(3.0), Some(true)));
         let cpu = find(&rows, "1k-token text, 1 client", "CPU per request", "vllm-rs");
@@ -278,11 +319,12 @@ pub(crate) mod tests {
         let vllm = find(&rows, "1k-token text, 1 client", PER_CPU, "vllm-rs");
         assert_eq!((vllm.ratio, vllm.ok, vllm.equal), (Some(10.0), Some(false), Some(false)));
         let lengths = find(&rows, "1k-token text", DIFFERENT, "vllm-rs");
-        assert_eq!((lengths.ours, lengths.peer, lengths.equal), (Some(20.0), Some(3.0), Some(false)));
-        assert!(
-            !rows
-                .iter()
-                .any(|row| row.metric == DIFFERENT && row.case.starts_with("rep") && row.peer_name.starts_with('D'))
+        assert_eq!(
+            (lengths.ours, lengths.peer, lengths.equal),
+            (Some(20.0), Some(3.0), Some(false))
         );
+        assert!(!rows.iter().any(|row| row.metric == DIFFERENT
+            && row.case.starts_with("rep")
+            && row.peer_name.starts_with('D')));
     }
 }

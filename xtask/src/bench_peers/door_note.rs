@@ -2,7 +2,9 @@
 
 use crate::bench_peers::door::{BASELINE, METRICS, ORIGIN, OUR_ENGINES, PER_CPU, TOKENS_PER_CPU};
 use crate::bench_peers::load;
-use crate::bench_peers::page::{BY_METRIC, Table, Targets, fill, number, of_run, peers, prompts, reached, sides};
+use crate::bench_peers::page::{
+    BY_METRIC, Table, Targets, fill, number, of_run, peers, prompts, reached, sides,
+};
 use crate::bench_peers::row::{ROUNDS, Row};
 use crate::error::Error;
 
@@ -16,17 +18,36 @@ const TARGETS: Targets = Targets {
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let peers = peers(rows.iter().filter(|row| is_rate(row)));
     let engines = rows.iter().find(|row| row.metric == OUR_ENGINES).and_then(|row| row.ours);
-    let cases = rows.chunk_by(|a, b| a.case == b.case).filter(|case| case.iter().any(is_rate)).map(|case| {
-        // Requests to an origin only mean something where an image comes from one.
-        sides(case, METRICS.iter().filter(|metric| metric.name != ORIGIN || case[0].case.contains("URL")))
-    });
+    let cases = rows.chunk_by(|a, b| a.case == b.case).filter(|case| case.iter().any(is_rate)).map(
+        |case| {
+            // Requests to an origin only mean something where an image comes from one.
+            sides(
+                case,
+                METRICS
+                    .iter()
+                    .filter(|metric| metric.name != ORIGIN || case[0].case.contains("URL")),
+            )
+        },
+    );
     let values = [
         ("rounds", of_run(rows, ROUNDS)),
         ("peers", peers.join(" and ")),
         ("load", load::sentence(rows)),
-        ("engines", engines.map(|engines| format!(" Engines before chiasm: {engines}.")).unwrap_or_default()),
+        (
+            "engines",
+            engines
+                .map(|engines| format!(" Engines before chiasm: {engines}."))
+                .unwrap_or_default(),
+        ),
         ("targets", TARGETS.table(rows.iter().filter(|row| row.peer_name != BASELINE))),
-        ("baseline", if peers.contains(&BASELINE) { format!("\n\n{}", baseline(rows)) } else { String::new() }),
+        (
+            "baseline",
+            if peers.contains(&BASELINE) {
+                format!("\n\n{}", baseline(rows))
+            } else {
+                String::new()
+            },
+        ),
         ("prompts", prompts(rows)),
         ("cases", cases.collect::<Vec<_>>().join("\n\n")),
     ];
@@ -63,11 +84,15 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("| repeated image, URL, 1 client | vllm-rs 0.1 | 1000 | 100 | 10.0 | ≥ 8 | yes |"),
+            text.contains(
+                "| repeated image, URL, 1 client | vllm-rs 0.1 | 1000 | 100 | 10.0 | ≥ 8 | yes |"
+            ),
             "{text}"
         );
         assert!(
-            text.contains("| 1k-token text, 16 clients | Dynamo 0.2 | 1000 | 500 | 2.00 | ≥ 3 | **no** |"),
+            text.contains(
+                "| 1k-token text, 16 clients | Dynamo 0.2 | 1000 | 500 | 2.00 | ≥ 3 | **no** |"
+            ),
             "{text}"
         );
         assert!(text.contains("| 1k-token text | Dynamo 0.2 | 20 | 0 |"), "{text}");
@@ -77,15 +102,24 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(text.contains("| CPU per request | ms | 1.00 | 10.0 (× 10.0) | 2.00 (× 2.00) |"), "{text}");
-        assert_eq!(text.matches("| origin requests per request | requests | 1.00 | 1.00 | 1.00 |").count(), 2);
+        assert!(
+            text.contains("| CPU per request | ms | 1.00 | 10.0 (× 10.0) | 2.00 (× 2.00) |"),
+            "{text}"
+        );
+        assert_eq!(
+            text.matches("| origin requests per request | requests | 1.00 | 1.00 | 1.00 |").count(),
+            2
+        );
     }
 
     #[test]
     fn a_baseline_has_a_table_of_its_own() {
         let rows = door::rows(&door::tests::against_a_baseline(), 7, 3, None);
         let table = baseline(&rows);
-        assert!(table.contains("| streaming, 64 clients | µs | 1.10 | 1.00 | 1.010 | ≤ 1.03 | yes |"), "{table}");
+        assert!(
+            table.contains("| streaming, 64 clients | µs | 1.10 | 1.00 | 1.010 | ≤ 1.03 | yes |"),
+            "{table}"
+        );
         let text = write(&rows).unwrap();
         assert!(text.contains(&table) && text.contains("Engines before chiasm: 3."), "{text}");
         assert!(!text.contains("≥ 1.03"), "{text}");

@@ -56,7 +56,8 @@ impl Peers {
 pub(crate) fn ensure(setup: &Setup) -> Result<Peers, Error> {
     let list = setup.workspace.file(REQUIREMENTS)?;
     let list = fs::read(&list).map_err(Error::io("read", list))?;
-    let dir = KeyedDir::new(&setup.workspace.cache, "door-peers", &[RECIPE, VLLM.as_bytes(), &list]);
+    let dir =
+        KeyedDir::new(&setup.workspace.cache, "door-peers", &[RECIPE, VLLM.as_bytes(), &list]);
     let peers = Peers { path: dir.path().to_owned() };
     dir.ensure(
         &setup.output,
@@ -71,7 +72,11 @@ fn fetch(setup: &Setup, peers: &Peers, path: &Path, held: &Held) -> Result<(), E
     venv::make(setup, &path.join("env"), held, Some("0.6 GB to download"))?;
     let wheels = path.join("wheels");
     fs::create_dir(&wheels).map_err(Error::io("create", &wheels))?;
-    let run = |what: &str, mut command: Command, arguments: &[&str], paths: &[&Path]| -> Result<(), Error> {
+    let run = |what: &str,
+               mut command: Command,
+               arguments: &[&str],
+               paths: &[&Path]|
+     -> Result<(), Error> {
         // /tmp is often small, or memory.
         command.args(arguments).args(paths).env("TMPDIR", &wheels).stdin(held.as_input()?);
         child::run(&mut command, what, &setup.output, &setup.cancel)
@@ -80,7 +85,17 @@ fn fetch(setup: &Setup, peers: &Peers, path: &Path, held: &Held) -> Result<(), E
     let list = setup.workspace.file(REQUIREMENTS)?;
     run("pip install for Dynamo", pip("install"), &["-r"], &[&list])?;
     let vllm = format!("vllm=={VLLM}");
-    run("pip download of vLLM", pip("download"), &["--only-binary", ":all:", &vllm, "--dest"], &[&wheels])?;
-    run("taking vllm-rs out of its wheel", peers.python_command(), &["-c", EXTRACT], &[&wheels, &peers.vllm_rs()])?;
+    run(
+        "pip download of vLLM",
+        pip("download"),
+        &["--only-binary", ":all:", &vllm, "--dest"],
+        &[&wheels],
+    )?;
+    run(
+        "taking vllm-rs out of its wheel",
+        peers.python_command(),
+        &["-c", EXTRACT],
+        &[&wheels, &peers.vllm_rs()],
+    )?;
     fs::remove_dir_all(&wheels).map_err(Error::io("remove", &wheels))
 }

@@ -9,8 +9,8 @@ use crate::bench_peers::door::{self, BASELINE};
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::Measurement;
 use crate::bench_peers::{
-    Bench, SHORT, built, door_inputs, door_note, door_peers, finish, machines, peers, roles, router_peers, row, stream,
-    turbojpeg, upstream, write,
+    Bench, SHORT, built, door_inputs, door_note, door_peers, finish, machines, peers, roles,
+    router_peers, row, stream, turbojpeg, upstream, write,
 };
 use crate::error::Error;
 use crate::setup::Setup;
@@ -35,7 +35,8 @@ pub(crate) struct Sides {
 
 impl Default for Sides {
     fn default() -> Self {
-        // One is busier with small requests than our frontend, which would wait for it; two cores have room for three.
+        // One is busier with small requests than our frontend, which would wait for it; two cores
+        // have room for three.
         Self { baseline: None, with_peers: false, engines: 3 }
     }
 }
@@ -53,7 +54,11 @@ impl Sides {
 }
 
 /// Has the program `door` measure `what`. Returns its results, and the machine's load before.
-fn measure(setup: &Setup, what: &str, flags: Flags) -> Result<(Vec<Measurement>, Option<Load>), Error> {
+fn measure(
+    setup: &Setup,
+    what: &str,
+    flags: Flags,
+) -> Result<(Vec<Measurement>, Option<Load>), Error> {
     let mut measure = Command::new(peers::build(setup, door::BENCH)?);
     measure.arg(what).stdin(Stdio::null());
     for (flag, value) in flags {
@@ -76,7 +81,13 @@ fn flags(setup: &Setup, rounds: u32) -> Result<Flags, Error> {
 
 /// Measures frontends. The page is written if peers were measured; a comparison with a baseline is
 /// only printed.
-pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &Sides) -> Result<(), Error> {
+pub(crate) fn run(
+    setup: &Setup,
+    bench: Bench,
+    rounds: u32,
+    json: bool,
+    sides: &Sides,
+) -> Result<(), Error> {
     if let Some(path) = sides.baseline.as_ref().filter(|path| !path.is_file()) {
         return Err(Error::MissingFile { path: path.clone() });
     }
@@ -94,10 +105,15 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
     }
     flags.extend(sides.baseline.iter().map(|path| ("--baseline", path.clone())));
     flags.push(("--engines", sides.engines.to_string().into()));
-    let (measurements, load) = measure(setup, if bench == Bench::Stream { "streams" } else { "run" }, flags)?;
+    let (measurements, load) =
+        measure(setup, if bench == Bench::Stream { "streams" } else { "run" }, flags)?;
     if bench == Bench::Stream {
         let rows = stream::rows(&measurements, rounds, load);
-        let said = if sides.has_peers() { write(setup, bench, &rows, json)? } else { bench.page(&rows)? };
+        let said = if sides.has_peers() {
+            write(setup, bench, &rows, json)?
+        } else {
+            bench.page(&rows)?
+        };
         return setup.output.say(&said);
     }
     let rows = door::rows(&measurements, rounds, sides.engines, load);
@@ -115,10 +131,18 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
 }
 
 /// Measures fleets: agents, roles or routers. The page of a short run is printed and not kept.
-pub(crate) fn run_fleets(setup: &Setup, bench: Bench, rounds: u32, json: bool) -> Result<(), Error> {
+pub(crate) fn run_fleets(
+    setup: &Setup,
+    bench: Bench,
+    rounds: u32,
+    json: bool,
+) -> Result<(), Error> {
     let conversations = if rounds == SHORT { SHORT_CONVERSATIONS } else { CONVERSATIONS };
     let mut flags = flags(setup, rounds)?;
-    flags.extend([("--python", door_peers::ensure(setup)?.python()), ("--dynamo", door_peers::DYNAMO.into())]);
+    flags.extend([
+        ("--python", door_peers::ensure(setup)?.python()),
+        ("--dynamo", door_peers::DYNAMO.into()),
+    ]);
     let what = match bench {
         Bench::Machines => {
             flags.push(("--etcd", etcd::ensure(setup)?));

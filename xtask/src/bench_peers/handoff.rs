@@ -1,4 +1,5 @@
-//! Turns what the example `handoff` measured into rows, with the targets that the project has set itself.
+//! Turns what the example `handoff` measured into rows, with the targets that the project has set
+//! itself.
 
 use serde::Deserialize;
 
@@ -69,7 +70,8 @@ struct Measurement {
     case: String,
     way: String,
     ms: Vec<f64>,
-    /// Milliseconds that writing took in each round; empty for ways that do not write the tensor apart from sending it.
+    /// Milliseconds that writing took in each round; empty for ways that do not write the tensor
+    /// apart from sending it.
     write_ms: Vec<f64>,
     /// Whether the bytes that arrived were the image's, in every round.
     equal: bool,
@@ -104,14 +106,23 @@ fn case_rows(versions: &Versions, case: &[Measurement]) -> Vec<Row> {
     let total = |name: &str| way(name).map(|it| (median(&it.ms), it.equal));
     let Some(name) = case.first().map(|it| it.case.as_str()) else { return Vec::new() };
     // Against peers, as many times faster; with a limit, as many times above it.
-    let compare = |metric: &str, ours: Option<(f64, bool)>, peer_name: &str, peer, target: Option<Target>, is_peer| {
+    let compare = |metric: &str,
+                   ours: Option<(f64, bool)>,
+                   peer_name: &str,
+                   peer,
+                   target: Option<Target>,
+                   is_peer| {
         let ((ours, ours_equal), (peer, peer_equal)): (_, (f64, bool)) = ours.zip(peer)?;
         let ratio = if is_peer { peer / ours } else { ours / peer };
         let row = Row::new(BENCH, name, metric, "ms", peer_name).numbers(Some(ours), Some(peer));
         Some(Row { equal: Some(ours_equal && peer_equal), ..row }.judged(Some(ratio), target))
     };
-    let peer = |metric, ours, name: &str, theirs, target| compare(metric, ours, name, theirs, target, true);
-    let limit = |metric, ours, name: &str, theirs, target| compare(metric, ours, name, theirs, target, false);
+    let peer = |metric, ours, name: &str, theirs, target| {
+        compare(metric, ours, name, theirs, target, true)
+    };
+    let limit = |metric, ours, name: &str, theirs, target| {
+        compare(metric, ours, name, theirs, target, false)
+    };
     let Versions { vllm, pyzmq, python } = versions;
     let aux = format!("aux frames (vLLM {vllm}, pyzmq {pyzmq})");
     let pickle = format!("pickle + SharedMemory, as Dynamo 1.5.1 (Python {python})");
@@ -119,7 +130,8 @@ fn case_rows(versions: &Versions, case: &[Measurement]) -> Vec<Row> {
     let copy = total("memcpy");
     let part = |of: fn(f64, f64) -> f64| {
         let shm = way("shm")?;
-        let parts: Vec<f64> = shm.ms.iter().zip(&shm.write_ms).map(|(&ms, &write)| of(ms, write)).collect();
+        let parts: Vec<f64> =
+            shm.ms.iter().zip(&shm.write_ms).map(|(&ms, &write)| of(ms, write)).collect();
         Some((median(&parts), shm.equal))
     };
     let write = part(|_, write| write);
@@ -194,9 +206,15 @@ pub(crate) mod tests {
         assert_eq!((copy.target, copy.ok, copy.equal), (Some(1.3), Some(true), Some(true)));
         let pickle = find(&rows, SHM, "pickle");
         assert_eq!((pickle.ratio, pickle.target, pickle.ok), (Some(10.0), Some(5.0), Some(true)));
-        assert_eq!((find(&rows, SHM, "msgpack").ratio, find(&rows, SHM, "msgpack").ok), (Some(4.962), Some(false)));
+        assert_eq!(
+            (find(&rows, SHM, "msgpack").ratio, find(&rows, SHM, "msgpack").ok),
+            (Some(4.962), Some(false))
+        );
         let cached = find(&rows, CACHED, LIMIT);
-        assert_eq!((cached.ours, cached.peer, cached.ratio, cached.ok), (Some(1.1), Some(0.2), Some(5.5), Some(false)));
+        assert_eq!(
+            (cached.ours, cached.peer, cached.ratio, cached.ok),
+            (Some(1.1), Some(0.2), Some(5.5), Some(false))
+        );
         assert_eq!(find(&rows, CACHED, TEXT).ratio, Some(1.1));
         assert_eq!(find(&rows, INLINE, "aux").ratio, Some(0.5));
         assert_eq!(find(&rows, FIRST_USE, USED_BEFORE).ratio, Some(4.0));

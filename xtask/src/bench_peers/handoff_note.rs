@@ -19,7 +19,8 @@ const TARGETS: Targets = Targets {
 
 /// Returns the whole page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
-    let missed = missed(rows, "Where the time goes in what was not reached:", |row| profile(rows, row));
+    let missed =
+        missed(rows, "Where the time goes in what was not reached:", |row| profile(rows, row));
     let values = [
         ("rounds", of_run(rows, ROUNDS)),
         ("load", load::sentence(rows)),
@@ -48,7 +49,11 @@ fn profile(rows: &[Row], Row { case, metric, peer_name, .. }: &Row) -> String {
             "writing the slot takes {write} ms, one copy to memory used in turn {in_turn} ms; sending the rest of the request {send} ms"
         )
     } else {
-        format!("writing the slot takes {} ms, sending the rest of the request {} ms", part(WRITE), part(SEND))
+        format!(
+            "writing the slot takes {} ms, sending the rest of the request {} ms",
+            part(WRITE),
+            part(SEND)
+        )
     };
     format!("{case}, {metric}, {peer_name}: {parts}")
 }
@@ -58,7 +63,9 @@ fn ways(rows: &[Row]) -> String {
     let cases = distinct(rows.iter().map(|row| row.case.as_str()).filter(|case| *case != "all"));
     let mut lines = Vec::new();
     let mut line = |name: &str, time: &dyn Fn(&Row) -> Option<f64>| {
-        let times = cases.iter().map(|case| number(rows.iter().filter(|row| row.case == *case).find_map(time)));
+        let times = cases
+            .iter()
+            .map(|case| number(rows.iter().filter(|row| row.case == *case).find_map(time)));
         lines.push(format!("{name} | {}", times.collect::<Vec<_>>().join(" | ")));
     };
     for metric in [SHM, WRITE, SEND, CACHED, INLINE] {

@@ -6,7 +6,8 @@ use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "index";
-/// The metric of answers: `ours` is how many prompts were compared, `peer` how many of their answers are not ours.
+/// The metric of answers: `ours` is how many prompts were compared, `peer` how many of their
+/// answers are not ours.
 pub(crate) const DIFFERENT: &str = "different answers";
 /// The metric of what is held: pairs of a worker and a block.
 pub(crate) const HELD: &str = "held";
@@ -24,10 +25,13 @@ const TELLING_TARGET: f64 = 0.5;
 const ONE_THREAD: &str = "one-thread";
 /// Our own lookups beside no events, as a peer of those beside some.
 const NO_EVENTS: &str = "no-events";
-/// What lookups come to on so many threads; how many of them count is told by the threads, where the machine has that many cores.
-const SCALING: [(&str, f64); 2] = [("lookups alone, 2 threads", 2.0), ("lookups alone, 4 threads", 4.0)];
+/// What lookups come to on so many threads; how many of them count is told by the threads, where
+/// the machine has that many cores.
+const SCALING: [(&str, f64); 2] =
+    [("lookups alone, 2 threads", 2.0), ("lookups alone, 4 threads", 4.0)];
 const BESIDE: &str = "lookups beside few events";
-/// The least part of what so many threads could do, and of what goes on beside no events, that we want.
+/// The least part of what so many threads could do, and of what goes on beside no events, that we
+/// want.
 const SCALING_TARGET: f64 = 0.85;
 /// The metric of events as engines publish them.
 const FRAMES: &str = "events, from frames";
@@ -52,7 +56,13 @@ pub(crate) struct Metric {
     target: Option<f64>,
 }
 
-const fn metric(name: &'static str, unit: &'static str, scale: f64, more: bool, target: Option<f64>) -> Metric {
+const fn metric(
+    name: &'static str,
+    unit: &'static str,
+    scale: f64,
+    more: bool,
+    target: Option<f64>,
+) -> Metric {
     Metric { name, unit, scale, more_is_better: more, target }
 }
 
@@ -61,8 +71,8 @@ const SMALLER: Option<f64> = Some(2.0);
 
 /// All comparisons, in the order of rows.
 pub(crate) const METRICS: [Metric; 13] = [
-    // What decoding puts into memory has to be fetched from there by every side, which leaves less than the target to gain:
-    // docs/notes/index.md has what that takes.
+    // What decoding puts into memory has to be fetched from there by every side, which leaves less
+    // than the target to gain: docs/notes/index.md has what that takes.
     metric("events, filling", "M blocks/s", 1e6, true, None),
     metric("events", "M blocks/s", 1e6, true, None),
     metric("events, 2 threads", "M blocks/s", 1e6, true, None),
@@ -127,10 +137,13 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
 
 fn case_rows(case: &[Measurement]) -> Vec<Row> {
     let Some(name) = case.first().map(|it| it.case.as_str()) else { return Vec::new() };
-    let value = |side: &str, metric: &str| Some(case.iter().find(|it| it.side == side && it.metric == metric)?.value);
+    let value = |side: &str, metric: &str| {
+        Some(case.iter().find(|it| it.side == side && it.metric == metric)?.value)
+    };
     let peers = peers(case);
     let answers = |peer: &str| Some((value(peer, "compared")?, value(peer, "different")?));
-    let equal = |peer: &str| answers(peer).map(|(compared, different)| compared > 0.0 && different == 0.0);
+    let equal =
+        |peer: &str| answers(peer).map(|(compared, different)| compared > 0.0 && different == 0.0);
 
     let mut rows = Vec::new();
     for (metric, unit, scale) in FACTS {
@@ -150,12 +163,20 @@ fn case_rows(case: &[Measurement]) -> Vec<Row> {
         let theirs: Vec<(&str, f64)> =
             peers.iter().filter_map(|peer| Some((*peer, value(peer, metric.name)?))).collect();
         let better = |a: f64, b: f64| if metric.more_is_better { a > b } else { a < b };
-        let best = theirs.iter().copied().reduce(|best, other| if better(other.1, best.1) { other } else { best });
+        let best = theirs
+            .iter()
+            .copied()
+            .reduce(|best, other| if better(other.1, best.1) { other } else { best });
         for (peer, theirs) in theirs {
-            let ratio = ours.map(|ours| if metric.more_is_better { ours / theirs } else { theirs / ours });
-            let target = metric.target.filter(|_| best.is_some_and(|(best, _)| best == peer)).map(Target::AtLeast);
+            let ratio =
+                ours.map(|ours| if metric.more_is_better { ours / theirs } else { theirs / ours });
+            let target = metric
+                .target
+                .filter(|_| best.is_some_and(|(best, _)| best == peer))
+                .map(Target::AtLeast);
             let row = row(name, metric.name, metric.unit, peer);
-            let row = row.numbers(ours.map(|ours| ours / metric.scale), Some(theirs / metric.scale));
+            let row =
+                row.numbers(ours.map(|ours| ours / metric.scale), Some(theirs / metric.scale));
             let row = Row { equal: equal(peer), ..row }.judged(ratio, target);
             // Answers that were not compared reach no target either.
             rows.push(Row { ok: row.ok.map(|ok| ok && row.equal == Some(true)), ..row });
@@ -191,7 +212,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::tests::find;
 
-    /// Two fleets, two peers: the tree is faster, has no threads, and answers otherwise in the second fleet.
+    /// Two fleets, two peers: the tree is faster, has no threads, and answers otherwise in the
+    /// second fleet.
     pub(crate) fn measurements() -> Vec<Measurement> {
         let mut measurements = Vec::new();
         for (case, different) in [("8 workers", 0.0), ("64 workers", 3.0)] {
@@ -215,9 +237,12 @@ pub(crate) mod tests {
             }
             add(OURS, HELD, 1e6);
             add(OURS, "memory, own count", 3e7);
-            for (metric, value) in
-                [("plain", 4e6), ("own hashes", 3e6), ("own hashes, different", different), ("twice", 1e6)]
-            {
+            for (metric, value) in [
+                ("plain", 4e6),
+                ("own hashes", 3e6),
+                ("own hashes, different", different),
+                ("twice", 1e6),
+            ] {
                 add(OURS, &format!("frames, {metric}"), value);
             }
             add(OURS, "frames, twice, different", 0.0);
@@ -245,7 +270,11 @@ pub(crate) mod tests {
         assert_eq!((map.ratio, map.target, map.ok), (Some(6.0), None, None));
         // The tree can't.
         assert_eq!(find(&rows, "8 workers", FRAMES_2_THREADS, "Map").target, Some(3.0));
-        assert!(!rows.iter().any(|row| row.metric == FRAMES_2_THREADS && row.peer_name.starts_with("Tree")));
+        assert!(
+            !rows
+                .iter()
+                .any(|row| row.metric == FRAMES_2_THREADS && row.peer_name.starts_with("Tree"))
+        );
         let decoded = find(&rows, "8 workers", "events", "Tree");
         assert_eq!((decoded.ratio, decoded.target, decoded.ok), (Some(3.0), None, None));
     }
@@ -254,7 +283,10 @@ pub(crate) mod tests {
     fn less_memory_and_time_are_better() {
         let rows = rows(&measurements(), 15, None);
         let memory = find(&rows, "8 workers", MEMORY, "Tree");
-        assert_eq!((memory.ours, memory.peer, memory.ratio), (Some(33.333), Some(100.0), Some(3.0)));
+        assert_eq!(
+            (memory.ours, memory.peer, memory.ratio),
+            (Some(33.333), Some(100.0), Some(3.0))
+        );
         assert_eq!((memory.target, memory.ok), (Some(2.0), Some(true)));
         assert_eq!(find(&rows, "8 workers", MEMORY, "Map").target, None);
         assert_eq!(find(&rows, "8 workers", "lookup p50 beside events", "Map").ratio, Some(6.0));
@@ -264,7 +296,10 @@ pub(crate) mod tests {
     fn engines_that_tell_otherwise_are_measured_against_plain_ones() {
         let rows = rows(&measurements(), 15, None);
         let own = find(&rows, "8 workers", TELLINGS[0], PLAIN);
-        assert_eq!((own.ours, own.peer, own.ratio, own.ok), (Some(3.0), Some(4.0), Some(0.75), Some(true)));
+        assert_eq!(
+            (own.ours, own.peer, own.ratio, own.ok),
+            (Some(3.0), Some(4.0), Some(0.75), Some(true))
+        );
         assert_eq!(find(&rows, "64 workers", TELLINGS[0], PLAIN).ok, Some(false), "other answers");
         assert_eq!(find(&rows, "8 workers", TELLINGS[1], PLAIN).ok, Some(false), "too slow");
     }
@@ -273,7 +308,10 @@ pub(crate) mod tests {
     fn threads_are_measured_against_as_many_times_one_where_there_are_cores() {
         let rows = rows(&measurements(), 15, None);
         let two = find(&rows, "8 workers", "lookups alone, 2 threads", ONE_THREAD);
-        assert_eq!((two.ours, two.peer, two.ratio, two.ok), (Some(3600.0), Some(4000.0), Some(0.9), Some(true)));
+        assert_eq!(
+            (two.ours, two.peer, two.ratio, two.ok),
+            (Some(3600.0), Some(4000.0), Some(0.9), Some(true))
+        );
         assert!(!rows.iter().any(|row| row.metric == "lookups alone, 4 threads"), "not measured");
         assert_eq!(find(&rows, "8 workers", BESIDE, NO_EVENTS).ok, Some(false), "half as many");
     }
@@ -284,7 +322,10 @@ pub(crate) mod tests {
         let tree = find(&rows, "64 workers", LOOKUPS, "Tree");
         assert_eq!((tree.ratio, tree.ok, tree.equal), (Some(3.0), Some(false), Some(false)));
         let answers = find(&rows, "64 workers", DIFFERENT, "Tree");
-        assert_eq!((answers.ours, answers.peer, answers.equal), (Some(4096.0), Some(3.0), Some(false)));
+        assert_eq!(
+            (answers.ours, answers.peer, answers.equal),
+            (Some(4096.0), Some(3.0), Some(false))
+        );
         assert_eq!(find(&rows, "64 workers", DIFFERENT, "Map").equal, Some(true));
     }
 }

@@ -10,7 +10,9 @@ use crate::error::Error;
 
 const TARGETS: Targets = Targets {
     heads: "fleet | line | unit | against the best: | ours | theirs",
-    cells: |row| format!("{} | {} | {} | {}", row.case, row.metric, row.unit, short(&row.peer_name)),
+    cells: |row| {
+        format!("{} | {} | {} | {}", row.case, row.metric, row.unit, short(&row.peer_name))
+    },
     number,
     is_limit: |_| false,
     outputs: "other answers",
@@ -19,9 +21,12 @@ const MISSED: &str = "What was not reached, per block, prompt, or pair of a work
 
 /// Returns the whole page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
-    let peers = rows.iter().find_map(|row| Some(row.peer_name.split_once(" (")?.1.trim_end_matches(')')));
-    let missed = missed(rows, MISSED, |row| format!("{}, {}: {}", row.case, row.metric, profile(rows, row)));
-    let fleets = rows.chunk_by(|a, b| a.case == b.case).filter(|case| case[0].case != "all").map(fleet);
+    let peers =
+        rows.iter().find_map(|row| Some(row.peer_name.split_once(" (")?.1.trim_end_matches(')')));
+    let missed =
+        missed(rows, MISSED, |row| format!("{}, {}: {}", row.case, row.metric, profile(rows, row)));
+    let fleets =
+        rows.chunk_by(|a, b| a.case == b.case).filter(|case| case[0].case != "all").map(fleet);
     let values = [
         ("rounds", of_run(rows, ROUNDS)),
         ("peers", peers.unwrap_or("nobody").to_owned()),
@@ -35,7 +40,8 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
 /// Says what a missed metric costs both sides: time per block or prompt, or bytes per block held.
 fn profile(rows: &[Row], missed: &Row) -> String {
     let find = |metric: &str, peer: &str| {
-        rows.iter().find(|row| row.case == missed.case && row.metric == metric && row.peer_name == peer)
+        rows.iter()
+            .find(|row| row.case == missed.case && row.metric == metric && row.peer_name == peer)
     };
     let [ours, theirs] = [missed.ours, missed.peer].map(|number| number.unwrap_or(f64::NAN));
     match missed.unit {
@@ -46,8 +52,12 @@ fn profile(rows: &[Row], missed: &Row) -> String {
         }
         _ => {
             let times = format!("{:.2} µs, theirs {:.2} µs", 1e3 / ours, 1e3 / theirs);
-            let hashed = find(LOOKUPS, &missed.peer_name).filter(|_| missed.metric == LOOKUPS_FROM_TOKENS);
-            let Some((our_hashed, their_hashed)) = hashed.and_then(|row| row.ours.zip(row.peer)) else { return times };
+            let hashed =
+                find(LOOKUPS, &missed.peer_name).filter(|_| missed.metric == LOOKUPS_FROM_TOKENS);
+            let Some((our_hashed, their_hashed)) = hashed.and_then(|row| row.ours.zip(row.peer))
+            else {
+                return times;
+            };
             let hashing = |all: f64, hashed: f64| (1e3 / all - 1e3 / hashed).max(0.0);
             let [ours, theirs] = [hashing(ours, our_hashed), hashing(theirs, their_hashed)];
             format!("{times}; of it hashing {ours:.2} µs, theirs {theirs:.2} µs")
@@ -57,7 +67,8 @@ fn profile(rows: &[Row], missed: &Row) -> String {
 
 /// Returns a table of all sides of one fleet, under its name.
 fn fleet(case: &[Row]) -> String {
-    let ours = |metric: &str| case.iter().find(|row| row.metric == metric && row.ours.is_some())?.ours;
+    let ours =
+        |metric: &str| case.iter().find(|row| row.metric == metric && row.ours.is_some())?.ours;
     let answers = || case.iter().filter(|row| row.metric == DIFFERENT);
     let names: Vec<&str> = answers().map(|row| short(&row.peer_name)).collect();
     let mut table = Table::new(format_args!("| unit | **chiasm** | {} | ratio", names.join(" | ")));
@@ -65,24 +76,39 @@ fn fleet(case: &[Row]) -> String {
         let rows: Vec<&Row> = case.iter().filter(|row| row.metric == metric.name).collect();
         let Some(first) = rows.first() else { continue };
         let peers = answers().map(|peer| {
-            let theirs = rows.iter().find(|row| row.peer_name == peer.peer_name).and_then(|row| row.peer);
+            let theirs =
+                rows.iter().find(|row| row.peer_name == peer.peer_name).and_then(|row| row.peer);
             theirs.map_or_else(String::new, |theirs| number(Some(theirs)))
         });
         let peers = peers.collect::<Vec<_>>().join(" | ");
         // The least ratio is the one against the best peer.
         let ratio = number(rows.iter().filter_map(|row| row.ratio).reduce(f64::min));
-        table.row(format_args!("{} | {} | {} | {peers} | {ratio}", metric.name, metric.unit, number(first.ours)));
+        table.row(format_args!(
+            "{} | {} | {} | {peers} | {ratio}",
+            metric.name,
+            metric.unit,
+            number(first.ours)
+        ));
         if let Some(count) = ours("memory, own count").filter(|_| metric.name == MEMORY) {
-            table.row(format_args!("memory, own count | MB | {count:.2} |{}", " |".repeat(names.len())));
+            table.row(format_args!(
+                "memory, own count | MB | {count:.2} |{}",
+                " |".repeat(names.len())
+            ));
         }
     }
     let answers = answers().map(|row| match (row.equal, row.ours, row.peer) {
         (Some(true), Some(compared), _) => format!("{compared} of {compared}"),
-        (_, Some(compared), Some(different)) => format!("**{} of {compared}**", compared - different),
+        (_, Some(compared), Some(different)) => {
+            format!("**{} of {compared}**", compared - different)
+        }
         _ => "**none**".to_owned(),
     });
-    let table = table.rows([format!("equal answers | prompts | | {} |", answers.collect::<Vec<_>>().join(" | "))]);
-    let [held, blocks, workers] = [HELD, PROMPT_BLOCKS, PROMPT_WORKERS].map(|it| ours(it).unwrap_or_default());
+    let table = table.rows([format!(
+        "equal answers | prompts | | {} |",
+        answers.collect::<Vec<_>>().join(" | ")
+    )]);
+    let [held, blocks, workers] =
+        [HELD, PROMPT_BLOCKS, PROMPT_WORKERS].map(|it| ours(it).unwrap_or_default());
     format!(
         "## {}\n\n{held:.0} blocks held, each by a worker; prompts of {blocks:.0} blocks, some of which {workers:.1} workers hold, on average.\n\n{table}",
         case[0].case

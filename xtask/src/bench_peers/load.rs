@@ -18,7 +18,8 @@ pub(crate) struct Load {
 impl Load {
     /// None where the system does not say.
     pub(crate) fn now() -> Option<Self> {
-        let processes = fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()?;
+        let processes =
+            fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()?;
         let cores = thread::available_parallelism().ok()?.get() as f64;
         Some(Self { processes, cores })
     }

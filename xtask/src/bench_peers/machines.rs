@@ -1,4 +1,5 @@
-//! Turns what the program `door machines` measured into rows, with the targets that the project has set itself.
+//! Turns what the program `door machines` measured into rows, with the targets that the project has
+//! set itself.
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::{self, Measurement, case_name, cases, counts_alike, lengths};
@@ -12,7 +13,8 @@ pub(crate) const LOCAL: &str = "local engine";
 pub(crate) const DYNAMO: &str = "Dynamo";
 /// A call over gRPC that does nothing, with the same certificates.
 pub(crate) const ECHO: &str = "null gRPC echo";
-/// What sending tensors of an image would take at least: a local engine's time, then that of a bare transfer of their bytes.
+/// What sending tensors of an image would take at least: a local engine's time, then that of a bare
+/// transfer of their bytes.
 pub(crate) const BARE: &str = "local engine, then bare TCP";
 /// A frontend that makes the tensors of images itself and sends those.
 pub(crate) const TENSORS: &str = "tensors in place of files";
@@ -27,14 +29,16 @@ const NEW_IMAGE: &str = "distinct images, data URI";
 pub(crate) const CPU: &str = "CPU per request";
 pub(crate) const TOKEN_CPU: &str = "CPU per output token";
 pub(crate) const LATENCY: &str = "latency p50";
-/// What the agent adds to the median, of latencies or, for streams, of the times from the engine to the client.
+/// What the agent adds to the median, of latencies or, for streams, of the times from the engine to
+/// the client.
 pub(crate) const ADDED: &str = "added p50";
 /// What a frontend sends an agent beside the file of a new image.
 pub(crate) const BEYOND: &str = "bytes to the agent beyond the file";
 pub(crate) const BACK: &str = "bytes from the agent";
 pub(crate) const TRANSFER: &str = "transfer of the tensors";
 
-/// All metrics that sides have in common, with their units, in the order in which the note shows them.
+/// All metrics that sides have in common, with their units, in the order in which the note shows
+/// them.
 pub(crate) const METRICS: [(&str, &str); 11] = [
     (CPU, "ms"),
     (TOKEN_CPU, "µs"),
@@ -60,7 +64,8 @@ const TENSORS_TARGET: f64 = 1.8;
 /// Most bytes that a new image may send beyond its file.
 const BEYOND_TARGET: f64 = 2_000.0;
 
-/// What each run has to measure on loopback, and on the shaped link too where there is one: see [`missing_on_shaped`].
+/// What each run has to measure on loopback, and on the shaped link too where there is one: see
+/// [`missing_on_shaped`].
 pub(crate) const MANDATORY: [Mandatory; 4] = [
     Mandatory {
         cases: &["1k-token text", "repeated image, data URI", "repeated image, URL"],
@@ -84,7 +89,8 @@ pub(crate) const MANDATORY: [Mandatory; 4] = [
     },
 ];
 
-/// Names what is mandatory on loopback and missing on the shaped link, unless that was not there at all.
+/// Names what is mandatory on loopback and missing on the shaped link, unless that was not there at
+/// all.
 pub(crate) fn missing_on_shaped(rows: &[Row]) -> Vec<String> {
     if !is_shaped(rows) {
         return Vec::new();
@@ -130,11 +136,16 @@ impl Case<'_> {
         let is_dynamo = |it: &&Measurement| it.case == self.case && it.side.starts_with(DYNAMO);
         let dynamo = self.measurements.iter().find(is_dynamo).map_or(DYNAMO, |it| &it.side);
         let mut rows = Vec::new();
-        for ((metric, unit), peer) in METRICS.into_iter().flat_map(|metric| [LOCAL, dynamo].map(|peer| (metric, peer)))
+        for ((metric, unit), peer) in
+            METRICS.into_iter().flat_map(|metric| [LOCAL, dynamo].map(|peer| (metric, peer)))
         {
             let Some(value) = self.value(&ours, metric) else { continue };
             let row = self.row(metric, unit, peer, [Some(value), self.value(peer, metric)]);
-            rows.push(if [CPU, TOKEN_CPU].contains(&metric) { self.judged(row, &ours) } else { row });
+            rows.push(if [CPU, TOKEN_CPU].contains(&metric) {
+                self.judged(row, &ours)
+            } else {
+                row
+            });
         }
         let echo = self.value(&format!("{ECHO}, {}", self.link), "call p50");
         // Where 16 clients wait for each other, a median tells of the queue.
@@ -145,12 +156,18 @@ impl Case<'_> {
             rows.push(row.judged(Some(added / (echo + ADDED_TARGET)), Some(Target::AtMost(1.0))));
         }
         let bare = self.value(&format!("bare TCP, {}", self.link), TRANSFER);
-        if let (Some(bare), Some(local), Some(value)) = (bare, self.value(LOCAL, LATENCY), self.value(&ours, LATENCY)) {
+        if let (Some(bare), Some(local), Some(value)) =
+            (bare, self.value(LOCAL, LATENCY), self.value(&ours, LATENCY))
+        {
             let row = self.row(LATENCY, "ms", BARE, [Some(value), Some(local + bare)]);
-            rows.push(row.judged(self.value(&ours, "local engine and bare transfer in times of this"), None));
+            rows.push(row.judged(
+                self.value(&ours, "local engine and bare transfer in times of this"),
+                None,
+            ));
             rows.push(self.row(TRANSFER, "ms", BARE, [None, Some(bare)]));
         }
-        let [files, tensors] = ["files", "tensors"].map(|form| self.value(&ours, &format!("latency p50 with {form}")));
+        let [files, tensors] =
+            ["files", "tensors"].map(|form| self.value(&ours, &format!("latency p50 with {form}")));
         if let (Some(files), Some(tensors)) = (files, tensors) {
             let row = self.row(LATENCY, "ms", TENSORS, [Some(files), Some(tensors)]);
             let target = (self.link == LINKS[1]).then_some(Target::AtLeast(TENSORS_TARGET));
@@ -203,7 +220,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::tests::find;
 
-    /// All that a run measures: an agent costs half of a frontend, Dynamo's frontend three times both.
+    /// All that a run measures: an agent costs half of a frontend, Dynamo's frontend three times
+    /// both.
     pub(crate) fn measurements(links: &[&str]) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let cases: [(&str, &[u32]); 5] = [
@@ -213,12 +231,17 @@ pub(crate) mod tests {
             (NEW_IMAGE, &[1]),
             (STREAMS.0, &[64]),
         ];
-        for (case, clients) in cases.into_iter().flat_map(|(case, all)| all.iter().map(move |it| (case, *it))) {
+        for (case, clients) in
+            cases.into_iter().flat_map(|(case, all)| all.iter().map(move |it| (case, *it)))
+        {
             let mut add = |side: &str, metric: &str, value| {
                 measurements.push(Measurement::new(case, Some(clients), side, metric, value));
             };
             let agents: Vec<String> = links.iter().map(|link| format!("agent, {link}")).collect();
-            let sides = agents.iter().map(|agent| (&**agent, 1.5)).chain([(LOCAL, 1.0), ("Dynamo 0.1", 4.5)]);
+            let sides = agents
+                .iter()
+                .map(|agent| (&**agent, 1.5))
+                .chain([(LOCAL, 1.0), ("Dynamo 0.1", 4.5)]);
             for (side, cpu) in sides {
                 add(side, if case == STREAMS.0 { TOKEN_CPU } else { CPU }, cpu);
                 add(side, LATENCY, 2.0 * cpu);
@@ -247,7 +270,8 @@ pub(crate) mod tests {
         let local = find(&rows, "1k-token text, 16 clients, loopback", CPU, LOCAL);
         assert_eq!((local.ours, local.peer, local.ratio), (Some(1.5), Some(1.0), Some(1.5)));
         assert_eq!((local.target, local.ok), (Some(1.6), Some(true)));
-        let dynamo = find(&rows, "streams of 256 deltas, 64 clients, shaped link", TOKEN_CPU, DYNAMO);
+        let dynamo =
+            find(&rows, "streams of 256 deltas, 64 clients, shaped link", TOKEN_CPU, DYNAMO);
         assert_eq!((dynamo.ratio, dynamo.target, dynamo.ok), (Some(3.0), Some(4.0), Some(false)));
         let added = find(&rows, "1k-token text, 1 client, loopback", ADDED, ECHO);
         assert_eq!((added.ratio, added.target, added.ok), (Some(2.0), Some(1.0), Some(false)));
@@ -260,14 +284,28 @@ pub(crate) mod tests {
         let beyond = find(&rows, "distinct images, data URI, 1 client, loopback", BEYOND, LIMIT);
         assert_eq!((beyond.ratio, beyond.target, beyond.ok), (Some(0.5), Some(1.0), Some(true)));
         let bare = find(&rows, "distinct images, data URI, 1 client, shaped link", LATENCY, BARE);
-        assert_eq!((bare.ours, bare.peer, bare.ratio, bare.target), (Some(3.0), Some(6.0), Some(1.9), None));
-        assert_eq!(find(&rows, "distinct images, data URI, 1 client, shaped link", CPU, LOCAL).target, None);
+        assert_eq!(
+            (bare.ours, bare.peer, bare.ratio, bare.target),
+            (Some(3.0), Some(6.0), Some(1.9), None)
+        );
+        assert_eq!(
+            find(&rows, "distinct images, data URI, 1 client, shaped link", CPU, LOCAL).target,
+            None
+        );
         let tensors = LINKS.map(|link| {
-            let row = find(&rows, &format!("distinct images, data URI, 1 client, {link}"), LATENCY, TENSORS);
+            let row = find(
+                &rows,
+                &format!("distinct images, data URI, 1 client, {link}"),
+                LATENCY,
+                TENSORS,
+            );
             (row.ours, row.peer, row.ratio, row.target, row.ok)
         });
         let [ours, peer, ratio] = [10.0, 19.0, 1.9].map(Some);
-        assert_eq!(tensors, [(ours, peer, ratio, None, None), (ours, peer, ratio, Some(1.8), Some(true))]);
+        assert_eq!(
+            tensors,
+            [(ours, peer, ratio, None, None), (ours, peer, ratio, Some(1.8), Some(true))]
+        );
     }
 
     #[test]

@@ -8,14 +8,18 @@ use crate::bench_peers::page::{BY_METRIC, Table, Targets, fill, number, of_run, 
 use crate::bench_peers::row::{ROUNDS, Row};
 use crate::error::Error;
 
-const TARGETS: Targets =
-    Targets { is_limit: |row| !row.peer_name.starts_with(DYNAMO) && row.peer_name != TENSORS, ..BY_METRIC };
-const NOT_SHAPED: &str = "Shaped link: not measured, as it needs root and `ip` and `tc` of iproute2.\n\n";
+const TARGETS: Targets = Targets {
+    is_limit: |row| !row.peer_name.starts_with(DYNAMO) && row.peer_name != TENSORS,
+    ..BY_METRIC
+};
+const NOT_SHAPED: &str =
+    "Shaped link: not measured, as it needs root and `ip` and `tc` of iproute2.\n\n";
 
 /// Returns the whole page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let cases = rows.iter().filter(|row| row.metric == LATENCY && row.peer_name == LOCAL);
-    let cases = cases.filter_map(|row| row.case.strip_suffix(LINKS[0])).map(|case| table(rows, case));
+    let cases =
+        cases.filter_map(|row| row.case.strip_suffix(LINKS[0])).map(|case| table(rows, case));
     let values = [
         ("rounds", of_run(rows, ROUNDS)),
         ("load", load::sentence(rows)),
@@ -31,21 +35,32 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
 /// Returns a table of what new images send, and of what is held against the time that it takes.
 fn new_image(rows: &[Row]) -> String {
     let line = |what: &str, unit: &str, value: &dyn Fn(&Row) -> Option<f64>| {
-        let values = LINKS.map(|link| number(rows.iter().filter(|row| row.case.ends_with(link)).find_map(value)));
+        let values = LINKS
+            .map(|link| number(rows.iter().filter(|row| row.case.ends_with(link)).find_map(value)));
         format!("{what} | {unit} | {}", values.join(" | "))
     };
     let lines = [
         line(BEYOND, "bytes", &|row| row.ours.filter(|_| row.metric == BEYOND)),
         line(BACK, "bytes", &|row| row.ours.filter(|_| row.metric == BACK)),
-        line(LATENCY, "ms", &|row| row.ours.filter(|_| row.peer_name == BARE && row.metric != TRANSFER)),
-        line("bare TCP: transfer of the tensors' bytes", "ms", &|row| row.peer.filter(|_| row.metric == TRANSFER)),
-        line(BARE, "ms", &|row| row.peer.filter(|_| row.peer_name == BARE && row.metric != TRANSFER)),
-        line("that in times of the latency", "", &|row| row.ratio.filter(|_| row.peer_name == BARE)),
+        line(LATENCY, "ms", &|row| {
+            row.ours.filter(|_| row.peer_name == BARE && row.metric != TRANSFER)
+        }),
+        line("bare TCP: transfer of the tensors' bytes", "ms", &|row| {
+            row.peer.filter(|_| row.metric == TRANSFER)
+        }),
+        line(BARE, "ms", &|row| {
+            row.peer.filter(|_| row.peer_name == BARE && row.metric != TRANSFER)
+        }),
+        line("that in times of the latency", "", &|row| {
+            row.ratio.filter(|_| row.peer_name == BARE)
+        }),
         line("latency p50 beside a frontend that sends tensors", "ms", &|row| {
             row.ours.filter(|_| row.peer_name == TENSORS)
         }),
         line("latency p50 of that one", "ms", &|row| row.peer.filter(|_| row.peer_name == TENSORS)),
-        line("that in times of the one before", "", &|row| row.ratio.filter(|_| row.peer_name == TENSORS)),
+        line("that in times of the one before", "", &|row| {
+            row.ratio.filter(|_| row.peer_name == TENSORS)
+        }),
     ];
     Table::new("| unit | agent, loopback | agent, shaped link").rows(lines)
 }
@@ -54,10 +69,13 @@ fn new_image(rows: &[Row]) -> String {
 fn table(rows: &[Row], case: &str) -> String {
     let [loopback, shaped] = LINKS.map(|link| format!("{case}{link}"));
     let find = |case: &str, metric: &str, peer: &str| {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer))
+        rows.iter()
+            .find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer))
     };
     let dynamo = find(&loopback, LATENCY, DYNAMO).map_or(DYNAMO, |row| &row.peer_name);
-    let table = Table::new(format_args!("| unit | {LOCAL} | agent, loopback | agent, shaped link | {dynamo}"));
+    let table = Table::new(format_args!(
+        "| unit | {LOCAL} | agent, loopback | agent, shaped link | {dynamo}"
+    ));
     let lines = METRICS.iter().filter_map(|(metric, unit)| {
         let row = find(&loopback, metric, LOCAL)?;
         let shaped = find(&shaped, metric, LOCAL).and_then(|row| row.ours);

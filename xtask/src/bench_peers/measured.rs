@@ -49,7 +49,8 @@ pub(crate) fn parse_with_head<H: DeserializeOwned, T: DeserializeOwned>(
     lines: &[String],
 ) -> Result<(H, Vec<T>), Error> {
     let head = parse(what, &lines[..lines.len().min(1)])?.pop();
-    let head = head.ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
+    let head =
+        head.ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
     Ok((head, parse(what, &lines[1..])?))
 }
 
@@ -60,7 +61,9 @@ pub(crate) fn value(
     side: &str,
     metric: &str,
 ) -> Option<f64> {
-    let is = |it: &&Measurement| (&*it.case, it.clients, &*it.side, &*it.metric) == (case, clients, side, metric);
+    let is = |it: &&Measurement| {
+        (&*it.case, it.clients, &*it.side, &*it.metric) == (case, clients, side, metric)
+    };
     measurements.iter().find(is).map(|it| it.value)
 }
 
@@ -90,7 +93,8 @@ pub(crate) fn lengths(bench: &'static str, measurements: &[Measurement]) -> Vec<
     let different = measurements.iter().filter(|it| it.metric == "different");
     let row = |it: &Measurement| {
         let compared = value(measurements, (&it.case, None), &it.side, "compared");
-        let row = Row::new(bench, &it.case, DIFFERENT, "prompts", &it.side).numbers(compared, Some(it.value));
+        let row = Row::new(bench, &it.case, DIFFERENT, "prompts", &it.side)
+            .numbers(compared, Some(it.value));
         Row { equal: Some(it.value == 0.0), ..row }
     };
     different.map(row).collect()
@@ -108,7 +112,13 @@ pub(crate) fn case_name(case: &str, clients: u32) -> String {
 
 #[cfg(test)]
 impl Measurement {
-    pub(crate) fn new(case: &str, clients: Option<u32>, side: &str, metric: &str, value: f64) -> Self {
+    pub(crate) fn new(
+        case: &str,
+        clients: Option<u32>,
+        side: &str,
+        metric: &str,
+        value: f64,
+    ) -> Self {
         let [case, side, metric] = [case, side, metric].map(str::to_owned);
         Self { case, clients, side, metric, value }
     }

@@ -16,7 +16,8 @@ pub(crate) fn fill(template: &str, values: &[(&str, String)]) -> Result<String, 
     let mut pieces = template.split("{{");
     let mut page = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
-        let no_value = || Error::NoValue { name: piece.split("}}").next().unwrap_or(piece).to_owned() };
+        let no_value =
+            || Error::NoValue { name: piece.split("}}").next().unwrap_or(piece).to_owned() };
         let (name, rest) = piece.split_once("}}").ok_or_else(no_value)?;
         let (_, value) = values.iter().find(|(known, _)| *known == name).ok_or_else(no_value)?;
         unused.retain(|other| *other != name);
@@ -118,7 +119,11 @@ pub(crate) fn number(number: Option<f64>) -> String {
 
 /// Returns a number of the whole run, such as that of its rounds.
 pub(crate) fn of_run(rows: &[Row], metric: &str) -> String {
-    rows.iter().find(|row| row.metric == metric).and_then(|row| row.ours).unwrap_or_default().to_string()
+    rows.iter()
+        .find(|row| row.metric == metric)
+        .and_then(|row| row.ours)
+        .unwrap_or_default()
+        .to_string()
 }
 
 /// Returns the peers of these rows, in their order.
@@ -129,7 +134,8 @@ pub(crate) fn peers<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<&'a str> {
 /// Returns a table of a case under its name: a line per metric, a column per side, peers' with the
 /// ratio.
 pub(crate) fn sides<'a>(case: &'a [Row], metrics: impl Iterator<Item = &'a Metric>) -> String {
-    let metrics: Vec<&Metric> = metrics.filter(|metric| case.iter().any(|row| row.metric == metric.name)).collect();
+    let metrics: Vec<&Metric> =
+        metrics.filter(|metric| case.iter().any(|row| row.metric == metric.name)).collect();
     let is_told = |row: &&Row| metrics.iter().any(|metric| metric.name == row.metric);
     let peers = peers(case.iter().filter(is_told));
     let table = Table::new(format_args!("| unit | chiasm | {}", peers.join(" | ")));
@@ -138,7 +144,8 @@ pub(crate) fn sides<'a>(case: &'a [Row], metrics: impl Iterator<Item = &'a Metri
         let ours = number(of_metric().next().and_then(|row| row.ours));
         let theirs = peers.iter().map(|peer| {
             let row = of_metric().find(|row| row.peer_name == *peer);
-            let ratio = row.and_then(|row| row.ratio).map(|ratio| format!(" (× {})", number(Some(ratio))));
+            let ratio =
+                row.and_then(|row| row.ratio).map(|ratio| format!(" (× {})", number(Some(ratio))));
             format!(" | {}{}", number(row.and_then(|row| row.peer)), ratio.unwrap_or_default())
         });
         format!("{name} | {unit} | {ours}{}", theirs.collect::<String>())

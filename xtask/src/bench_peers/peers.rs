@@ -1,4 +1,5 @@
-//! The measuring programs in `bench/peers`: built in their own workspace, run with what they need around them.
+//! The measuring programs in `bench/peers`: built in their own workspace, run with what they need
+//! around them.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -64,23 +65,32 @@ const WITHOUT_LIBTURBOJPEG: &str = "\
 pub(crate) fn build(setup: &Setup, bench: &str) -> Result<PathBuf, Error> {
     let manifest = setup.workspace.file(MANIFEST)?;
     setup.output.say(&format!("building {MANIFEST}, {bench}"))?;
-    // Not --locked: what Chiasm's crates depend on changes with the main lock file, and this one has to follow.
+    // Not --locked: what Chiasm's crates depend on changes with the main lock file, and this one
+    // has to follow.
     let mut build = cargo(&setup.workspace);
-    build.args(["build", "--release", "--bin", bench, "--features", bench, "--manifest-path"]).arg(&manifest);
+    build
+        .args(["build", "--release", "--bin", bench, "--features", bench, "--manifest-path"])
+        .arg(&manifest);
     child::run(&mut build, "cargo build of bench/peers", &setup.output, &setup.cancel)?;
     Ok(built::target_directory(setup, &manifest)?.join("release").join(bench))
 }
 
 /// Runs `command` to its end and returns the results that it printed.
-pub(crate) fn results<T: DeserializeOwned>(command: &mut Command, what: &str) -> Result<Vec<T>, Error> {
+pub(crate) fn results<T: DeserializeOwned>(
+    command: &mut Command,
+    what: &str,
+) -> Result<Vec<T>, Error> {
     measured::parse(what, &lines(command, what)?)
 }
 
-/// Runs `command` to its end and returns the lines that it printed; what it says beside goes to the terminal.
+/// Runs `command` to its end and returns the lines that it printed; what it says beside goes to the
+/// terminal.
 pub(crate) fn lines(command: &mut Command, what: &str) -> Result<Vec<String>, Error> {
     let spawn = command.stdout(Stdio::piped()).spawn();
-    let mut child =
-        spawn.map_err(|source| Error::Spawn { program: command.get_program().display().to_string(), source })?;
+    let mut child = spawn.map_err(|source| Error::Spawn {
+        program: command.get_program().display().to_string(),
+        source,
+    })?;
     let output = child.stdout.take().map(BufReader::new);
     let lines: Result<Vec<String>, _> = output.into_iter().flat_map(BufReader::lines).collect();
     let status = child.wait().map_err(Error::io("wait for", what))?;

@@ -38,8 +38,8 @@ const TARGETS: [(&str, &str, &str, f64); 4] = [
     (QWEN3, "resize", LLM_MULTIMODAL, 5.0),
 ];
 
-/// What `whole` may take of raw patches, in times of the floor. `transformers` has no target: it decodes about as fast as we
-/// do, so that the floor alone is more than a quarter of its time.
+/// What `whole` may take of raw patches, in times of the floor. `transformers` has no target: it
+/// decodes about as fast as we do, so that the floor alone is more than a quarter of its time.
 const OF_THE_FLOOR: f64 = 1.2;
 
 /// Every picture of the models that take raw patches, and one of each other format.
@@ -101,12 +101,14 @@ fn compare(ours: &Measurement, peer: &Measurement) -> Vec<Row> {
             continue;
         }
         let our_time = ours.times.get(stage).copied();
-        let ratio = our_time.map(|our_time| if floor { our_time / peer_time } else { peer_time / our_time });
+        let ratio = our_time
+            .map(|our_time| if floor { our_time / peer_time } else { peer_time / our_time });
         let target = if floor {
             (stage == "whole" && ours.case.ends_with(" u8")).then_some(Target::AtMost(OF_THE_FLOOR))
         } else {
-            let is =
-                |it: &&(&str, &str, &str, f64)| (it.0, it.1) == (&*ours.case, stage) && peer.side.starts_with(it.2);
+            let is = |it: &&(&str, &str, &str, f64)| {
+                (it.0, it.1) == (&*ours.case, stage) && peer.side.starts_with(it.2)
+            };
             TARGETS.iter().find(is).map(|it| Target::AtLeast(it.3))
         };
         let row = row(&ours.case, stage, "ms", &peer.side).numbers(our_time, Some(peer_time));
@@ -116,7 +118,10 @@ fn compare(ours: &Measurement, peer: &Measurement) -> Vec<Row> {
     }
     if let Some(share) = peer.differs.filter(|&share| share > 0.0) {
         let peer_share = Some((100.0 * share).max(0.001));
-        rows.push(Row { equal, ..row(&ours.case, DIFFERS, "%", &peer.side).numbers(None, peer_share) });
+        rows.push(Row {
+            equal,
+            ..row(&ours.case, DIFFERS, "%", &peer.side).numbers(None, peer_share)
+        });
     }
     rows
 }
@@ -131,7 +136,8 @@ mod tests {
     use crate::bench_peers::measured::parse;
 
     fn measurement(side: &str, whole: f64, differs: Option<f64>) -> Measurement {
-        let times = BTreeMap::from([("whole".to_owned(), whole), ("decode".to_owned(), whole / 2.0)]);
+        let times =
+            BTreeMap::from([("whole".to_owned(), whole), ("decode".to_owned(), whole / 2.0)]);
         Measurement { case: QWEN3.to_owned(), side: side.to_owned(), times, differs, refused: None }
     }
 
@@ -140,13 +146,19 @@ mod tests {
         let ours = measurement("chiasm", 10.0, Some(0.0));
         let whole = |peer: &Measurement| compare(&ours, peer).remove(0);
         let row = whole(&measurement("llm-multimodal 1.14.0", 18.0, Some(0.0)));
-        assert_eq!((row.ratio, row.target, row.ok, row.equal), (Some(1.8), Some(1.8), Some(true), Some(true)));
+        assert_eq!(
+            (row.ratio, row.target, row.ok, row.equal),
+            (Some(1.8), Some(1.8), Some(true), Some(true))
+        );
         let row = whole(&measurement("llm-multimodal 1.14.0", 17.9, Some(0.0)));
         assert_eq!(row.ok, Some(false));
         let peer = measurement("llm-multimodal 1.14.0", 30.0, Some(0.25));
         assert_eq!((whole(&peer).ok, whole(&peer).equal), (Some(false), Some(false)));
         let differs = compare(&ours, &peer).pop().unwrap();
-        assert_eq!((differs.metric.as_str(), differs.peer, differs.unit), (DIFFERS, Some(25.0), "%"));
+        assert_eq!(
+            (differs.metric.as_str(), differs.peer, differs.unit),
+            (DIFFERS, Some(25.0), "%")
+        );
     }
 
     #[test]
@@ -157,7 +169,9 @@ mod tests {
         assert_eq!((rows[0].ratio, rows[0].target, rows[0].ok), (Some(1.2), Some(1.2), Some(true)));
         let rows = compare(&ours, &measurement(FLOOR, 9.0, None));
         assert_eq!(rows[0].ok, Some(false));
-        for (case, target) in [("qwen2_vl 512x512.png u8", Some(1.2)), ("qwen2_vl 1920x1080.jpg f32", None)] {
+        for (case, target) in
+            [("qwen2_vl 512x512.png u8", Some(1.2)), ("qwen2_vl 1920x1080.jpg f32", None)]
+        {
             ours.case = case.to_owned();
             assert_eq!(compare(&ours, &measurement(FLOOR, 10.0, None))[0].target, target);
         }
@@ -171,7 +185,10 @@ mod tests {
         assert_eq!(refusals(&measurements), ["x 1x1.png u8: no such family"]);
         let rows = rows(&measurements, 15);
         assert_eq!(rows.len(), 2);
-        assert_eq!((rows[1].ours, rows[1].peer, rows[1].ratio, rows[1].equal), (None, Some(3.0), None, None));
+        assert_eq!(
+            (rows[1].ours, rows[1].peer, rows[1].ratio, rows[1].equal),
+            (None, Some(3.0), None, None)
+        );
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let missed = missed(rows, "Where the time goes in what was not reached:", |row| {
         format!("{}, {}, {}: {}", row.case, row.metric, short(&row.peer_name), profile(rows, row))
     });
-    let cases: Vec<&[Row]> = rows.chunk_by(|a, b| a.case == b.case).filter(|rows| rows[0].metric != ROUNDS).collect();
+    let cases: Vec<&[Row]> =
+        rows.chunk_by(|a, b| a.case == b.case).filter(|rows| rows[0].metric != ROUNDS).collect();
     let tables = cases.chunk_by(|a, b| section(&a[0]) == section(&b[0])).map(table);
     let values = [
         ("rounds", run.and_then(|row| row.ours).unwrap_or_default().to_string()),
@@ -32,13 +33,21 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     fill(include_str!("templates/pixels.md"), &values)
 }
 
-/// Says what took our time, and for the whole way, what would be left to gain if all but decoding cost nothing.
+/// Says what took our time, and for the whole way, what would be left to gain if all but decoding
+/// cost nothing.
 fn profile(rows: &[Row], missed: &Row) -> String {
     let mut case = rows.iter().filter(|row| row.case == missed.case);
-    let ours = |metric: &str| case.clone().find(|row| row.metric == metric && row.ours.is_some())?.ours;
+    let ours =
+        |metric: &str| case.clone().find(|row| row.metric == metric && row.ours.is_some())?.ours;
     if missed.metric != "whole" {
-        let copy = case.find(|row| row.peer_name == FLOOR && row.metric == "process").and_then(|row| row.peer);
-        return format!("{} ms, where one copy of the tensor takes {} ms", number(missed.ours), number(copy));
+        let copy = case
+            .find(|row| row.peer_name == FLOOR && row.metric == "process")
+            .and_then(|row| row.peer);
+        return format!(
+            "{} ms, where one copy of the tensor takes {} ms",
+            number(missed.ours),
+            number(copy)
+        );
     }
     let (Some(decode), Some(process)) = (ours("decode"), ours("process")) else {
         return "not supported yet".to_owned();
@@ -48,7 +57,10 @@ fn profile(rows: &[Row], missed: &Row) -> String {
         FLOOR => format!("; the floor leaves {:.2} ms for the rest", (peer - decode).max(0.0)),
         _ => format!("; with a rest of nothing the ratio would be {:.2}", peer / decode),
     });
-    format!("decoding takes {decode:.2} ms ({share:.0} %), the rest {process:.2} ms{}", left.unwrap_or_default())
+    format!(
+        "decoding takes {decode:.2} ms ({share:.0} %), the rest {process:.2} ms{}",
+        left.unwrap_or_default()
+    )
 }
 
 /// Returns a table of all pictures of one model and format, under their names.
@@ -56,7 +68,8 @@ fn table(cases: &[&[Row]]) -> String {
     let mut lines = Vec::new();
     for case in cases {
         let [_, picture, _] = parts(&case[0]);
-        let ours = |metric: &str| case.iter().find(|row| row.metric == metric && row.ours.is_some())?.ours;
+        let ours =
+            |metric: &str| case.iter().find(|row| row.metric == metric && row.ours.is_some())?.ours;
         lines.push(match ours("whole") {
             Some(_) => line([picture, "**chiasm**"], ours, None, ""),
             None => format!("{picture} | **chiasm** | | | | | **not supported yet** | |"),
@@ -74,12 +87,20 @@ fn table(cases: &[&[Row]]) -> String {
             line(["", short(&rows[0].peer_name)], |metric| row(metric)?.peer, ratio, &equal)
         }));
     }
-    let table = Table::new("picture | side | decode | resize | layout | process | whole | ratio | same bits");
+    let table = Table::new(
+        "picture | side | decode | resize | layout | process | whole | ratio | same bits",
+    );
     format!("## {}\n\n{}", section(&cases[0][0]).join(", "), table.rows(lines))
 }
 
-fn line(names: [&str; 2], time: impl Fn(&str) -> Option<f64>, ratio: Option<f64>, equal: &str) -> String {
-    let number = |number: Option<f64>| number.map(|number| format!("{number:.2}")).unwrap_or_default();
+fn line(
+    names: [&str; 2],
+    time: impl Fn(&str) -> Option<f64>,
+    ratio: Option<f64>,
+    equal: &str,
+) -> String {
+    let number =
+        |number: Option<f64>| number.map(|number| format!("{number:.2}")).unwrap_or_default();
     let times = ["decode", "resize", "layout", "process", "whole"].map(|stage| number(time(stage)));
     format!("{} | {} | {} | {equal}", names.join(" | "), times.join(" | "), number(ratio))
 }

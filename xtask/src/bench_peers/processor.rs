@@ -1,4 +1,5 @@
-//! Turns what `bench/processor/measure.py` measured into rows, with the targets that the project has set itself.
+//! Turns what `bench/processor/measure.py` measured into rows, with the targets that the project
+//! has set itself.
 
 use std::collections::BTreeMap;
 
@@ -62,11 +63,20 @@ pub(crate) const MANDATORY: [Mandatory; 6] = [
     Mandatory { cases: &["new image", "new video"], ends: &[""], lines: &IN_FRONTENDS },
     Mandatory { cases: &["new images", "new videos"], ends: &[""], lines: &[(RATE, ALONE)] },
     Mandatory { cases: &["new image", "new video"], ends: &[""], lines: &[(CALL, ALONE)] },
-    Mandatory { cases: &[CAPTIONING], ends: &[""], lines: &[(CLIPS_PER_CORE, ALONE), (CLIPS, ALONE)] },
+    Mandatory {
+        cases: &[CAPTIONING],
+        ends: &[""],
+        lines: &[(CLIPS_PER_CORE, ALONE), (CLIPS, ALONE)],
+    },
     Mandatory {
         cases: &["image", "video"],
         ends: &[""],
-        lines: &[(DIFFERENT, RENDER), (DIFFERENT, NO_TENSORS), (DIFFERENT, IN_ONE), (DIFFERENT, ALONE)],
+        lines: &[
+            (DIFFERENT, RENDER),
+            (DIFFERENT, NO_TENSORS),
+            (DIFFERENT, IN_ONE),
+            (DIFFERENT, ALONE),
+        ],
     },
 ];
 const IN_FRONTENDS: [(&str, &str); 3] = [(CPU, RENDER), (CPU, NO_TENSORS), (CPU, IN_ONE)];
@@ -126,9 +136,12 @@ pub(crate) fn rows(run: &Run, rounds: u32, load: Option<Load>) -> Vec<Row> {
         Row { ours: Some(f64::from(*helpers)), ..row(ALL, HELPERS, "processes", OURS) },
     ];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let maker = |kind: &str| if kind == "image" { "Pillow".to_owned() } else { format!("libx264 of PyAV {av}") };
-    let file =
-        |(kind, bytes): (&String, &u64)| row(kind, FILE, "kB", &maker(kind)).numbers(Some(*bytes as f64 / 1e3), None);
+    let maker = |kind: &str| {
+        if kind == "image" { "Pillow".to_owned() } else { format!("libx264 of PyAV {av}") }
+    };
+    let file = |(kind, bytes): (&String, &u64)| {
+        row(kind, FILE, "kB", &maker(kind)).numbers(Some(*bytes as f64 / 1e3), None)
+    };
     rows.extend(bytes.iter().map(file));
     for kind in ["image", "video"] {
         rows.extend(run.equality(kind));
@@ -165,7 +178,8 @@ impl Run {
         let mut rows = vec![Row { ours: prompt, ..row(kind, PROMPT, "tokens", OURS) }];
         for side in ["render", "render, no tensors", "in one process", "alone"] {
             let unit = if side == "alone" { "items" } else { "prompts" };
-            let [ours, peer] = ["compared", "different"].map(|metric| self.value(kind, side, metric));
+            let [ours, peer] =
+                ["compared", "different"].map(|metric| self.value(kind, side, metric));
             let equal = self.is_equal(kind, side);
             rows.push(Row { ours, peer, equal, ..row(kind, DIFFERENT, unit, &self.name(side)) });
         }
@@ -185,7 +199,8 @@ impl Run {
         for (case, ours, theirs, target) in &cases {
             for (metric, measured) in [(CPU, "CPU"), (LATENCY, "time")] {
                 for side in ["render", "render, no tensors", "in one process"] {
-                    // What a router asks for is less than what has to be made for an engine: it is told, and no target.
+                    // What a router asks for is less than what has to be made for an engine: it is
+                    // told, and no target.
                     let is_aimed_at = metric == CPU && side != "render, no tensors";
                     rows.extend(self.compare(
                         case,
@@ -214,7 +229,11 @@ impl Run {
         let call = (&*measured_as, "item");
         let of_a_call = (kind == "image").then_some(OF_A_CALL);
         let compare = |case, ours, measured, metric, unit, against, target| {
-            self.compare(case, kind, &Comparison { ours, theirs, measured, metric, unit, against, target })
+            self.compare(
+                case,
+                kind,
+                &Comparison { ours, theirs, measured, metric, unit, against, target },
+            )
         };
         let rows = [
             compare(&case, ours, "rate", RATE, "items/s", Against::More, Some(share)),
@@ -234,15 +253,20 @@ impl Run {
             )
         };
         let per_core = compare("CPU", CLIPS_PER_CORE, "clips/s", Against::Less);
-        let per_second = |milliseconds: Option<f64>| milliseconds.map(|milliseconds| 1e3 / milliseconds);
+        let per_second =
+            |milliseconds: Option<f64>| milliseconds.map(|milliseconds| 1e3 / milliseconds);
         let per_core = per_core.map(|row| {
             let [ours, peer] = [row.ours, row.peer].map(per_second);
             row.numbers(ours, peer)
         });
-        let [clips, prompt] = ["clips", "prompt tokens"].map(|metric| self.value("clips", "helpers", metric));
+        let [clips, prompt] =
+            ["clips", "prompt tokens"].map(|metric| self.value("clips", "helpers", metric));
         let told = [(clips, AT_ONCE, "clips"), (prompt, PROMPT, "tokens")]
             .map(|(ours, metric, unit)| Some(Row { ours, ..row(CAPTIONING, metric, unit, OURS) }));
-        told.into_iter().chain([per_core, compare("rate", CLIPS, "clips/s", Against::More)]).flatten().collect()
+        told.into_iter()
+            .chain([per_core, compare("rate", CLIPS, "clips/s", Against::More)])
+            .flatten()
+            .collect()
     }
 
     /// None if one of the two was not measured.
@@ -250,9 +274,15 @@ impl Run {
         let ours = self.value(it.ours.0, it.ours.1, it.measured)?;
         let theirs = self.value(it.theirs.0, it.theirs.1, it.measured)?;
         let ratio = if it.against == Against::Less { theirs / ours } else { ours / theirs };
-        let target = it.target.map(if it.against == Against::Limit { Target::AtMost } else { Target::AtLeast });
-        let row = row(case, it.metric, it.unit, &self.name(it.theirs.1)).numbers(Some(ours), Some(theirs));
-        let row = Row { equal: self.is_equal(kind, it.theirs.1), ..row }.judged(Some(ratio), target);
+        let target = it.target.map(if it.against == Against::Limit {
+            Target::AtMost
+        } else {
+            Target::AtLeast
+        });
+        let row = row(case, it.metric, it.unit, &self.name(it.theirs.1))
+            .numbers(Some(ours), Some(theirs));
+        let row =
+            Row { equal: self.is_equal(kind, it.theirs.1), ..row }.judged(Some(ratio), target);
         // Outputs that were not compared reach no target either.
         Some(Row { ok: row.ok.map(|ok| ok && row.equal == Some(true)), ..row })
     }
@@ -268,8 +298,9 @@ pub(crate) mod tests {
     use crate::bench_peers::row::missing;
     use crate::bench_peers::row::tests::find;
 
-    /// A run with two helpers in which a repeated item costs us 2 ms of CPU time, and peers 30 where it is repeated and 50
-    /// where it is new; a call takes 22 ms where decoding and processing take 20, and the helpers make 80 items a second.
+    /// A run with two helpers in which a repeated item costs us 2 ms of CPU time, and peers 30
+    /// where it is repeated and 50 where it is new; a call takes 22 ms where decoding and
+    /// processing take 20, and the helpers make 80 items a second.
     pub(crate) fn run(different: f64) -> Run {
         let mut measurements = Vec::new();
         let mut add = |case: &str, side: &str, metric: &str, value| {
@@ -289,7 +320,9 @@ pub(crate) mod tests {
                 add(&format!("{what} {kind}"), OURS, "CPU", cpu);
                 add(&format!("{what} {kind}"), OURS, "time", 2.0 * cpu);
             }
-            for (side, rate, time) in [("helpers", 80.0, 50.0), ("alone", 50.0, 20.0), ("item", 45.0, 22.0)] {
+            for (side, rate, time) in
+                [("helpers", 80.0, 50.0), ("alone", 50.0, 20.0), ("item", 45.0, 22.0)]
+            {
                 add(&format!("many {kind}s"), side, "rate", rate);
                 add(&format!("many {kind}s"), side, "CPU", 1e3 / rate);
                 add(&format!("many {kind}s"), side, "time", time);
@@ -301,8 +334,13 @@ pub(crate) mod tests {
             add("clips", side, "rate", rate);
             add("clips", side, "CPU", 1e3 / rate);
         }
-        let bytes = [("image", 550_087), ("video", 487_347)].map(|(kind, bytes)| (kind.to_owned(), bytes)).into();
-        Run { setting: Setting { vllm: "0.32.0".into(), av: "18.1.0".into(), helpers: 2, bytes }, measurements }
+        let bytes = [("image", 550_087), ("video", 487_347)]
+            .map(|(kind, bytes)| (kind.to_owned(), bytes))
+            .into();
+        Run {
+            setting: Setting { vllm: "0.32.0".into(), av: "18.1.0".into(), helpers: 2, bytes },
+            measurements,
+        }
     }
 
     #[test]
@@ -328,7 +366,10 @@ pub(crate) mod tests {
         assert_eq!((call.ratio, call.target, call.ok), (Some(1.1), Some(1.1), Some(true)));
         assert_eq!(find(&rows, "new video", CALL, ALONE).target, None);
         let clips = find(&rows, CAPTIONING, CLIPS_PER_CORE, ALONE);
-        assert_eq!((clips.ours, clips.peer, clips.ratio, clips.ok), (Some(4.0), Some(5.0), Some(0.8), None));
+        assert_eq!(
+            (clips.ours, clips.peer, clips.ratio, clips.ok),
+            (Some(4.0), Some(5.0), Some(0.8), None)
+        );
     }
 
     #[test]
@@ -345,6 +386,9 @@ pub(crate) mod tests {
         let mut run = run(0.0);
         assert!(missing(&rows(&run, 9, None), &MANDATORY).is_empty());
         run.measurements.retain(|it| it.case != "many images" || it.side != "item");
-        assert_eq!(missing(&rows(&run, 9, None), &MANDATORY), [format!("new image, {CALL}, {ALONE}")]);
+        assert_eq!(
+            missing(&rows(&run, 9, None), &MANDATORY),
+            [format!("new image, {CALL}, {ALONE}")]
+        );
     }
 }

@@ -3,7 +3,8 @@
 use crate::bench_peers::load;
 use crate::bench_peers::page::{Table, Targets, count, fill, number, of_run};
 use crate::bench_peers::processor::{
-    ALONE, AT_ONCE, CALL, CLIPS, CLIPS_PER_CORE, CPU, DIFFERENT, FILE, HELPERS, ITEM_CPU, LATENCY, PROMPT, RATE,
+    ALONE, AT_ONCE, CALL, CLIPS, CLIPS_PER_CORE, CPU, DIFFERENT, FILE, HELPERS, ITEM_CPU, LATENCY,
+    PROMPT, RATE,
 };
 use crate::bench_peers::row::{ROUNDS, Row};
 use crate::error::Error;
@@ -50,7 +51,8 @@ fn equality(rows: &[Row]) -> String {
     let rows = rows.iter().filter(|row| row.metric == DIFFERENT);
     Table::new("item | against | compared | others").rows(rows.map(|row| {
         let [compared, different] = [row.ours, row.peer].map(count);
-        let kind = if row.peer_name.starts_with(ALONE) { "sums of tensors" } else { "lengths of prompts" };
+        let kind =
+            if row.peer_name.starts_with(ALONE) { "sums of tensors" } else { "lengths of prompts" };
         format!("{}, {kind} | {} | {compared} | {different}", row.case, row.peer_name)
     }))
 }
@@ -71,7 +73,8 @@ mod tests {
 
     #[test]
     fn the_note_tells_targets_inputs_and_all_comparisons() {
-        let text = write(&processor::rows(&run(0.0), 9, Some(Load { processes: 0.5, cores: 3.0 }))).unwrap();
+        let text = write(&processor::rows(&run(0.0), 9, Some(Load { processes: 0.5, cores: 3.0 })))
+            .unwrap();
         for line in [
             "Medians of 9 rounds; processes of chiasm that make items: 2. Before, 0.5 processes wanted the machine's 3 cores.",
             "| repeated image, theirs new | CPU per request, ms | vllm launch render 0.32.0 | 2.00 | 50.0 | 25.0 | ≥ 20 | yes |",

@@ -1,4 +1,5 @@
-//! A run of the bench of vLLM's processor: what it needs is made ready, `bench/processor/measure.py` measures, its results are told.
+//! A run of the bench of vLLM's processor: what it needs is made ready,
+//! `bench/processor/measure.py` measures, its results are told.
 
 use std::process::Stdio;
 
@@ -17,21 +18,33 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let script = setup.workspace.file(MEASURE)?;
     let env = vllm_env::ensure(setup)?;
     let model = models::ensure(setup, &env)?.join(MODEL);
-    let (chiasm, item) = (built::chiasm(setup)?, built::example(setup, "chiasm-processor", "item")?);
+    let (chiasm, item) =
+        (built::chiasm(setup)?, built::example(setup, "chiasm-processor", "item")?);
     let mut measure = env.python_command();
     // -s: packages of the user are not those of the environment. -B: leaves no __pycache__.
-    measure.args(["-s", "-B"]).arg(script).args(["--rounds", &rounds.to_string()]).stdin(Stdio::null());
-    for (flag, value) in [("--chiasm", chiasm), ("--vllm", env.vllm()), ("--item", item), ("--model", model)] {
+    measure
+        .args(["-s", "-B"])
+        .arg(script)
+        .args(["--rounds", &rounds.to_string()])
+        .stdin(Stdio::null());
+    for (flag, value) in
+        [("--chiasm", chiasm), ("--vllm", env.vllm()), ("--item", item), ("--model", model)]
+    {
         measure.arg(flag).arg(value);
     }
     if rounds == SHORT {
         measure.arg("--short");
     }
-    setup.output.say("making pictures and clips, starting all sides, which import vLLM, then measuring")?;
+    setup
+        .output
+        .say("making pictures and clips, starting all sides, which import vLLM, then measuring")?;
     let load = Load::now();
-    let rows = processor::rows(&processor::parse(&peers::lines(&mut measure, MEASURE)?)?, rounds, load);
+    let rows =
+        processor::rows(&processor::parse(&peers::lines(&mut measure, MEASURE)?)?, rounds, load);
     finish(setup, Bench::Processor, &rows, rounds, json)?;
-    for row in rows.iter().filter(|row| row.metric == processor::DIFFERENT && row.equal == Some(false)) {
+    for row in
+        rows.iter().filter(|row| row.metric == processor::DIFFERENT && row.equal == Some(false))
+    {
         setup.output.say(&format!("!!! others are made: {}, {}", row.case, row.peer_name))?;
     }
     Ok(())

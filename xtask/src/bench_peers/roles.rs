@@ -1,7 +1,10 @@
-//! Turns what the program `door roles` measured into rows, with the targets that the project has set itself.
+//! Turns what the program `door roles` measured into rows, with the targets that the project has
+//! set itself.
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::measured::{self, DIFFERENT, Measurement, case_name, cases, counts_alike, lengths};
+use crate::bench_peers::measured::{
+    self, DIFFERENT, Measurement, case_name, cases, counts_alike, lengths,
+};
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
 /// The bench's name in rows and files.
@@ -63,7 +66,9 @@ const CASES: [&str; 4] = [
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
     let mut rows = vec![Row::rounds(BENCH, rounds, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let dynamo = measurements.iter().find_map(|it| Some(of_way(&it.side)?.0).filter(|name| name.starts_with(DYNAMO)));
+    let dynamo = measurements
+        .iter()
+        .find_map(|it| Some(of_way(&it.side)?.0).filter(|name| name.starts_with(DYNAMO)));
     let dynamo = dynamo.unwrap_or(DYNAMO);
     for (case, clients) in cases(measurements) {
         let case = Case { measurements, case, clients, dynamo };
@@ -72,7 +77,9 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
         rows.extend(case.hop());
     }
     rows.extend(lengths(BENCH, measurements).into_iter().map(|row| match of_way(&row.peer_name) {
-        Some((name, way)) => Row { case: format!("{}{way}", row.case), peer_name: name.to_owned(), ..row },
+        Some((name, way)) => {
+            Row { case: format!("{}{way}", row.case), peer_name: name.to_owned(), ..row }
+        }
         None => row,
     }));
     rows
@@ -110,8 +117,10 @@ impl Case<'_> {
     /// A row of CPU time with its ratio, which was measured in pairs, and with its target.
     fn judged(&self, row: Row, way: &str, sides: [&str; 2]) -> Row {
         let Some(ratio) = self.value(sides[1], "CPU in times of ours") else { return row };
-        let counted: Vec<bool> =
-            sides.into_iter().filter_map(|side| counts_alike(self.measurements, self.case, side)).collect();
+        let counted: Vec<bool> = sides
+            .into_iter()
+            .filter_map(|side| counts_alike(self.measurements, self.case, side))
+            .collect();
         let equal = (!counted.is_empty()).then(|| counted.iter().all(|alike| *alike));
         let target = (way == SPLIT).then_some(Target::AtLeast(CPU_TARGET));
         Row { equal, ..row }.judged(Some(ratio), target)
@@ -119,7 +128,8 @@ impl Case<'_> {
 
     /// What splitting costs each.
     fn added(&self) -> Option<Row> {
-        let [ours, theirs] = [OURS, self.dynamo].map(|name| self.value(&format!("{name}{SPLIT}"), ADDED));
+        let [ours, theirs] =
+            [OURS, self.dynamo].map(|name| self.value(&format!("{name}{SPLIT}"), ADDED));
         let row = row(&self.name(), ADDED, "µs", self.dynamo).numbers(ours, theirs);
         (ours.is_some() || theirs.is_some()).then_some(row)
     }
@@ -132,7 +142,9 @@ impl Case<'_> {
         };
         let ratio = hop / (null + HOP_TARGET);
         vec![
-            self.null(HOP).numbers(Some(hop), Some(null)).judged(Some(ratio), Some(Target::AtMost(1.0))),
+            self.null(HOP)
+                .numbers(Some(hop), Some(null))
+                .judged(Some(ratio), Some(Target::AtMost(1.0))),
             self.null(SLOW_HOP).numbers(self.value(&ours, SLOW_HOP), None),
         ]
     }
@@ -165,7 +177,8 @@ pub(crate) mod tests {
     use crate::bench_peers::row::missing;
     use crate::bench_peers::row::tests::find;
 
-    /// All that a run measures: a split request costs us half as much again, Dynamo's frontend six times what ours does.
+    /// All that a run measures: a split request costs us half as much again, Dynamo's frontend six
+    /// times what ours does.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
@@ -215,7 +228,10 @@ pub(crate) mod tests {
         let added = find(&rows, "1k-token text, 1 client", ADDED, "Dynamo 0.1");
         assert_eq!((added.ours, added.peer, added.target), (Some(100.0), Some(600.0), None));
         let hop = find(&rows, "1k-token text, 1 client", HOP, NULL);
-        assert_eq!((hop.ours, hop.peer, hop.ratio, hop.ok), (Some(90.0), Some(20.0), Some(0.75), Some(true)));
+        assert_eq!(
+            (hop.ours, hop.peer, hop.ratio, hop.ok),
+            (Some(90.0), Some(20.0), Some(0.75), Some(true))
+        );
         assert_eq!(rows.iter().filter(|row| row.metric == HOP).count(), 1);
         assert_eq!(missing(&rows, &MANDATORY), [""; 0]);
     }

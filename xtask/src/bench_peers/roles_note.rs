@@ -33,7 +33,8 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
 fn hop(rows: &[Row]) -> String {
     let signed = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.0}"));
     let lines = rows.iter().filter(|row| row.metric == ADDED);
-    let lines = lines.map(|row| format!("{} | {} | {}", row.case, signed(row.ours), signed(row.peer)));
+    let lines =
+        lines.map(|row| format!("{} | {} | {}", row.case, signed(row.ours), signed(row.peer)));
     Table::new(format_args!("{ADDED}, µs | {OURS} | {}", dynamo(rows))).rows(lines)
 }
 
@@ -42,7 +43,10 @@ fn table(rows: &[Row], case: &str) -> String {
     let sides = [OURS, dynamo(rows)].map(|name| WAYS.map(|way| format!("{name}{way}")).join(" | "));
     let table = Table::new(format_args!("| unit | {}", sides.join(" | ")));
     let lines = METRICS.iter().filter_map(|(metric, unit)| {
-        let find = |way| rows.iter().find(|row| row.metric == *metric && row.case.strip_suffix(way) == Some(case));
+        let find = |way| {
+            rows.iter()
+                .find(|row| row.metric == *metric && row.case.strip_suffix(way) == Some(case))
+        };
         let (Some(aggregated), Some(split)) = (find(WAYS[0]), find(WAYS[1])) else { return None };
         let [a, b, c, d] = [aggregated.ours, split.ours, aggregated.peer, split.peer].map(number);
         let ratios = [aggregated, split].map(|row| {

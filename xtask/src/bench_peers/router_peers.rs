@@ -1,4 +1,5 @@
-//! What the benchmark `upstream` measures against: SMG and Envoy, fetched once, kept in the user's cache.
+//! What the benchmark `upstream` measures against: SMG and Envoy, fetched once, kept in the user's
+//! cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,8 @@ pub(crate) fn ensure(setup: &Setup) -> Result<Routers, Error> {
         |_| envoy(&python).is_ok_and(|program| program.is_file()),
         |made, held| fetch(setup, &path, made, held),
     )?;
-    let version = |name| version(&list, name).ok_or_else(|| Error::MissingFile { path: path.clone() });
+    let version =
+        |name| version(&list, name).ok_or_else(|| Error::MissingFile { path: path.clone() });
     Ok(Routers { envoy: (envoy(&python)?, version(ENVOY)?), smg: (python, version(SMG)?) })
 }
 
@@ -61,7 +63,8 @@ fn envoy(python: &Path) -> Result<PathBuf, Error> {
 
 /// The version that a list pins a package at.
 fn version(list: &str, name: &str) -> Option<String> {
-    let pinned = list.lines().filter_map(|line| line.split_once("==")).find(|(pinned, _)| *pinned == name);
+    let pinned =
+        list.lines().filter_map(|line| line.split_once("==")).find(|(pinned, _)| *pinned == name);
     pinned.map(|(_, version)| version.trim().to_owned())
 }
 
@@ -74,7 +77,10 @@ mod tests {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let list = fs::read_to_string(repository.join(REQUIREMENTS)).unwrap();
         for name in [SMG, ENVOY] {
-            assert!(version(&list, name).is_some_and(|version| version.split('.').count() == 3), "{name}");
+            assert!(
+                version(&list, name).is_some_and(|version| version.split('.').count() == 3),
+                "{name}"
+            );
         }
     }
 }

@@ -24,7 +24,8 @@ pub(crate) struct Row {
     /// Name and version of the peer.
     pub(crate) peer_name: String,
     pub(crate) peer: Option<f64>,
-    /// How many times better we are than a peer; for a floor, which is a limit and no peer, how far we are above it.
+    /// How many times better we are than a peer; for a floor, which is a limit and no peer, how far
+    /// we are above it.
     pub(crate) ratio: Option<f64>,
     /// The ratio to reach, or for a floor, not to exceed.
     pub(crate) target: Option<f64>,
@@ -43,7 +44,13 @@ pub(crate) enum Target {
 
 impl Row {
     /// Creates a row without numbers.
-    pub(crate) fn new(bench: &'static str, case: &str, metric: &str, unit: &'static str, peer: &str) -> Self {
+    pub(crate) fn new(
+        bench: &'static str,
+        case: &str,
+        metric: &str,
+        unit: &'static str,
+        peer: &str,
+    ) -> Self {
         Self {
             bench,
             case: case.to_owned(),
@@ -78,7 +85,8 @@ impl Row {
             Target::AtMost(target) => ratio.is_some_and(|ratio| ratio <= target),
         };
         let ok = target.map(|target| is_reached(target) && self.equal != Some(false));
-        let target = target.map(|(Target::AtLeast(target) | Target::AtMost(target))| rounded(target));
+        let target =
+            target.map(|(Target::AtLeast(target) | Target::AtMost(target))| rounded(target));
         Self { ratio: ratio.map(rounded), target, ok, ..self }
     }
 }
@@ -97,18 +105,26 @@ pub(crate) struct Mandatory {
 impl Mandatory {
     /// Returns the case, metric and peer of each comparison.
     pub(crate) fn comparisons(&self) -> impl Iterator<Item = (String, &'static str, &'static str)> {
-        let cases = self.cases.iter().flat_map(|case| self.ends.iter().map(move |end| format!("{case}{end}")));
-        cases.flat_map(|case| self.lines.iter().map(move |(metric, peer)| (case.clone(), *metric, *peer)))
+        let cases = self
+            .cases
+            .iter()
+            .flat_map(|case| self.ends.iter().map(move |end| format!("{case}{end}")));
+        cases.flat_map(|case| {
+            self.lines.iter().map(move |(metric, peer)| (case.clone(), *metric, *peer))
+        })
     }
 }
 
 /// Names each mandatory comparison for which no row has both sides' numbers.
 pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
     let is_of = |row: &Row, peer: &str| {
-        row.peer_name.strip_prefix(peer).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+        row.peer_name
+            .strip_prefix(peer)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
     };
     let is_there = |case: &str, metric: &str, peer: &str| {
-        let mut found = rows.iter().filter(|row| row.case == case && row.metric == metric && is_of(row, peer));
+        let mut found =
+            rows.iter().filter(|row| row.case == case && row.metric == metric && is_of(row, peer));
         found.any(|row| row.ours.is_some() && row.peer.is_some())
     };
     let absent = mandatory.iter().flat_map(Mandatory::comparisons);
@@ -120,7 +136,11 @@ pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
 ///
 /// # Errors
 /// `MissingRows` with all that is not there.
-pub(crate) fn complete(bench: &'static str, rows: &[Row], mandatory: &[Mandatory]) -> Result<(), Error> {
+pub(crate) fn complete(
+    bench: &'static str,
+    rows: &[Row],
+    mandatory: &[Mandatory],
+) -> Result<(), Error> {
     let missing = missing(rows, mandatory);
     if missing.is_empty() {
         return Ok(());
@@ -135,7 +155,10 @@ pub(crate) fn rounded(number: f64) -> f64 {
 
 /// One JSON object per row.
 pub(crate) fn lines(rows: &[Row]) -> Result<Vec<String>, Error> {
-    let line = |row| serde_json::to_string(row).map_err(|source| Error::Json { what: "a row".to_owned(), source });
+    let line = |row| {
+        serde_json::to_string(row)
+            .map_err(|source| Error::Json { what: "a row".to_owned(), source })
+    };
     rows.iter().map(line).collect()
 }
 
@@ -151,14 +174,18 @@ pub(crate) mod tests {
 
     /// Returns the first row of this case and metric against a peer whose name begins so.
     pub(crate) fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
+        rows.iter()
+            .find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer))
+            .unwrap()
     }
 
     #[test]
     fn a_mandatory_row_is_missing_unless_both_sides_have_a_number() {
         const MANDATORY: [Mandatory; 1] =
             [Mandatory { cases: &["a", "b"], ends: &[""], lines: &[("whole", "memcpy")] }];
-        let row = |case, peer, ours| Row::new("handoff", case, "whole", "ms", peer).numbers(ours, Some(1.0));
+        let row = |case, peer, ours| {
+            Row::new("handoff", case, "whole", "ms", peer).numbers(ours, Some(1.0))
+        };
         let all = [row("a", "memcpy", Some(1.0)), row("b", "memcpy 1.0", Some(1.0))];
         assert!(missing(&all, &MANDATORY).is_empty());
         assert_eq!(missing(&all[..1], &MANDATORY), ["b, whole, memcpy"]);

@@ -1,7 +1,10 @@
-//! Turns what the program `serve` measured into rows, with the targets that the project has set itself.
+//! Turns what the program `serve` measured into rows, with the targets that the project has set
+//! itself.
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::measured::{DIFFERENT, Measurement, Metric, counts_alike, distinct, lengths, value};
+use crate::bench_peers::measured::{
+    DIFFERENT, Measurement, Metric, counts_alike, distinct, lengths, value,
+};
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
 /// The bench's name in rows and files, and its program's.
@@ -60,7 +63,9 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
     let theirs = measurements.iter().filter(|it| it.side != OURS);
     for (case, side) in distinct(theirs.map(|it| (&*it.case, &*it.side))) {
         rows.extend(METRICS.iter().filter_map(|metric| compare(measurements, case, side, metric)));
-        rows.extend(lengths.iter().filter(|row| row.case == case && row.peer_name == side).cloned());
+        rows.extend(
+            lengths.iter().filter(|row| row.case == case && row.peer_name == side).cloned(),
+        );
     }
     rows
 }
@@ -87,12 +92,16 @@ pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::{self, missing};
 
-    /// All that a run measures: the engines alone are as fast as with us, vllm-rs takes twice the time, `vllm serve` four times.
+    /// All that a run measures: the engines alone are as fast as with us, vllm-rs takes twice the
+    /// time, `vllm serve` four times.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let sides = [(OURS, 1.0), ("vllm serve 0.1", 4.0), ("vllm-rs 0.1", 2.0), (CEILING, 1.0)];
-        for ((case, _), (side, time)) in CASES.iter().flat_map(|case| sides.map(|side| (case, side))) {
-            let mut values: Vec<(&str, f64)> = METRICS.iter().map(|metric| (metric.name, 10.0 * time)).collect();
+        for ((case, _), (side, time)) in
+            CASES.iter().flat_map(|case| sides.map(|side| (case, side)))
+        {
+            let mut values: Vec<(&str, f64)> =
+                METRICS.iter().map(|metric| (metric.name, 10.0 * time)).collect();
             values[0].1 = 40.0 / time;
             if side == CEILING {
                 values.retain(|(metric, _)| !metric.starts_with("frontend"));
@@ -117,14 +126,22 @@ pub(crate) mod tests {
     fn the_ceiling_is_for_the_rate_and_vllm_serve_for_what_a_client_waits() {
         let rows = rows(&measurements(0.0), 5, None);
         let ceiling = find(&rows, RATE, CEILING);
-        assert_eq!((ceiling.ours, ceiling.peer, ceiling.ratio), (Some(40.0), Some(40.0), Some(0.95)));
+        assert_eq!(
+            (ceiling.ours, ceiling.peer, ceiling.ratio),
+            (Some(40.0), Some(40.0), Some(0.95))
+        );
         assert_eq!((ceiling.target, ceiling.ok, ceiling.equal), (Some(0.9), Some(true), None));
         for metric in [TTFT_P50, TTFT_P90] {
             let vllm = find(&rows, metric, VLLM_SERVE);
-            assert_eq!((vllm.ratio, vllm.target, vllm.ok, vllm.equal), (Some(4.0), Some(3.0), Some(true), Some(true)));
+            assert_eq!(
+                (vllm.ratio, vllm.target, vllm.ok, vllm.equal),
+                (Some(4.0), Some(3.0), Some(true), Some(true))
+            );
             assert_eq!(find(&rows, metric, VLLM_RS).target, None);
         }
-        assert!(!rows.iter().any(|row| row.peer_name == CEILING && row.metric.starts_with("frontend")));
+        assert!(
+            !rows.iter().any(|row| row.peer_name == CEILING && row.metric.starts_with("frontend"))
+        );
         assert_eq!(missing(&rows, &MANDATORY), [""; 0]);
     }
 

@@ -8,7 +8,9 @@ use crate::error::Error;
 
 /// Returns the whole page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
-    let cases = rows.chunk_by(|a, b| a.case == b.case).filter(|case| case.iter().any(|row| row.metric == RATE));
+    let cases = rows
+        .chunk_by(|a, b| a.case == b.case)
+        .filter(|case| case.iter().any(|row| row.metric == RATE));
     let cases: Vec<String> = cases.map(|case| sides(case, METRICS.iter())).collect();
     let values = [
         ("rounds", of_run(rows, ROUNDS)),

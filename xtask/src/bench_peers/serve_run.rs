@@ -1,4 +1,5 @@
-//! A run of the bench of the whole: what it needs is made ready, the program `serve` measures, its results are told.
+//! A run of the bench of the whole: what it needs is made ready, the program `serve` measures, its
+//! results are told.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -33,7 +34,9 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let load = Load::now();
     let mut measurements = Vec::new();
     for (case, engine_flags) in serve::CASES {
-        setup.output.say(&format!("starting all sides, which import vLLM, then measuring: {case}"))?;
+        setup
+            .output
+            .say(&format!("starting all sides, which import vLLM, then measuring: {case}"))?;
         let mut measure = measuring(&program);
         for (flag, value) in &flags {
             measure.arg(flag).arg(value);

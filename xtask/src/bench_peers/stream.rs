@@ -1,4 +1,5 @@
-//! Turns what the program `door streams` measured into rows, with the targets that the project has set itself.
+//! Turns what the program `door streams` measured into rows, with the targets that the project has
+//! set itself.
 
 use crate::bench_peers::door::{BASELINE, METRICS, TOKENS_PER_CPU};
 use crate::bench_peers::load::Load;
@@ -62,7 +63,10 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
 
 /// Returns the row of a peer's result, if ours is there too.
 fn compare(measurements: &[Measurement], theirs: &Measurement) -> Option<Row> {
-    let Measurement { case, clients: Some(streams), side: peer, metric, value: number } = theirs else { return None };
+    let Measurement { case, clients: Some(streams), side: peer, metric, value: number } = theirs
+    else {
+        return None;
+    };
     let ours = value(measurements, (case, Some(*streams)), OURS, metric)?;
     let meaning = METRICS.iter().find(|it| it.name == metric)?;
     let name = format!("{case}, {streams} stream{}", if *streams == 1 { "" } else { "s" });
@@ -76,7 +80,9 @@ fn compare(measurements: &[Measurement], theirs: &Measurement) -> Option<Row> {
     if let Some(limit) = limit {
         return Some(row.judged(Some(ours / number), Some(Target::AtMost(limit))));
     }
-    let is_target = |it: &&(&str, &str, f64)| metric == TOKENS_PER_CPU && name == it.0 && peer.starts_with(it.1);
+    let is_target = |it: &&(&str, &str, f64)| {
+        metric == TOKENS_PER_CPU && name == it.0 && peer.starts_with(it.1)
+    };
     let target = TARGETS.iter().find(is_target).map(|it| Target::AtLeast(it.2));
     Some(row.judged(meaning.ratio(ours, *number), target))
 }
@@ -92,7 +98,8 @@ pub(crate) mod tests {
     use crate::bench_peers::row::missing;
     use crate::bench_peers::row::tests::find;
 
-    /// All that a run measures: vllm-rs takes twice our CPU time, Dynamo four times, the relay half.
+    /// All that a run measures: vllm-rs takes twice our CPU time, Dynamo four times, the relay
+    /// half.
     pub(crate) fn measurements() -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
@@ -102,9 +109,13 @@ pub(crate) mod tests {
             add(case, None, "vllm-rs 0.1", "compared", 1.0);
             add(case, None, "vllm-rs 0.1", "different", 0.0);
             for clients in [1, 64, 512] {
-                for (side, cpu) in
-                    [(OURS, 10.0), ("vllm-rs 0.1", 20.0), ("Dynamo 0.2", 40.0), (RELAY, 5.0), (BASELINE, 15.0)]
-                {
+                for (side, cpu) in [
+                    (OURS, 10.0),
+                    ("vllm-rs 0.1", 20.0),
+                    ("Dynamo 0.2", 40.0),
+                    (RELAY, 5.0),
+                    (BASELINE, 15.0),
+                ] {
                     if case != "plain" && !["chiasm", "vllm-rs 0.1"].contains(&side) {
                         continue;
                     }
@@ -123,13 +134,19 @@ pub(crate) mod tests {
     fn peers_limits_and_other_commits_have_targets_of_their_own() {
         let rows = rows(&measurements(), 5, None);
         let vllm = find(&rows, "plain, 64 streams", TOKENS_PER_CPU, "vllm-rs");
-        assert_eq!((vllm.ratio, vllm.target, vllm.ok, vllm.equal), (Some(2.0), Some(2.0), Some(true), Some(true)));
+        assert_eq!(
+            (vllm.ratio, vllm.target, vllm.ok, vllm.equal),
+            (Some(2.0), Some(2.0), Some(true), Some(true))
+        );
         let dynamo = find(&rows, "plain, 512 streams", TOKENS_PER_CPU, "Dynamo");
         assert_eq!((dynamo.ratio, dynamo.ok, dynamo.equal), (Some(4.0), Some(false), None));
         let delay = find(&rows, "plain, 1 stream", DELAY, RELAY);
         assert_eq!((delay.ratio, delay.target, delay.ok), (Some(2.0), Some(2.0), Some(true)));
         let single = find(&rows, "plain, 1 stream", CPU, BASELINE);
-        assert_eq!((single.ratio, single.target, single.ok), (Some(0.667), Some(0.333), Some(false)));
+        assert_eq!(
+            (single.ratio, single.target, single.ok),
+            (Some(0.667), Some(0.333), Some(false))
+        );
         let logprobs = find(&rows, "logprobs, 1 stream", TOKENS_PER_CPU, "vllm-rs");
         assert_eq!((logprobs.ratio, logprobs.target), (Some(2.0), None));
         assert_eq!(missing(&rows, &MANDATORY), [""; 0]);

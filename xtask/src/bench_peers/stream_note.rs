@@ -8,7 +8,8 @@ use crate::bench_peers::row::{ROUNDS, Row};
 use crate::error::Error;
 
 /// Rates are to be reached. Costs and delays have limits, which the ratio tells a part of.
-const TARGETS: Targets = Targets { is_limit: |row| !row.metric.starts_with("output tokens"), ..BY_METRIC };
+const TARGETS: Targets =
+    Targets { is_limit: |row| !row.metric.starts_with("output tokens"), ..BY_METRIC };
 
 /// Returns the whole page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {

@@ -1,5 +1,6 @@
-//! libturbojpeg for the peer `llm-multimodal`, which looks for it at run time and without it decodes JPEG files to other
-//! pixels. Where the system has none, its package is unpacked into the cache: no root is needed for that.
+//! libturbojpeg for the peer `llm-multimodal`, which looks for it at run time and without it
+//! decodes JPEG files to other pixels. Where the system has none, its package is unpacked into the
+//! cache: no root is needed for that.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,16 +24,21 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
         |path| directory_of(LIBRARY, path).is_some(),
         |path, held| debian::unpack(setup, &PACKAGES, path, held),
     )?;
-    directory_of(LIBRARY, dir.path()).ok_or_else(|| Error::MissingFile { path: dir.path().join(LIBRARY) })
+    directory_of(LIBRARY, dir.path())
+        .ok_or_else(|| Error::MissingFile { path: dir.path().join(LIBRARY) })
 }
 
-/// The directory below `dir` that holds a file of this name. A package's libraries lie in one named by the machine's kind.
+/// The directory below `dir` that holds a file of this name. A package's libraries lie in one named
+/// by the machine's kind.
 fn directory_of(name: &str, dir: &Path) -> Option<PathBuf> {
     if dir.join(name).exists() {
         return Some(dir.to_owned());
     }
     let entries = fs::read_dir(dir).ok()?;
-    entries.flatten().filter(|entry| entry.path().is_dir()).find_map(|entry| directory_of(name, &entry.path()))
+    entries
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
+        .find_map(|entry| directory_of(name, &entry.path()))
 }
 
 #[cfg(test)]

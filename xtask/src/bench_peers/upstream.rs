@@ -1,13 +1,17 @@
-//! Turns what the program `door routers` measured into rows, with the targets that the project has set itself.
+//! Turns what the program `door routers` measured into rows, with the targets that the project has
+//! set itself.
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::measured::{self, DIFFERENT, Measurement, case_name, cases, counts_alike, distinct, lengths};
+use crate::bench_peers::measured::{
+    self, DIFFERENT, Measurement, case_name, cases, counts_alike, distinct, lengths,
+};
 use crate::bench_peers::row::{Mandatory, Row, Target};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "upstream";
 /// The ways in which Chiasm stands before a server, with which cases end, and the sides' names.
-pub(crate) const WAYS: [(&str, &str); 2] = [(", http", "chiasm, http"), (", vllm+http", "chiasm, vllm+http")];
+pub(crate) const WAYS: [(&str, &str); 2] =
+    [(", http", "chiasm, http"), (", vllm+http", "chiasm, vllm+http")];
 /// What others' CPU time is told in times of.
 const TIMES: [&str; 2] = ["CPU in times of chiasm, http's", "CPU in times of chiasm, vllm+http's"];
 /// The metric that tells how many conversations about shared images there were.
@@ -43,7 +47,8 @@ pub(crate) const SHARED_METRICS: [(&str, &str); 4] = [
     ("time to answer p90", "ms"),
 ];
 
-/// The start of a case's name, the start of the peer's, and what the ratio has to reach or, for a floor, may not exceed.
+/// The start of a case's name, the start of the peer's, and what the ratio has to reach or, for a
+/// floor, may not exceed.
 const TARGETS: [(&str, &str, f64); 4] = [
     ("1k-token text", CACHE_AWARE, 2.0),
     ("1k-token text", DYNAMO, 5.0),
@@ -51,11 +56,18 @@ const TARGETS: [(&str, &str, f64); 4] = [
     ("repeated image", CACHE_AWARE, 2.0),
 ];
 
-const ALL: [(&str, &str); 6] =
-    [(CPU, CACHE_AWARE), (CPU, ROUND_ROBIN), (CPU, QUIET), (CPU, DYNAMO), (CPU, ENVOY), (CPU, NGINX)];
+const ALL: [(&str, &str); 6] = [
+    (CPU, CACHE_AWARE),
+    (CPU, ROUND_ROBIN),
+    (CPU, QUIET),
+    (CPU, DYNAMO),
+    (CPU, ENVOY),
+    (CPU, NGINX),
+];
 const ARRIVED: [(&str, &str); 4] =
     [(DIFFERENT, CACHE_AWARE), (DIFFERENT, ROUND_ROBIN), (DIFFERENT, ENVOY), (DIFFERENT, NGINX)];
-const FOUND: [(&str, &str); 4] = [(CACHED, CACHE_AWARE), (CACHED, ROUND_ROBIN), (CACHED, NGINX), (CACHED, ONE)];
+const FOUND: [(&str, &str); 4] =
+    [(CACHED, CACHE_AWARE), (CACHED, ROUND_ROBIN), (CACHED, NGINX), (CACHED, ONE)];
 
 pub(crate) const MANDATORY: [Mandatory; 3] = [
     Mandatory {
@@ -74,7 +86,12 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
         lines: &ALL,
     },
     Mandatory {
-        cases: &["1k-token text", "1k-token text, streamed", "repeated image, data URI", "distinct images, data URI"],
+        cases: &[
+            "1k-token text",
+            "1k-token text, streamed",
+            "repeated image, data URI",
+            "distinct images, data URI",
+        ],
         ends: &[""],
         lines: &ARRIVED,
     },
@@ -91,7 +108,12 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
 ];
 
 /// All rows of a run that began under some load.
-pub(crate) fn rows(measurements: &[Measurement], rounds: u32, conversations: u32, load: Option<Load>) -> Vec<Row> {
+pub(crate) fn rows(
+    measurements: &[Measurement],
+    rounds: u32,
+    conversations: u32,
+    load: Option<Load>,
+) -> Vec<Row> {
     let conversations = Some(f64::from(conversations));
     let mut rows = vec![
         Row::rounds(BENCH, rounds, "all"),
@@ -101,7 +123,15 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, conversations: u32
     let peers = distinct(measurements.iter().map(|it| &*it.side).filter(|side| !is_ours(side)));
     for (case, clients) in cases(measurements) {
         for ((way, ours), times) in WAYS.into_iter().zip(TIMES) {
-            let compared = peers.iter().map(|peer| Compared { measurements, case, clients, way, ours, times, peer });
+            let compared = peers.iter().map(|peer| Compared {
+                measurements,
+                case,
+                clients,
+                way,
+                ours,
+                times,
+                peer,
+            });
             rows.extend(compared.flat_map(|it| it.rows()));
         }
     }
@@ -130,7 +160,9 @@ impl Compared<'_> {
         let metrics = if is_shared { &SHARED_METRICS[..] } else { &METRICS };
         let mut rows = Vec::new();
         for &(metric, unit) in metrics {
-            let (Some(ours), Some(peer)) = (self.value(self.ours, metric), self.value(self.peer, metric)) else {
+            let (Some(ours), Some(peer)) =
+                (self.value(self.ours, metric), self.value(self.peer, metric))
+            else {
                 continue;
             };
             // The program tells it in ms.
@@ -147,8 +179,9 @@ impl Compared<'_> {
         let Some(times) = self.value(self.peer, self.times) else { return row };
         let is_floor = FLOORS.iter().any(|floor| self.peer.starts_with(floor));
         let ratio = if is_floor { times.recip() } else { times };
-        let is_target =
-            |(case, peer, _): &&(&str, &str, f64)| self.case.starts_with(case) && self.peer.starts_with(peer);
+        let is_target = |(case, peer, _): &&(&str, &str, f64)| {
+            self.case.starts_with(case) && self.peer.starts_with(peer)
+        };
         let target = TARGETS.iter().find(is_target).map(|it| it.2);
         let target = target.map(if is_floor { Target::AtMost } else { Target::AtLeast });
         let equal = counts_alike(self.measurements, self.case, self.peer);
@@ -161,7 +194,8 @@ impl Compared<'_> {
 
     fn name(&self, is_shared: bool) -> String {
         // The number of clients of shared images follows from that of the upstreams.
-        let case = if is_shared { self.case.to_owned() } else { case_name(self.case, self.clients) };
+        let case =
+            if is_shared { self.case.to_owned() } else { case_name(self.case, self.clients) };
         case + self.way
     }
 }
@@ -187,7 +221,8 @@ pub(crate) mod tests {
         ("Dynamo 0.4", 2.0),
     ];
 
-    /// All that a run measures: sides spend what is said above, and ours find twice as much as others.
+    /// All that a run measures: sides spend what is said above, and ours find twice as much as
+    /// others.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
@@ -215,7 +250,9 @@ pub(crate) mod tests {
             }
         }
         let kinds = ["conversations", "single questions"];
-        for (kind, upstreams) in kinds.into_iter().flat_map(|kind| [2, 4].map(|upstreams| (kind, upstreams))) {
+        for (kind, upstreams) in
+            kinds.into_iter().flat_map(|kind| [2, 4].map(|upstreams| (kind, upstreams)))
+        {
             let sides = SIDES
                 .iter()
                 .map(|(side, _)| *side)
@@ -248,11 +285,21 @@ pub(crate) mod tests {
         let envoy = find(&rows, "1k-token text, 1 client, vllm+http", CPU, ENVOY);
         assert_eq!((envoy.ratio, envoy.ok), (Some(8.0), Some(false)));
         let dynamo = find(&rows, "1k-token text, 1 client, vllm+http", CPU, DYNAMO);
-        assert_eq!((dynamo.ratio, dynamo.target, dynamo.ok, dynamo.equal), (Some(5.0), Some(5.0), Some(true), None));
-        for (case, peer) in [("distinct images, data URI, 1 client, http", CACHE_AWARE), (&*smg.case, NGINX)] {
+        assert_eq!(
+            (dynamo.ratio, dynamo.target, dynamo.ok, dynamo.equal),
+            (Some(5.0), Some(5.0), Some(true), None)
+        );
+        for (case, peer) in
+            [("distinct images, data URI, 1 client, http", CACHE_AWARE), (&*smg.case, NGINX)]
+        {
             assert_eq!(find(&rows, case, CPU, peer).target, None);
         }
-        let shared = find(&rows, "shared images, single questions, 4 upstreams, vllm+http", CACHED, CACHE_AWARE);
+        let shared = find(
+            &rows,
+            "shared images, single questions, 4 upstreams, vllm+http",
+            CACHED,
+            CACHE_AWARE,
+        );
         assert_eq!((shared.ours, shared.peer, shared.unit), (Some(80.0), Some(40.0), "%"));
     }
 
@@ -261,7 +308,9 @@ pub(crate) mod tests {
         let mut measurements = measurements(0.0);
         complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY).unwrap();
         measurements.retain(|it| it.side != ONE);
-        let error = complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY).unwrap_err().to_string();
+        let error = complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("shared images, conversations, 2 upstreams, http, cached prompt tokens, one upstream"),
             "{error}"

@@ -4,7 +4,9 @@ use crate::bench_peers::load;
 use crate::bench_peers::measured::distinct;
 use crate::bench_peers::page::{BY_METRIC, Table, Targets, fill, number, of_run, peers, prompts};
 use crate::bench_peers::row::{ROUNDS, Row};
-use crate::bench_peers::upstream::{CACHE_AWARE, CACHED, CONVERSATIONS, CPU, FLOORS, METRICS, SHARED_METRICS, WAYS};
+use crate::bench_peers::upstream::{
+    CACHE_AWARE, CACHED, CONVERSATIONS, CPU, FLOORS, METRICS, SHARED_METRICS, WAYS,
+};
 use crate::error::Error;
 
 const TARGETS: Targets = Targets {
@@ -41,12 +43,14 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
 
 /// Returns a metric of shared images under its name: a line per side, a column per case.
 fn shared_images(rows: &[Row], cases: &[&str], (metric, unit): (&str, &str)) -> String {
-    let names: Vec<&str> = cases.iter().map(|case| case.trim_start_matches(SHARED_IMAGES)).collect();
+    let names: Vec<&str> =
+        cases.iter().map(|case| case.trim_start_matches(SHARED_IMAGES)).collect();
     let lines = sides(rows, cases[0]).into_iter().filter_map(|side| {
         let values: Vec<_> = cases.iter().map(|case| value(rows, case, side, metric)).collect();
         let cells = cases.iter().zip(&values).map(|(case, value_of_side)| {
             let smg = value(rows, case, CACHE_AWARE, metric).filter(|_| metric == CACHED);
-            let points = value_of_side.zip(smg).map(|(value, smg)| format!(" ({:+.1})", value - smg));
+            let points =
+                value_of_side.zip(smg).map(|(value, smg)| format!(" ({:+.1})", value - smg));
             format!(" | {}{}", number(*value_of_side), points.unwrap_or_default())
         });
         let line = format!("{side}{}", cells.collect::<String>());
@@ -58,12 +62,15 @@ fn shared_images(rows: &[Row], cases: &[&str], (metric, unit): (&str, &str)) -> 
 
 /// Returns all sides' numbers of a case under its name: a line per side, a column per metric.
 fn table(rows: &[Row], case: &str) -> String {
-    let is_told = |metric: &str| rows.iter().any(|row| row.case.starts_with(case) && row.metric == metric);
+    let is_told =
+        |metric: &str| rows.iter().any(|row| row.case.starts_with(case) && row.metric == metric);
     let metrics: Vec<_> = METRICS.iter().filter(|(metric, _)| is_told(metric)).collect();
     let heads = metrics.iter().map(|(metric, unit)| format!("| {metric}, {unit}"));
     let table = Table::new(heads.collect::<Vec<_>>().join(" "));
     let table = table.rows(sides(rows, case).into_iter().map(|side| {
-        let cells = metrics.iter().map(|(metric, _)| format!(" | {}", number(value(rows, case, side, metric))));
+        let cells = metrics
+            .iter()
+            .map(|(metric, _)| format!(" | {}", number(value(rows, case, side, metric))));
         format!("{side}{}", cells.collect::<String>())
     }));
     format!("## {case}\n\n{table}")
@@ -79,7 +86,8 @@ fn sides<'a>(rows: &'a [Row], case: &str) -> Vec<&'a str> {
 fn value(rows: &[Row], case: &str, side: &str, metric: &str) -> Option<f64> {
     let ours = WAYS.iter().find(|(_, name)| *name == side);
     let (way, _) = ours.unwrap_or(&WAYS[0]);
-    let mut found = rows.iter().filter(|row| row.metric == metric && row.case.strip_suffix(way) == Some(case));
+    let mut found =
+        rows.iter().filter(|row| row.metric == metric && row.case.strip_suffix(way) == Some(case));
     if ours.is_some() {
         return found.next()?.ours;
     }

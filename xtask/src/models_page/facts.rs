@@ -1,5 +1,6 @@
-//! What vLLM registers, asked by `python/models_page/registered.py`, and which architectures stand for our families of tests. Kept in
-//! the repository, so that the page is held against the code without a vLLM.
+//! What vLLM registers, asked by `python/models_page/registered.py`, and which architectures stand
+//! for our families of tests. Kept in the repository, so that the page is held against the code
+//! without a vLLM.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,8 +45,8 @@ pub(super) struct Architecture {
     pub(super) name: String,
     /// These are named as in vLLM. It is empty if only a model's files tell.
     pub(super) modalities: BTreeMap<String, Limit>,
-    /// The methods with which its processor writes items in prompts in a way of its own; `None` if a model's files choose the
-    /// processor.
+    /// The methods with which its processor writes items in prompts in a way of its own; `None` if
+    /// a model's files choose the processor.
     pub(super) own_prompts: Option<Vec<String>>,
     /// Whether items are inserted into the prompt, instead of replacing their markers.
     pub(super) inserts: bool,
@@ -85,9 +86,13 @@ impl Facts {
         let mut python = script(setup, env);
         python.arg(format!("{FOLDER}/registered.py"));
         let printed = child::read(&mut python, "registered.py")?;
-        let registered = serde_json::from_str(&printed)
-            .map_err(|source| Error::Json { what: "what registered.py printed".to_owned(), source })?;
-        let compared = COMPARED.iter().map(|(family, _)| Ok(((*family).to_owned(), architecture_of(models, family)?)));
+        let registered = serde_json::from_str(&printed).map_err(|source| Error::Json {
+            what: "what registered.py printed".to_owned(),
+            source,
+        })?;
+        let compared = COMPARED
+            .iter()
+            .map(|(family, _)| Ok(((*family).to_owned(), architecture_of(models, family)?)));
         Ok(Self { registered, compared: compared.collect::<Result<_, Error>>()? })
     }
 
@@ -96,18 +101,20 @@ impl Facts {
     pub(super) fn read(workspace: &Workspace) -> Result<Self, Error> {
         let path = workspace.file(FACTS)?;
         let json = fs::read(&path).map_err(Error::io("read", &path))?;
-        serde_json::from_slice(&json).map_err(|source| Error::Json { what: FACTS.to_owned(), source })
+        serde_json::from_slice(&json)
+            .map_err(|source| Error::Json { what: FACTS.to_owned(), source })
     }
 
     pub(super) fn write(&self, workspace: &Workspace) -> Result<(), Error> {
         let path = workspace.root.join(FACTS);
-        let json =
-            serde_json::to_string_pretty(self).map_err(|source| Error::Json { what: FACTS.to_owned(), source })?;
+        let json = serde_json::to_string_pretty(self)
+            .map_err(|source| Error::Json { what: FACTS.to_owned(), source })?;
         fs::write(&path, json + "\n").map_err(Error::io("write", path))
     }
 }
 
-/// Python in the repository's root; `-B` because a `__pycache__` beside a script would be one more thing to ignore.
+/// Python in the repository's root; `-B` because a `__pycache__` beside a script would be one more
+/// thing to ignore.
 fn script(setup: &Setup, env: &VllmEnv) -> std::process::Command {
     let root = &setup.workspace.root;
     let mut python = env.python_command();
@@ -117,18 +124,20 @@ fn script(setup: &Setup, env: &VllmEnv) -> std::process::Command {
     python
 }
 
-/// What vLLM makes of a model with images in Mistral's own format (`transformers_utils/configs/mistral.py`).
+/// What vLLM makes of a model with images in Mistral's own format
+/// (`transformers_utils/configs/mistral.py`).
 const OF_MISTRALS_FORMAT: &str = "PixtralForConditionalGeneration";
 
-/// The architecture that vLLM runs a model directory as: that of Mistral's format if it is there, else that in config.json.
+/// The architecture that vLLM runs a model directory as: that of Mistral's format if it is there,
+/// else that in config.json.
 fn architecture_of(models: &Path, family: &str) -> Result<String, Error> {
     if models.join(family).join("params.json").is_file() {
         return Ok(OF_MISTRALS_FORMAT.to_owned());
     }
     let path = models.join(family).join("config.json");
     let json = fs::read(&path).map_err(Error::io("read", &path))?;
-    let config: Value =
-        serde_json::from_slice(&json).map_err(|source| Error::Json { what: path.display().to_string(), source })?;
+    let config: Value = serde_json::from_slice(&json)
+        .map_err(|source| Error::Json { what: path.display().to_string(), source })?;
     let named = config["architectures"][0].as_str();
     named.map(str::to_owned).ok_or_else(|| Error::Unreadable {
         what: path.display().to_string(),

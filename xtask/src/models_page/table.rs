@@ -21,7 +21,8 @@ enum Maker {
 }
 
 impl Maker {
-    const ALL: [Self; 5] = [Self::Native, Self::Compared, Self::Helped, Self::Refused, Self::Unknown];
+    const ALL: [Self; 5] =
+        [Self::Native, Self::Compared, Self::Helped, Self::Refused, Self::Unknown];
 
     fn name(self) -> &'static str {
         match self {
@@ -51,7 +52,8 @@ pub(super) struct Table<'a> {
 
 impl<'a> Table<'a> {
     pub(super) fn of(facts: &'a Facts, native: &BTreeSet<Native>) -> Self {
-        let cells = |architecture: &'a Architecture| (architecture, cells(facts, native, architecture));
+        let cells =
+            |architecture: &'a Architecture| (architecture, cells(facts, native, architecture));
         Self { rows: facts.registered.architectures.iter().map(cells).collect() }
     }
 
@@ -78,7 +80,9 @@ impl<'a> Table<'a> {
     /// How many architectures are refused, and why.
     pub(super) fn refusals(&self) -> String {
         let mut counts = BTreeMap::new();
-        for reason in self.rows.iter().filter_map(|(architecture, cells)| reason(architecture, cells)) {
+        for reason in
+            self.rows.iter().filter_map(|(architecture, cells)| reason(architecture, cells))
+        {
             *counts.entry(reason).or_insert(0_u32) += 1;
         }
         let total: u32 = counts.values().sum();
@@ -115,7 +119,11 @@ fn row(cells: &[&str]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-fn cells(facts: &Facts, native: &BTreeSet<Native>, architecture: &Architecture) -> BTreeMap<&'static str, Cell> {
+fn cells(
+    facts: &Facts,
+    native: &BTreeSet<Native>,
+    architecture: &Architecture,
+) -> BTreeMap<&'static str, Cell> {
     let is_native = native.iter().any(|native| native.architecture == architecture.name);
     let cell = |modality: &str, limit| {
         let is_known = MODALITIES.contains(&modality);
@@ -134,9 +142,13 @@ fn cells(facts: &Facts, native: &BTreeSet<Native>, architecture: &Architecture) 
     };
     if architecture.modalities.is_empty() {
         let by_files = Limit { most: None, certain: false };
-        return MODALITIES.into_iter().map(|modality| (modality, cell(modality, by_files))).collect();
+        return MODALITIES
+            .into_iter()
+            .map(|modality| (modality, cell(modality, by_files)))
+            .collect();
     }
-    let column = |name: &str| MODALITIES.into_iter().find(|modality| *modality == name).unwrap_or(OTHER);
+    let column =
+        |name: &str| MODALITIES.into_iter().find(|modality| *modality == name).unwrap_or(OTHER);
     architecture.modalities.iter().map(|(name, &limit)| (column(name), cell(name, limit))).collect()
 }
 
@@ -186,10 +198,13 @@ fn reason(architecture: &Architecture, cells: &BTreeMap<&'static str, Cell>) -> 
         Some(Refusal::EncoderDecoder) => {
             ("encoder-decoder", "an encoder has a prompt of its own, which is not supported")
         }
-        Some(Refusal::Pooling) => ("pooling", "it makes embeddings, scores or classes, and no text"),
-        Some(Refusal::Transcription) => {
-            ("transcription only", "vLLM has it in its API for transcriptions alone, which Chiasm does not have")
+        Some(Refusal::Pooling) => {
+            ("pooling", "it makes embeddings, scores or classes, and no text")
         }
+        Some(Refusal::Transcription) => (
+            "transcription only",
+            "vLLM has it in its API for transcriptions alone, which Chiasm does not have",
+        ),
         Some(Refusal::OwnTokenizer) => {
             ("tokenizer in Python", "its tokenizer is made by code, not read from its files")
         }
@@ -203,7 +218,11 @@ fn reason(architecture: &Architecture, cells: &BTreeMap<&'static str, Cell>) -> 
         ),
         None => return None,
     };
-    Some(Reason { place: architecture.refused.map_or(usize::MAX, |refusal| refusal as usize), name, means })
+    Some(Reason {
+        place: architecture.refused.map_or(usize::MAX, |refusal| refusal as usize),
+        name,
+        means,
+    })
 }
 
 #[cfg(test)]
@@ -212,8 +231,10 @@ mod tests {
     use super::*;
 
     fn architecture(name: &str, modalities: &[(&str, Option<u32>, bool)]) -> Architecture {
-        let modalities =
-            modalities.iter().map(|&(name, most, certain)| (name.to_owned(), Limit { most, certain })).collect();
+        let modalities = modalities
+            .iter()
+            .map(|&(name, most, certain)| (name.to_owned(), Limit { most, certain }))
+            .collect();
         Architecture {
             name: name.to_owned(),
             modalities,
@@ -228,7 +249,11 @@ mod tests {
     fn rows(architectures: Vec<Architecture>) -> Vec<String> {
         let facts = Facts {
             registered: Registered { vllm: "1.2.3".into(), architectures },
-            compared: [("paligemma".to_owned(), "P".to_owned()), ("qwen3vl".to_owned(), "N".to_owned())].into(),
+            compared: [
+                ("paligemma".to_owned(), "P".to_owned()),
+                ("qwen3vl".to_owned(), "N".to_owned()),
+            ]
+            .into(),
         };
         let native = [Native { model_type: "n".into(), architecture: "N".into() }].into();
         Table::of(&facts, &native).rows().lines().skip(2).map(str::to_owned).collect()
@@ -240,10 +265,16 @@ mod tests {
         (inserting.inserts, inserting.own_prompts) = (true, Some(vec!["apply".into()]));
         inserting.written = true;
         let found = rows(vec![
-            architecture("N", &[("image", None, true), ("video", None, true), ("audio", Some(2), false)]),
+            architecture(
+                "N",
+                &[("image", None, true), ("video", None, true), ("audio", Some(2), false)],
+            ),
             inserting,
         ]);
-        assert_eq!(found[0], "| `N` | native | compared | vLLM's processor, at most 2, by its files |  |  |  |");
+        assert_eq!(
+            found[0],
+            "| `N` | native | compared | vLLM's processor, at most 2, by its files |  |  |  |"
+        );
         assert_eq!(
             found[1],
             "| `P` | compared, at most 1 | – | – |  | inserted, by vLLM's code, conversations by vLLM's code |  |"
@@ -258,11 +289,25 @@ mod tests {
         broken.unknown = Some("no GPU".into());
         let mut by_files = architecture("F", &[]);
         by_files.own_prompts = None;
-        let found = rows(vec![pooling, broken, by_files, architecture("K", &[("vision_chunk", None, true)])]);
+        let found = rows(vec![
+            pooling,
+            broken,
+            by_files,
+            architecture("K", &[("vision_chunk", None, true)]),
+        ]);
         assert_eq!(found[0], "| `E` | refused | – | – |  |  | pooling |");
-        assert_eq!(found[1], "| `U` | not known here | not known here | not known here |  |  | no GPU |");
+        assert_eq!(
+            found[1],
+            "| `U` | not known here | not known here | not known here |  |  | no GPU |"
+        );
         let helped = "vLLM's processor, by its files";
-        assert_eq!(found[2], format!("| `F` | {helped} | {helped} | {helped} |  | by its files |  |"));
-        assert_eq!(found[3], "| `K` | – | – | – | `vision_chunk`, refused |  | modality of its own |");
+        assert_eq!(
+            found[2],
+            format!("| `F` | {helped} | {helped} | {helped} |  | by its files |  |")
+        );
+        assert_eq!(
+            found[3],
+            "| `K` | – | – | – | `vision_chunk`, refused |  | modality of its own |"
+        );
     }
 }

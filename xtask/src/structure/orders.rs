@@ -47,11 +47,23 @@ pub(super) const ORDERS: &[Order] = &[
             Level::Separate(&["fleet"]),
             Level::Separate(&["metrics", "worker_breaker"]),
             Level::Separate(&["breaker", "followed", "kept", "loaded"]),
-            Level::Separate(&["adapters", "backoff", "classes", "condition", "keys", "media_metrics", "places", "tap"]),
+            Level::Separate(&[
+                "adapters",
+                "backoff",
+                "classes",
+                "condition",
+                "keys",
+                "media_metrics",
+                "places",
+                "tap",
+            ]),
         ],
     },
     Order { package: "chiasm-limit", levels: &[Level::Separate(&["keyed", "owner"])] },
-    Order { package: "chiasm-otlp", levels: &[Level::Separate(&["exporter"]), Level::Separate(&["endpoint", "span"])] },
+    Order {
+        package: "chiasm-otlp",
+        levels: &[Level::Separate(&["exporter"]), Level::Separate(&["endpoint", "span"])],
+    },
     Order {
         package: "chiasm-pipeline",
         levels: &[
@@ -61,7 +73,15 @@ pub(super) const ORDERS: &[Order] = &[
             Level::Separate(&["opening"]),
             Level::Separate(&["shared"]),
             Level::Separate(&["choice", "image"]),
-            Level::Separate(&["deadlines", "helped", "plans", "processed", "prompt_price", "reading", "sampling"]),
+            Level::Separate(&[
+                "deadlines",
+                "helped",
+                "plans",
+                "processed",
+                "prompt_price",
+                "reading",
+                "sampling",
+            ]),
             Level::Separate(&["caller", "error", "metrics", "model"]),
             Level::Separate(&[
                 "answers",

@@ -12,8 +12,8 @@ use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{
-    Attribute, GenericArgument, ImplItem, Item, ItemMod, ItemUse, Macro, Meta, MetaList, PathArguments, PathSegment,
-    Type, UseTree,
+    Attribute, GenericArgument, ImplItem, Item, ItemMod, ItemUse, Macro, Meta, MetaList,
+    PathArguments, PathSegment, Type, UseTree,
 };
 
 use super::StructureError;
@@ -283,7 +283,9 @@ impl<'ast> Visit<'ast> for Reader {
 /// Returns `true` for `Result<_, String>`.
 fn has_string_error(segment: &PathSegment) -> bool {
     let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return false };
-    let Some(GenericArgument::Type(Type::Path(error))) = arguments.args.get(1) else { return false };
+    let Some(GenericArgument::Type(Type::Path(error))) = arguments.args.get(1) else {
+        return false;
+    };
     segment.ident == "Result" && error.path.is_ident("String")
 }
 

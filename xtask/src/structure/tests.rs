@@ -161,7 +161,10 @@ fn error_that_is_a_string_is_a_problem() {
     let text = "fn f() -> Result<u8, Error> { g::<Result<u8, u8>>() }
         struct S(Vec<std::result::Result<(), String>>);
         #[cfg(test)] fn h() -> Result<(), String> {}";
-    assert_eq!(problems("some", &[("lib.rs", text)]), ["some: lib.rs:2 has an error that is a String"]);
+    assert_eq!(
+        problems("some", &[("lib.rs", text)]),
+        ["some: lib.rs:2 has an error that is a String"]
+    );
     assert!(problems("xtask", &[("lib.rs", text)]).is_empty());
 }
 

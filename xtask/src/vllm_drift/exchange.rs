@@ -1,4 +1,5 @@
-//! Messages to and from a version's own types: our half is the test `vllm_exchange`, theirs `python/vllm_drift/exchange.py`.
+//! Messages to and from a version's own types: our half is the test `vllm_exchange`, theirs
+//! `python/vllm_drift/exchange.py`.
 
 use std::fmt;
 use std::fs;
@@ -29,10 +30,15 @@ pub(super) enum Exchange {
 impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Same => write!(f, "the wire: its own types read our requests, and we read what they write"),
+            Self::Same => {
+                write!(f, "the wire: its own types read our requests, and we read what they write")
+            }
             Self::Wrong(said) => write!(f, "the wire DIFFERS:\n{said}"),
             Self::NotDone(reason) => {
-                write!(f, "the wire: its own types could not be imported: {reason}; the wire was NOT exchanged")
+                write!(
+                    f,
+                    "the wire: its own types could not be imported: {reason}; the wire was NOT exchanged"
+                )
             }
         }
     }
@@ -92,7 +98,10 @@ mod tests {
     #[test]
     fn an_exchange_that_was_not_done_says_so() {
         let text = Exchange::NotDone("ImportError: no _C".into()).to_string();
-        assert!(text.contains("could not be imported: ImportError: no _C; the wire was NOT exchanged"), "{text}");
+        assert!(
+            text.contains("could not be imported: ImportError: no _C; the wire was NOT exchanged"),
+            "{text}"
+        );
         assert!(Exchange::Wrong("x".into()).to_string().contains("DIFFERS:\nx"));
     }
 }

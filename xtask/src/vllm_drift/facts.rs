@@ -38,15 +38,21 @@ fn in_order<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<(String, St
 }
 
 /// Reads the facts of the vLLM in this folder of packages.
-pub(super) fn read(setup: &Setup, base: &VllmEnv, packages: &Path, requirements: &Path) -> Result<Vec<Group>, Error> {
+pub(super) fn read(
+    setup: &Setup,
+    base: &VllmEnv,
+    packages: &Path,
+    requirements: &Path,
+) -> Result<Vec<Group>, Error> {
     let mut python = script(setup, base);
     python.arg(format!("{FOLDER}/facts.py")).arg(packages).arg(requirements);
     let printed = child::read(&mut python, "facts.py")?;
-    serde_json::from_str(&printed).map_err(|source| Error::Json { what: "what facts.py printed".to_owned(), source })
+    serde_json::from_str(&printed)
+        .map_err(|source| Error::Json { what: "what facts.py printed".to_owned(), source })
 }
 
-/// What the published wheel asks for, in a file of pip's. An overlay's own metadata says nothing, and what is published under a
-/// version never changes, so it is asked for once.
+/// What the published wheel asks for, in a file of pip's. An overlay's own metadata says nothing,
+/// and what is published under a version never changes, so it is asked for once.
 pub(super) fn requirements(setup: &Setup, base: &VllmEnv, version: &str) -> Result<PathBuf, Error> {
     let folder = super::sources::work_folder(&setup.workspace);
     fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
@@ -62,7 +68,12 @@ pub(super) fn requirements(setup: &Setup, base: &VllmEnv, version: &str) -> Resu
         // /tmp is often small, or memory.
         .env("TMPDIR", &folder)
         .stdin(std::process::Stdio::null());
-    child::run(&mut pip, &format!("asking for the metadata of vllm=={version}"), &setup.output, &setup.cancel)?;
+    child::run(
+        &mut pip,
+        &format!("asking for the metadata of vllm=={version}"),
+        &setup.output,
+        &setup.cancel,
+    )?;
     fs::rename(&unnamed, &path).map_err(Error::io("create", &path))?;
     Ok(path)
 }
@@ -73,9 +84,13 @@ mod tests {
 
     #[test]
     fn a_group_is_read_with_its_facts_in_their_order() {
-        let text = r#"[{"name": "n", "what": "w", "ours": ["a.rs"], "facts": {"b": "2", "a": "1"}}]"#;
+        let text =
+            r#"[{"name": "n", "what": "w", "ours": ["a.rs"], "facts": {"b": "2", "a": "1"}}]"#;
         let groups: Vec<Group> = serde_json::from_str(text).unwrap();
-        assert_eq!(groups[0].facts, [("b".to_owned(), "2".to_owned()), ("a".to_owned(), "1".to_owned())]);
+        assert_eq!(
+            groups[0].facts,
+            [("b".to_owned(), "2".to_owned()), ("a".to_owned(), "1".to_owned())]
+        );
         assert!(serde_json::from_str::<Vec<Group>>(&text.replace("\"2\"", "2")).is_err());
     }
 }

@@ -1,6 +1,8 @@
-//! The facts of a version as a text file that a diff reads well in, and what is different between two of them.
+//! The facts of a version as a text file that a diff reads well in, and what is different between
+//! two of them.
 //!
-//! A line is `NAME = VALUE`; `[GROUP]` begins a group, `#` a comment. The first line names the version.
+//! A line is `NAME = VALUE`; `[GROUP]` begins a group, `#` a comment. The first line names the
+//! version.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -63,11 +65,14 @@ impl Manifest {
             .filter_map(|entry| entry.file_name().into_string().ok())
             .filter(|name| name.ends_with(".txt"))
             .collect();
-        let nearest = choose(&names, version).ok_or_else(|| Error::NoManifest { version: version.to_owned() })?;
+        let nearest = choose(&names, version)
+            .ok_or_else(|| Error::NoManifest { version: version.to_owned() })?;
         let path = folder.join(nearest);
         let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-        Self::parse(&text)
-            .ok_or_else(|| Error::Unreadable { what: path.display().to_string(), printed: first_line(&text) })
+        Self::parse(&text).ok_or_else(|| Error::Unreadable {
+            what: path.display().to_string(),
+            printed: first_line(&text),
+        })
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -99,13 +104,19 @@ fn first_line(text: &str) -> String {
 /// The file of the same minor version, else of the newest older one.
 fn choose<'a>(names: &'a [String], version: &str) -> Option<&'a String> {
     let asked = minor(version)?;
-    names.iter().filter(|name| minor(name).is_some_and(|found| found <= asked)).max_by_key(|name| minor(name))
+    names
+        .iter()
+        .filter(|name| minor(name).is_some_and(|found| found <= asked))
+        .max_by_key(|name| minor(name))
 }
 
 impl fmt::Display for Manifest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let version = &self.version;
-        writeln!(f, "{FIRST}{version}: what Chiasm relies on. Written by `cargo xtask vllm-drift {version} --write`.")?;
+        writeln!(
+            f,
+            "{FIRST}{version}: what Chiasm relies on. Written by `cargo xtask vllm-drift {version} --write`."
+        )?;
         for (name, facts) in &self.groups {
             writeln!(f, "\n[{name}]")?;
             for (name, value) in facts {
@@ -116,10 +127,14 @@ impl fmt::Display for Manifest {
     }
 }
 
-/// Everything that is not the same. Facts of the new version come first, in its order, then those that are gone.
+/// Everything that is not the same. Facts of the new version come first, in its order, then those
+/// that are gone.
 pub(super) fn changes(old: &Manifest, new: &Manifest) -> Vec<Change> {
     let index = |manifest: &'_ Manifest| -> BTreeMap<(String, String), String> {
-        manifest.facts().map(|(group, fact, value)| ((group.to_owned(), fact.to_owned()), value.to_owned())).collect()
+        manifest
+            .facts()
+            .map(|(group, fact, value)| ((group.to_owned(), fact.to_owned()), value.to_owned()))
+            .collect()
     };
     let (before, after) = (index(old), index(new));
     let mut changes = Vec::new();
@@ -141,23 +156,33 @@ pub(super) fn changes(old: &Manifest, new: &Manifest) -> Vec<Change> {
 }
 
 impl Change {
-    /// Whether it is a function's body or signature that changed, so that there is something to show.
+    /// Whether it is a function's body or signature that changed, so that there is something to
+    /// show.
     pub(super) fn is_code(&self) -> bool {
-        [&self.old, &self.new].into_iter().all(|value| value.as_ref().is_some_and(|value| value.contains(" #")))
+        [&self.old, &self.new]
+            .into_iter()
+            .all(|value| value.as_ref().is_some_and(|value| value.contains(" #")))
     }
 }
 
 /// A value without the place to which its definition has moved.
 fn without_place(value: &str) -> &str {
-    value.rsplit_once(" (in ").filter(|(_, place)| place.ends_with(".py)")).map_or(value, |(value, _)| value)
+    value
+        .rsplit_once(" (in ")
+        .filter(|(_, place)| place.ends_with(".py)"))
+        .map_or(value, |(value, _)| value)
 }
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fact = &self.fact;
         match (&self.old, &self.new) {
-            (Some(old), Some(new)) if without_place(old) == without_place(new) => write!(f, "  moved   {fact} = {new}"),
-            (Some(old), Some(new)) => write!(f, "  changed {fact}\n      from {old}\n      to   {new}"),
+            (Some(old), Some(new)) if without_place(old) == without_place(new) => {
+                write!(f, "  moved   {fact} = {new}")
+            }
+            (Some(old), Some(new)) => {
+                write!(f, "  changed {fact}\n      from {old}\n      to   {new}")
+            }
             (None, Some(new)) => write!(f, "  new     {fact} = {new}"),
             (Some(old), None) => write!(f, "  gone    {fact}, was {old}"),
             (None, None) => Ok(()),
@@ -174,8 +199,13 @@ mod tests {
 
     fn manifest(version: &str, groups: &[(&str, &[(&str, &str)])]) -> Manifest {
         let text = |text: &str| text.to_owned();
-        let facts = |facts: &[(&str, &str)]| facts.iter().map(|(name, value)| (text(name), text(value))).collect();
-        Manifest { version: text(version), groups: groups.iter().map(|(name, of)| (text(name), facts(of))).collect() }
+        let facts = |facts: &[(&str, &str)]| {
+            facts.iter().map(|(name, value)| (text(name), text(value))).collect()
+        };
+        Manifest {
+            version: text(version),
+            groups: groups.iter().map(|(name, of)| (text(name), facts(of))).collect(),
+        }
     }
 
     fn repository() -> Workspace {
@@ -185,8 +215,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let written =
-            manifest("0.33.1", &[("wire: a", &[("x.py:S", "class(a=1) = 2"), ("x.py:f", "(a) #12")]), ("b", &[])]);
+        let written = manifest(
+            "0.33.1",
+            &[("wire: a", &[("x.py:S", "class(a=1) = 2"), ("x.py:f", "(a) #12")]), ("b", &[])],
+        );
         assert_eq!(Manifest::parse(&written.to_string()), Some(written));
         assert_eq!(Manifest::parse("no manifest\n"), None);
         assert_eq!(Manifest::parse("# vLLM 0.1.0: x\nfact = outside of a group\n"), None);
@@ -194,11 +226,20 @@ mod tests {
 
     #[test]
     fn changed_new_and_gone_facts_are_told_apart_by_group() {
-        let old = manifest("0.1.0", &[("a", &[("same", "1"), ("other", "1"), ("gone", "1")]), ("b", &[("same", "1")])]);
-        let new = manifest("0.2.0", &[("a", &[("same", "1"), ("other", "2"), ("new", "1")]), ("b", &[("same", "2")])]);
+        let old = manifest(
+            "0.1.0",
+            &[("a", &[("same", "1"), ("other", "1"), ("gone", "1")]), ("b", &[("same", "1")])],
+        );
+        let new = manifest(
+            "0.2.0",
+            &[("a", &[("same", "1"), ("other", "2"), ("new", "1")]), ("b", &[("same", "2")])],
+        );
+        let told: Vec<_> = changes(&old, &new)
+            .iter()
+            .map(|change| (change.group.clone(), change.to_string()))
+            .collect();
         let told: Vec<_> =
-            changes(&old, &new).iter().map(|change| (change.group.clone(), change.to_string())).collect();
-        let told: Vec<_> = told.iter().map(|(group, text)| (group.as_str(), text.as_str())).collect();
+            told.iter().map(|(group, text)| (group.as_str(), text.as_str())).collect();
         assert_eq!(
             told,
             [
@@ -213,12 +254,18 @@ mod tests {
 
     #[test]
     fn a_definition_that_only_moved_says_so() {
-        let old = manifest("0.1.0", &[("a", &[("x.py:f", "(a) #12 (in y.py)"), ("x.py:g", "(a) #12 (in y.py)")])]);
+        let old = manifest(
+            "0.1.0",
+            &[("a", &[("x.py:f", "(a) #12 (in y.py)"), ("x.py:g", "(a) #12 (in y.py)")])],
+        );
         let new = manifest("0.2.0", &[("a", &[("x.py:f", "(a) #12"), ("x.py:g", "(a) #34")])]);
         let told: Vec<_> = changes(&old, &new).iter().map(ToString::to_string).collect();
         assert_eq!(
             told,
-            ["  moved   x.py:f = (a) #12", "  changed x.py:g\n      from (a) #12 (in y.py)\n      to   (a) #34"]
+            [
+                "  moved   x.py:f = (a) #12",
+                "  changed x.py:g\n      from (a) #12 (in y.py)\n      to   (a) #34"
+            ]
         );
     }
 

@@ -1,4 +1,5 @@
-//! Where the Python of a version of vLLM is: an environment of the tests, or one that is made for looking at it only.
+//! Where the Python of a version of vLLM is: an environment of the tests, or one that is made for
+//! looking at it only.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ pub(super) fn packages(env: &VllmEnv) -> Option<PathBuf> {
 
 fn packages_in(environment: &Path) -> Option<PathBuf> {
     let libraries = fs::read_dir(environment.join("lib")).into_iter().flatten().flatten();
-    let mut folders: Vec<PathBuf> = libraries.map(|entry| entry.path().join("site-packages")).collect();
+    let mut folders: Vec<PathBuf> =
+        libraries.map(|entry| entry.path().join("site-packages")).collect();
     folders.push(environment.join("site"));
     folders.into_iter().find(|folder| folder.join("vllm").is_dir())
 }
@@ -31,11 +33,17 @@ pub(super) fn in_the_cache(workspace: &Workspace, version: &str) -> Option<PathB
     let mut environments: Vec<PathBuf> = fs::read_dir(&workspace.cache)
         .ok()?
         .flatten()
-        .filter(|entry| starts.iter().any(|start| entry.file_name().to_string_lossy().starts_with(start)))
+        .filter(|entry| {
+            starts.iter().any(|start| entry.file_name().to_string_lossy().starts_with(start))
+        })
         .map(|entry| entry.path())
         .collect();
     environments.sort();
-    environments.iter().rev().filter(|path| keyed_dir::is_complete(path)).find_map(|path| packages_in(path))
+    environments
+        .iter()
+        .rev()
+        .filter(|path| keyed_dir::is_complete(path))
+        .find_map(|path| packages_in(path))
 }
 
 #[cfg(test)]
@@ -58,7 +66,10 @@ mod tests {
         // One that is being made.
         fs::create_dir_all(dir.path().join("vllm-0.33.0-ee/site/vllm")).unwrap();
         let found = |version| in_the_cache(&workspace, version);
-        assert_eq!(found("0.32.0"), Some(dir.path().join("vllm-0.32.0-aa/lib/python3.11/site-packages")));
+        assert_eq!(
+            found("0.32.0"),
+            Some(dir.path().join("vllm-0.32.0-aa/lib/python3.11/site-packages"))
+        );
         assert_eq!(found("0.33.0"), Some(dir.path().join("vllm-0.33.0-bb/site")));
         assert_eq!(found("0.34.0"), Some(dir.path().join("drift-0.34.0-cc/site")));
         assert_eq!((found("0.35.0"), found("0.3")), (None, None));

@@ -1,5 +1,5 @@
-//! Writes the Rust code of `agent.proto`. A workspace of its own: nothing that it needs comes into Chiasm's build, and no `protoc`
-//! is needed here either.
+//! Writes the Rust code of `agent.proto`. A workspace of its own: nothing that it needs comes into
+//! Chiasm's build, and no `protoc` is needed here either.
 
 use std::error::Error;
 use std::path::Path;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, KvSink, KvSource, LoadSink,
-    MediaObserver, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, KvSink, KvSource,
+    LoadSink, MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -81,8 +81,10 @@ impl Backend for AgentBackend {
 
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>> {
         async move {
-            let refused =
-                |field: &str, message: &str| JobError::Refused { field: field.into(), message: message.into() };
+            let refused = |field: &str, message: &str| JobError::Refused {
+                field: field.into(),
+                message: message.into(),
+            };
             let Input::Tokens(prompt) = &job.input else {
                 return Err(refused("input", "must be token ids: the engine takes nothing else"));
             };
@@ -91,10 +93,13 @@ impl Backend for AgentBackend {
             }
             let image_tensors = self.shared.images.tensors();
             // Who wants an agent to get tensors does not want it to make them.
-            let makes_none = self.shared.images.choice == AgentMedia::Tensors && image_tensors.is_some();
-            let media = job::MediaTold { urls: self.shared.fetches_media && !makes_none, image_tensors };
+            let makes_none =
+                self.shared.images.choice == AgentMedia::Tensors && image_tensors.is_some();
+            let media =
+                job::MediaTold { urls: self.shared.fetches_media && !makes_none, image_tensors };
             let told = job::to_message(&job, prompt, media);
-            let told = told.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
+            let told =
+                told.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
             let running = RunningAgentJob::start(self.shared.clone(), job, told)?;
             Ok(Box::new(running) as Box<dyn RunningJob>)
         }
@@ -109,7 +114,8 @@ impl Backend for AgentBackend {
         async {}.boxed()
     }
 
-    // What the agent's engines hold is known to the agent alone, which is told of items and asks for files.
+    // What the agent's engines hold is known to the agent alone, which is told of items and asks
+    // for files.
     fn holds(&self, _: &MmHash) -> bool {
         false
     }
@@ -117,7 +123,10 @@ impl Backend for AgentBackend {
     fn follow_load(&self, sink: LoadSink) {
         *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
         // Asked for by whoever has taken the engine among its workers.
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(self.shared.clone().admit());
+        self.tasks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .spawn(self.shared.clone().admit());
     }
 
     fn follow_kv(&self, sink: Box<dyn KvSink>) {

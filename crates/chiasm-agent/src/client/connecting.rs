@@ -35,8 +35,8 @@ impl Connecting {
         Self { tls, wants_tls: Arc::default() }
     }
 
-    /// What was wrong with the last connection, if the agent wants TLS and this side speaks in plain text. What has failed with the
-    /// connection says less.
+    /// What was wrong with the last connection, if the agent wants TLS and this side speaks in
+    /// plain text. What has failed with the connection says less.
     pub(super) fn mistake(&self) -> Option<&'static str> {
         self.wants_tls.load(Relaxed).then_some(IS_TLS)
     }
@@ -59,9 +59,14 @@ impl Service<Uri> for Connecting {
             let stream = TcpStream::connect((&*host, to.port_u16().unwrap_or_default())).await?;
             // Each token is a message of its own.
             stream.set_nodelay(true)?;
-            let Some(tls) = tls else { return Ok(TokioIo::new(Wire::plain_to_agent(stream, wants_tls))) };
+            let Some(tls) = tls else {
+                return Ok(TokioIo::new(Wire::plain_to_agent(stream, wants_tls)));
+            };
             let name = tls.name_at(&host)?;
-            let stream = TlsConnector::from(tls.sides().await.client).connect(name, stream).await.map_err(in_words)?;
+            let stream = TlsConnector::from(tls.sides().await.client)
+                .connect(name, stream)
+                .await
+                .map_err(in_words)?;
             Ok(TokioIo::new(Wire::encrypted(stream)))
         }
         .boxed()

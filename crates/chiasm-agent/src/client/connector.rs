@@ -28,8 +28,8 @@ pub struct AgentConnector {
 }
 
 impl AgentConnector {
-    /// A connector for the agent's engine of this number, counted from 0. `processor` is that of the model that is served here: an
-    /// engine with another one is refused.
+    /// A connector for the agent's engine of this number, counted from 0. `processor` is that of
+    /// the model that is served here: an engine with another one is refused.
     pub fn new(link: AgentLink, engine: u32, processor: Arc<[u8]>) -> Self {
         Self { link, engine, processor, media: AgentMedia::default() }
     }

@@ -8,7 +8,8 @@ use chiasm_backend::{Making, MediaLoad, TensorFormat};
 /// How images reach agents that could make their tensors themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgentMedia {
-    /// They go as files, and as tensors while the agent has more to do than sending those takes and a thread here has nothing to do.
+    /// They go as files, and as tensors while the agent has more to do than sending those takes and
+    /// a thread here has nothing to do.
     #[default]
     Auto,
     /// They go as files.
@@ -67,8 +68,8 @@ impl AgentWork {
         (work.load, work.at) = (load, Some(Instant::now()));
     }
 
-    /// Whether the tensors of an image are sent rather than its file, of which the agent has to make them otherwise: then that is
-    /// more to do for it.
+    /// Whether the tensors of an image are sent rather than its file, of which the agent has to
+    /// make them otherwise: then that is more to do for it.
     pub(super) fn takes_longer_than_sending(&self, making: &Making, file_bytes: u64) -> bool {
         self.work().decide(making, file_bytes, Instant::now())
     }
@@ -93,7 +94,8 @@ impl Work {
         self.pass(now);
         let wait = self.load.wait(making.work, making.price);
         let byte = self.byte.filter(|(_, at)| now.saturating_duration_since(*at) < BELIEVED_FOR);
-        let seconds = making.bytes.saturating_sub(file_bytes) as f64 * byte.map_or(USUAL_BYTE, |(byte, _)| byte);
+        let seconds = making.bytes.saturating_sub(file_bytes) as f64
+            * byte.map_or(USUAL_BYTE, |(byte, _)| byte);
         if making.at_once && wait > NO_WAIT && wait.as_secs_f64() > seconds {
             return true;
         }
@@ -101,7 +103,8 @@ impl Work {
         false
     }
 
-    /// Takes off what the agent has done since it told, by the time that has passed: it tells every 50 ms while it has something to do.
+    /// Takes off what the agent has done since it told, by the time that has passed: it tells every
+    /// 50 ms while it has something to do.
     fn pass(&mut self, now: Instant) {
         let Some(at) = self.at.replace(now) else { return };
         let mut done = now.saturating_duration_since(at).saturating_mul(self.load.threads.max(1));

@@ -41,7 +41,8 @@ pub(super) struct Jobs {
 #[derive(Default)]
 struct Running {
     jobs: Mutex<HashMap<u64, Hearer, RandomState>>,
-    /// How the engine went, if it did: there are no jobs then, and no new ones. Changed with the jobs locked.
+    /// How the engine went, if it did: there are no jobs then, and no new ones. Changed with the
+    /// jobs locked.
     ended: watch::Sender<Option<Death>>,
 }
 
@@ -68,11 +69,13 @@ impl Jobs {
     /// The agent's.
     pub(super) async fn open(link: &AgentLink, engine: u32, life: u64) -> Result<Self, Status> {
         let (requests, sent) = mpsc::unbounded_channel();
-        let _ = requests.send(message(Request::Open(Open { engine, life, frontend: link.frontend })));
+        let _ =
+            requests.send(message(Request::Open(Open { engine, life, frontend: link.frontend })));
         let mut client = link.jobs.clone();
         let call = client.generate(UnboundedReceiverStream::new(sent));
         let replies = tokio::time::timeout(HELLO_WITHIN, call).await;
-        let replies = replies.map_err(|_| Status::deadline_exceeded("it does not answer"))??.into_inner();
+        let replies =
+            replies.map_err(|_| Status::deadline_exceeded("it does not answer"))??.into_inner();
         let running = Arc::<Running>::default();
         let mut hearing = JoinSet::new();
         let hears = running.clone();
@@ -86,13 +89,16 @@ impl Jobs {
     /// Gives the agent a job, of a number that is chosen here.
     ///
     /// # Errors
-    /// [`JobError::NotTaken`] if the engine has ended, and [`JobError::Refused`] if no message has room for the job, or the agent would
-    /// refuse it before it has read it.
+    /// [`JobError::NotTaken`] if the engine has ended, and [`JobError::Refused`] if no message has
+    /// room for the job, or the agent would refuse it before it has read it.
     pub(super) fn begin(self: &Arc<Self>, job: Job) -> Result<Call, JobError> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
         let job = Bytes::from(Job { number, ..job }.encode_to_vec());
         if job.len() > MOST_JOB_BYTES {
-            return Err(JobError::Refused { field: "body".to_owned(), message: "is too long".to_owned() });
+            return Err(JobError::Refused {
+                field: "body".to_owned(),
+                message: "is too long".to_owned(),
+            });
         }
         if let Some(head) = job::head(&job) {
             head.check()?;
@@ -143,10 +149,14 @@ impl Held for Event {
         match self {
             Self::Output(output) => {
                 let logprobs = output.logprobs.iter().map(|logprob| {
-                    size_of_val(logprob) + size_of_val(&logprob.top_tokens[..]) + size_of_val(&logprob.top_logprobs[..])
+                    size_of_val(logprob)
+                        + size_of_val(&logprob.top_tokens[..])
+                        + size_of_val(&logprob.top_logprobs[..])
                 });
                 let prompt = output.prompt_logprobs.as_ref().map_or(0, |prompt| {
-                    size_of_val(&prompt.tokens[..]) + size_of_val(&prompt.logprobs[..]) + size_of_val(&prompt.ranks[..])
+                    size_of_val(&prompt.tokens[..])
+                        + size_of_val(&prompt.logprobs[..])
+                        + size_of_val(&prompt.ranks[..])
                 });
                 size_of_val(&output.tokens[..]) + logprobs.sum::<usize>() + prompt
             }
@@ -162,7 +172,11 @@ fn message(request: Request) -> GenerateRequest {
 
 impl Running {
     /// Passes on what is told, to the end of the call, and ends all jobs then.
-    async fn hear(&self, mut replies: Streaming<GenerateReply>, aborts: &mpsc::UnboundedSender<GenerateRequest>) {
+    async fn hear(
+        &self,
+        mut replies: Streaming<GenerateReply>,
+        aborts: &mpsc::UnboundedSender<GenerateRequest>,
+    ) {
         loop {
             let events = match replies.message().await {
                 Ok(Some(GenerateReply { events })) => events,
@@ -201,7 +215,11 @@ impl Running {
         for (_, Hearer { sender, has_heard }) in jobs.drain() {
             let death = death.clone();
             let is_taken = has_heard || unheard == Unheard::Lost;
-            sender.send(Err(if is_taken { JobError::Dead(death) } else { JobError::NotTaken(death) }));
+            sender.send(Err(if is_taken {
+                JobError::Dead(death)
+            } else {
+                JobError::NotTaken(death)
+            }));
         }
     }
 
@@ -225,7 +243,8 @@ impl Call {
     /// What the agent says next. [`JobError::Unfinished`] after the last.
     pub(super) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Told> {
         let told = std::task::ready!(self.events.poll_next(context));
-        let nothing_more = || Err(if self.events.is_cut() { JobError::Unread } else { JobError::Unfinished });
+        let nothing_more =
+            || Err(if self.events.is_cut() { JobError::Unread } else { JobError::Unfinished });
         Poll::Ready(told.unwrap_or_else(nothing_more))
     }
 

@@ -68,11 +68,16 @@ impl fmt::Debug for Lending {
 }
 
 impl AgentLink {
-    /// Has the agent read an item's tensors. Whether it has: what one message carries is not lent, nor anything if nothing is to be.
+    /// Has the agent read an item's tensors. Whether it has: what one message carries is not lent,
+    /// nor anything if nothing is to be.
     ///
     /// # Errors
     /// They were to be read and were not.
-    pub(crate) async fn lend_tensors(&self, hash: &MmHash, fields: &[ItemField]) -> Result<bool, NotLent> {
+    pub(crate) async fn lend_tensors(
+        &self,
+        hash: &MmHash,
+        fields: &[ItemField],
+    ) -> Result<bool, NotLent> {
         let not = |cause, why: String| NotLent { cause, why };
         let lender = match &self.lending.side {
             _ if tensors::bytes(fields) <= CHUNK as u64 => return Ok(false),
@@ -81,12 +86,16 @@ impl AgentLink {
             Side::Lender(lender) => lender,
         };
         if !self.lending.is_read.load(Relaxed) {
-            return Err(not("nixl_not_there", "the agent reads nothing by NIXL (--nixl-library)".to_owned()));
+            return Err(not(
+                "nixl_not_there",
+                "the agent reads nothing by NIXL (--nixl-library)".to_owned(),
+            ));
         }
         let (lends, parts) = (lender.clone(), tensors::parts(fields));
         let lent = tokio::task::spawn_blocking(move || lends.lend(&parts)).await;
         let loan = lent.ok().flatten();
-        let loan = loan.ok_or_else(|| not("nixl_no_room", "there is no room among what is lent".to_owned()))?;
+        let loan = loan
+            .ok_or_else(|| not("nixl_no_room", "there is no room among what is lent".to_owned()))?;
         let within = lender.within();
         let request = ReadTensorsRequest {
             mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
@@ -97,7 +106,9 @@ impl AgentLink {
             within_ms: within.as_millis().try_into().unwrap_or(u32::MAX),
         };
         let mut files = self.files.clone();
-        let reply = match tokio::time::timeout(within + ANSWERS_WITHIN, files.read_tensors(request)).await {
+        let reply = match tokio::time::timeout(within + ANSWERS_WITHIN, files.read_tensors(request))
+            .await
+        {
             Ok(Ok(reply)) => reply.into_inner(),
             // The agent may read on in both cases: the memory rests.
             Ok(Err(status)) => return Err(not("nixl_unanswered", words(&status))),
@@ -109,7 +120,8 @@ impl AgentLink {
             return Ok(true);
         }
         // A later version may know more causes.
-        let cause = NotRead::CAUSES.into_iter().find(|cause| *cause == not_read).unwrap_or("nixl_failed");
+        let cause =
+            NotRead::CAUSES.into_iter().find(|cause| *cause == not_read).unwrap_or("nixl_failed");
         if cause == "nixl_off" {
             self.lending.set_read(false);
         }

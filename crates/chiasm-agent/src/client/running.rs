@@ -10,7 +10,9 @@ use chiasm_pipeline::NotFetched;
 use super::jobs::Call;
 use super::sending::send;
 use super::shared::Shared;
-use crate::answer::{delivered_from_message, embeddings_from_message, failure_from_message, output_from_message};
+use crate::answer::{
+    delivered_from_message, embeddings_from_message, failure_from_message, output_from_message,
+};
 use crate::proto::job_event::Event;
 use crate::proto::{self, Lacking};
 
@@ -29,11 +31,17 @@ pub(super) struct RunningAgentJob {
 }
 
 impl RunningAgentJob {
-    /// Hands a job over. Whether the agent takes it, and what it lacks before it can begin, is told with what comes of it.
-    pub(super) fn start(shared: Arc<Shared>, job: Arc<Job>, told: proto::Job) -> Result<Self, JobError> {
+    /// Hands a job over. Whether the agent takes it, and what it lacks before it can begin, is told
+    /// with what comes of it.
+    pub(super) fn start(
+        shared: Arc<Shared>,
+        job: Arc<Job>,
+        told: proto::Job,
+    ) -> Result<Self, JobError> {
         let call = Some(shared.jobs.begin(told)?);
         let open = vec![true; job.sampling.n];
-        let (delivered, hand_off, left, embeddings) = (Delivered::default(), Duration::ZERO, None, Vec::new());
+        let (delivered, hand_off, left, embeddings) =
+            (Delivered::default(), Duration::ZERO, None, Vec::new());
         Ok(Self { shared, job, call, open, delivered, hand_off, left, embeddings })
     }
 
@@ -47,7 +55,9 @@ impl RunningAgentJob {
     /// Takes in what the agent says, which may be an output.
     fn take(&mut self, event: Event) -> Result<Option<Output>, JobError> {
         match event {
-            Event::Started(delivered) | Event::Delivered(delivered) => self.take_delivered(delivered),
+            Event::Started(delivered) | Event::Delivered(delivered) => {
+                self.take_delivered(delivered)
+            }
             Event::Ended(_) => return Err(JobError::Unfinished),
             Event::Lacking(Lacking { items, not_fetched, reason }) => {
                 if !not_fetched.is_empty() {
@@ -58,14 +68,19 @@ impl RunningAgentJob {
                 self.send_media(&items);
             }
             Event::Left(words) => self.left = Left::new(words),
-            Event::Embeddings(left) => self.embeddings.extend(left.items.iter().filter_map(embeddings_from_message)),
+            Event::Embeddings(left) => {
+                self.embeddings.extend(left.items.iter().filter_map(embeddings_from_message))
+            }
             Event::Failure(failure) => {
-                let constraint = self.job.sampling.structured.as_ref().map(|structured| structured.field);
+                let constraint =
+                    self.job.sampling.structured.as_ref().map(|structured| structured.field);
                 return Err(failure_from_message(failure, constraint));
             }
             Event::Output(output) => {
-                let output = output_from_message(output).filter(|output| output.choice < self.open.len());
-                let output = output.ok_or_else(|| JobError::Dead(Death::new("its agent tells nonsense")))?;
+                let output =
+                    output_from_message(output).filter(|output| output.choice < self.open.len());
+                let output =
+                    output.ok_or_else(|| JobError::Dead(Death::new("its agent tells nonsense")))?;
                 // Otherwise the agent has not heard yet that it is not wanted.
                 if self.open[output.choice] {
                     self.open[output.choice] = output.finish.is_none();
@@ -83,11 +98,14 @@ impl RunningAgentJob {
             self.shared.observer.delivered(self.delivered);
         }
         for _ in counted..self.delivered.unfound {
-            self.shared.observer.stepped_down("no_embeddings", &"the agent's machine does not have them");
+            self.shared
+                .observer
+                .stepped_down("no_embeddings", &"the agent's machine does not have them");
         }
     }
 
-    /// Sends the files of items that the agent lacks, or their tensors. What can't be sent ends the job.
+    /// Sends the files of items that the agent lacks, or their tensors. What can't be sent ends the
+    /// job.
     fn send_media(&self, items: &[u32]) {
         let Some(job) = self.call.as_ref().map(Call::number) else { return };
         for item in items.iter().filter_map(|&item| self.job.media.get(item as usize)) {

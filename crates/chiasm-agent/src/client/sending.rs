@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use chiasm_backend::{ItemField, JobError, JobItem, SentForm, TensorBytes, TensorFormat, TensorMemory, TensorOrder};
+use chiasm_backend::{
+    ItemField, JobError, JobItem, SentForm, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+};
 use chiasm_transfer::SlotWriter;
 use chiasm_types::MmHash;
 use tonic::{Code, Status};
@@ -14,8 +16,8 @@ use super::shared::Shared;
 use super::{lost, words};
 use crate::tensors;
 
-/// Sends an item's file, or its tensors where that does not say what they are or is not how it is to go: made for that if they were not
-/// kept.
+/// Sends an item's file, or its tensors where that does not say what they are or is not how it is
+/// to go: made for that if they were not kept.
 pub(super) async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
     let sent = match item.source.encoded() {
         Some(encoded) => {
@@ -41,8 +43,9 @@ pub(super) async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError
     sent.map_err(|status| not_taken(&status))
 }
 
-/// Sends an image's tensors in place of its file of so many bytes, if that is how it is to go. Whether they got there: otherwise the
-/// file has to be sent, which is counted as a step down unless it was to be.
+/// Sends an image's tensors in place of its file of so many bytes, if that is how it is to go.
+/// Whether they got there: otherwise the file has to be sent, which is counted as a step down
+/// unless it was to be.
 async fn tensors_sent(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool {
     let ImageForms { choice, format, most_bytes } = shared.images;
     let is_forced = choice == AgentMedia::Tensors;
@@ -53,7 +56,10 @@ async fn tensors_sent(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool 
     let format = match (choice, format) {
         (AgentMedia::Encoded, _) | (AgentMedia::Auto, None) => return false,
         (AgentMedia::Tensors, None) => {
-            return step_down("tensors_not_taken", &"the agent takes none of images (--take-tensors)");
+            return step_down(
+                "tensors_not_taken",
+                &"the agent takes none of images (--take-tensors)",
+            );
         }
         (_, Some(format)) => format,
     };
@@ -62,14 +68,17 @@ async fn tensors_sent(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool 
     let Some(making) = item.source.making(format) else { return false };
     if making.bytes > most_bytes {
         work.given(&making);
-        let why =
-            format!("they have {} bytes, and the agent takes {most_bytes} (--processor-item-bytes)", making.bytes);
+        let why = format!(
+            "they have {} bytes, and the agent takes {most_bytes} (--processor-item-bytes)",
+            making.bytes
+        );
         return is_forced && step_down("tensors_too_large", &why);
     }
     if !is_forced && !work.takes_longer_than_sending(&making, file_bytes) {
         return false;
     }
-    let order = TensorOrder { format, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
+    let order =
+        TensorOrder { format, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
     let fields = match item.source.tensors(order).await {
         Ok(fields) => fields.unwrap_or_default(),
         // If the fault is the image's the agent finds it too, and says so as with all files.
@@ -94,12 +103,15 @@ async fn tensors_sent(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool 
 /// Why tensors did not get to an agent, in a word.
 fn cause(status: &Status) -> &'static str {
     match status.code() {
-        Code::InvalidArgument | Code::FailedPrecondition | Code::ResourceExhausted => "tensors_refused",
+        Code::InvalidArgument | Code::FailedPrecondition | Code::ResourceExhausted => {
+            "tensors_refused"
+        }
         _ => "tensors_not_sent",
     }
 }
 
-/// Has the agent get an item's tensors: it reads them here if both sides are told so, otherwise or if that fails they are sent.
+/// Has the agent get an item's tensors: it reads them here if both sides are told so, otherwise or
+/// if that fails they are sent.
 async fn send_tensors(shared: &Shared, hash: &MmHash, fields: &[ItemField]) -> Result<(), Status> {
     let bytes = tensors::bytes(fields);
     shared.observer.sent_as(SentForm::Tensors);

@@ -28,7 +28,8 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Lets the agent know that this frontend gives the engine jobs, for as long as this is not dropped and the engine lives.
+    /// Lets the agent know that this frontend gives the engine jobs, for as long as this is not
+    /// dropped and the engine lives.
     pub(super) async fn admit(self: Arc<Self>) {
         let mut watches = self.link.watches.clone();
         let admitted = watches.admit(AdmitRequest { engine: self.engine, life: self.life }).await;

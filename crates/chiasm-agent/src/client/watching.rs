@@ -33,8 +33,8 @@ enum TellError {
     Panicked,
 }
 
-/// Follows one engine to its end, or until its jobs are over: its agent waits then for frontends to hang up. What it holds is told to
-/// whoever comes out of `sink`; until then nothing is read.
+/// Follows one engine to its end, or until its jobs are over: its agent waits then for frontends to
+/// hang up. What it holds is told to whoever comes out of `sink`; until then nothing is read.
 pub(super) async fn watch(
     shared: Arc<Shared>,
     events: Streaming<WatchEvent>,
@@ -78,7 +78,9 @@ async fn follow(
                     kv = waiting.await.ok();
                 }
                 match kv.take() {
-                    Some(sink) => tell_kv(sink, event, &mut snapshot).await.map(|sink| kv = Some(sink)),
+                    Some(sink) => {
+                        tell_kv(sink, event, &mut snapshot).await.map(|sink| kv = Some(sink))
+                    }
                     None => Ok(()),
                 }
             }
@@ -90,7 +92,8 @@ async fn follow(
 }
 
 fn tell_load(shared: &Shared, load: proto::Load) {
-    let proto::Load { running, waiting, kv_usage, draining, media_threads, media_pending_us } = load;
+    let proto::Load { running, waiting, kv_usage, draining, media_threads, media_pending_us } =
+        load;
     // An agent of an earlier version tells of none.
     let media = (media_threads > 0).then(|| media_load(media_threads, &media_pending_us));
     if let Some(media) = media {
@@ -102,7 +105,8 @@ fn tell_load(shared: &Shared, load: proto::Load) {
     }
 }
 
-/// What an agent has to do with media. A later version may know more sizes of work: those are large ones here.
+/// What an agent has to do with media. A later version may know more sizes of work: those are large
+/// ones here.
 fn media_load(threads: u32, pending_us: &[u64]) -> MediaLoad {
     let mut load = MediaLoad { threads, ..MediaLoad::default() };
     let last = load.pending.len() - 1;

@@ -19,7 +19,8 @@ const TOKENS: u32 = 20;
 pub(crate) struct JobHead {
     /// The job's number.
     pub(crate) number: u64,
-    /// Bytes that the message takes when it is read, at most: what is nothing on the wire is something in memory.
+    /// Bytes that the message takes when it is read, at most: what is nothing on the wire is
+    /// something in memory.
     pub(crate) bytes: u64,
     /// Fields of the message, those of lists one by one.
     pub(crate) entries: usize,
@@ -28,8 +29,8 @@ pub(crate) struct JobHead {
 /// Bytes of memory that a byte of a list of lists, or of JSON, becomes at most.
 const LISTED: u64 = 16;
 
-/// Media items and the like of a job, which are small on the wire and large in memory: more than a prompt has, unless flags of the
-/// frontend allow more.
+/// Media items and the like of a job, which are small on the wire and large in memory: more than a
+/// prompt has, unless flags of the frontend allow more.
 pub(crate) const MOST_ENTRIES: usize = 1 << 16;
 
 impl JobHead {
@@ -41,7 +42,9 @@ impl JobHead {
         if self.entries <= MOST_ENTRIES {
             return Ok(());
         }
-        let message = format!("has too many media items: an agent takes {MOST_ENTRIES} fields of one request");
+        let message = format!(
+            "has too many media items: an agent takes {MOST_ENTRIES} fields of one request"
+        );
         Err(JobError::Refused { field: "messages".to_owned(), message })
     }
 }
@@ -71,7 +74,8 @@ pub(crate) fn head(message: &[u8]) -> Option<JobHead> {
     Some(head)
 }
 
-/// The number of a job by the beginning of the request that has its message. `None` if it does not stand first there.
+/// The number of a job by the beginning of the request that has its message. `None` if it does not
+/// stand first there.
 pub(crate) fn number_at(mut request: &[u8]) -> Option<u64> {
     (decode_key(&mut request).ok()? == (BEGIN, WireType::LengthDelimited)).then_some(())?;
     decode_varint(&mut request).ok()?;
@@ -79,11 +83,15 @@ pub(crate) fn number_at(mut request: &[u8]) -> Option<u64> {
     decode_varint(&mut request).ok()
 }
 
-/// Bytes that a message stands for beside what it has: tokens as often as they are repeated, and masks of media items, by what is
-/// claimed of them.
+/// Bytes that a message stands for beside what it has: tokens as often as they are repeated, and
+/// masks of media items, by what is claimed of them.
 pub(crate) fn claimed_bytes(message: &proto::Job) -> u64 {
     let repeated = message.repeats.iter().map(|repeats| u64::from(repeats.more)).sum::<u64>();
-    let masks = message.media.iter().filter(|item| !item.embeds.is_empty()).map(|item| u64::from(item.length));
+    let masks = message
+        .media
+        .iter()
+        .filter(|item| !item.embeds.is_empty())
+        .map(|item| u64::from(item.length));
     repeated * TOKEN_BYTES as u64 + masks.sum::<u64>()
 }
 
@@ -97,7 +105,11 @@ mod tests {
     #[test]
     fn what_a_job_takes_is_known_before_memory_is_taken_for_it() {
         let head_of = |message: &proto::Job| head(&message.encode_to_vec()).unwrap();
-        let plain = proto::Job { number: 7, tokens: Bytes::from_static(&[5; 4000]), ..proto::Job::default() };
+        let plain = proto::Job {
+            number: 7,
+            tokens: Bytes::from_static(&[5; 4000]),
+            ..proto::Job::default()
+        };
         let JobHead { number, bytes, .. } = head_of(&plain);
         assert!(number == 7 && (4000..5000).contains(&bytes), "{bytes}");
         let nothing = vec![proto::MediaItem::default(); 1000];
@@ -107,15 +119,24 @@ mod tests {
         let in_memory = size_of_val(&bad_words[..]) as u64;
         let sampling = Some(proto::Sampling { bad_words, ..proto::Sampling::default() });
         assert!(head_of(&proto::Job { sampling, ..plain.clone() }).bytes > in_memory);
-        let with = |count| head_of(&proto::Job { media: vec![proto::MediaItem::default(); count], ..plain.clone() });
+        let with = |count| {
+            head_of(&proto::Job {
+                media: vec![proto::MediaItem::default(); count],
+                ..plain.clone()
+            })
+        };
         // One entry is the number.
         assert!(with(MOST_ENTRIES - 1).check().is_ok() && with(MOST_ENTRIES).check().is_err());
         let cut = plain.encode_to_vec();
         assert_eq!(head(&cut[..cut.len() - 1]), None);
         let claimed = u64::from(u32::MAX);
         let repeats = vec![proto::Repeats { at: 0, more: u32::MAX }; 2];
-        assert_eq!(claimed_bytes(&proto::Job { repeats, ..plain.clone() }), 2 * claimed * TOKEN_BYTES as u64);
-        let item = proto::MediaItem { length: u32::MAX, embeds: vec![1], ..proto::MediaItem::default() };
+        assert_eq!(
+            claimed_bytes(&proto::Job { repeats, ..plain.clone() }),
+            2 * claimed * TOKEN_BYTES as u64
+        );
+        let item =
+            proto::MediaItem { length: u32::MAX, embeds: vec![1], ..proto::MediaItem::default() };
         assert_eq!(claimed_bytes(&proto::Job { media: vec![item; 3], ..plain }), 3 * claimed);
     }
 }

@@ -6,9 +6,9 @@ use chiasm_types::TokenId;
 use super::MOST_CHOICES;
 use crate::proto;
 
-/// The optional parts of jobs that engines of agents support: each is an EngineCore, and every version
-/// of the protocol carries all of these. A part that older agents do not know is supported only where
-/// [`proto::Ready`] says so.
+/// The optional parts of jobs that engines of agents support: each is an EngineCore, and every
+/// version of the protocol carries all of these. A part that older agents do not know is supported
+/// only where [`proto::Ready`] says so.
 pub(crate) const SUPPORTS: Supports = Supports {
     bad_words: true,
     prompt_logprobs: true,
@@ -49,7 +49,8 @@ pub(super) fn to_message(sampling: &Sampling) -> proto::Sampling {
         thinking_budget,
         repetition,
     } = *sampling;
-    let (logit_bias_tokens, logit_bias) = logit_bias.iter().map(|(token, bias)| (token.0, *bias)).unzip();
+    let (logit_bias_tokens, logit_bias) =
+        logit_bias.iter().map(|(token, bias)| (token.0, *bias)).unzip();
     proto::Sampling {
         n: n as u32,
         max_tokens,
@@ -73,12 +74,12 @@ pub(super) fn to_message(sampling: &Sampling) -> proto::Sampling {
         logit_bias,
         allowed_token_ids: raw(allowed_token_ids),
         bad_words: bad_words.iter().map(|word| proto::TokenList { tokens: raw(word) }).collect(),
-        constraint: structured.as_ref().map(|structured| constraint_to_message(&structured.constraint)),
+        constraint: structured
+            .as_ref()
+            .map(|structured| constraint_to_message(&structured.constraint)),
         thinking_budget,
-        repetition: repetition.map(|Repetition { max_pattern, min_pattern, count }| proto::Repetition {
-            max_pattern,
-            min_pattern,
-            count,
+        repetition: repetition.map(|Repetition { max_pattern, min_pattern, count }| {
+            proto::Repetition { max_pattern, min_pattern, count }
         }),
     }
 }
@@ -117,9 +118,10 @@ pub(super) fn from_message(message: proto::Sampling) -> Option<Sampling> {
     }
     let structured = match constraint {
         // The frontend knows the field that it came from, and names that.
-        Some(constraint) => {
-            Some(Structured { constraint: constraint_from_message(constraint)?, field: "structured_outputs" })
-        }
+        Some(constraint) => Some(Structured {
+            constraint: constraint_from_message(constraint)?,
+            field: "structured_outputs",
+        }),
         None => None,
     };
     Some(Sampling {
@@ -146,10 +148,8 @@ pub(super) fn from_message(message: proto::Sampling) -> Option<Sampling> {
         bad_words: bad_words.into_iter().map(|word| tokens(word.tokens)).collect(),
         structured,
         thinking_budget,
-        repetition: repetition.map(|proto::Repetition { max_pattern, min_pattern, count }| Repetition {
-            max_pattern,
-            min_pattern,
-            count,
+        repetition: repetition.map(|proto::Repetition { max_pattern, min_pattern, count }| {
+            Repetition { max_pattern, min_pattern, count }
         }),
     })
 }

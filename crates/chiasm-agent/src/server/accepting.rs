@@ -26,8 +26,8 @@ use crate::wire::Wire;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How often it is told that there are too many connections.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
-/// What each client of HTTP/2 says first, as soon as it is connected. One that says nothing would be waited for without an end: what
-/// serves it asks for signs of life once it has heard this.
+/// What each client of HTTP/2 says first, as soon as it is connected. One that says nothing would
+/// be waited for without an end: what serves it asks for signs of life once it has heard this.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// How many cores there are for each thread that agrees on keys. There is always one.
@@ -35,8 +35,8 @@ const CORES_OF_A_STEP: usize = 4;
 
 /// The first byte of TLS.
 const HANDSHAKE: u8 = 0x16;
-/// What frontends are told that speak in plain text where TLS is wanted, and the other way round: each takes it for what it is not. The
-/// first is TLS for something that was not expected.
+/// What frontends are told that speak in plain text where TLS is wanted, and the other way round:
+/// each takes it for what it is not. The first is TLS for something that was not expected.
 const NOT_PLAIN: &[u8] = &[0x15, 3, 3, 0, 2, 2, 10];
 const NOT_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
 
@@ -45,7 +45,8 @@ const NOT_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
 pub(super) struct Bounds {
     /// How long a frontend may take to agree on TLS, and to begin to speak.
     handshake: Duration,
-    /// Connections at once. A frontend has three, and each address as many at most as it leaves to others.
+    /// Connections at once. A frontend has three, and each address as many at most as it leaves to
+    /// others.
     connections: u64,
 }
 
@@ -65,7 +66,9 @@ pub(super) fn accept(
     tokio::spawn(async move {
         let places = Shares::new(ByteBudget::new(bounds.connections), 1);
         let (full, misled) = (Seldom::default(), Arc::new(Seldom::default()));
-        let steps = Arc::new(Steps::new((available_parallelism().map_or(1, usize::from) / CORES_OF_A_STEP).max(1)));
+        let steps = Arc::new(Steps::new(
+            (available_parallelism().map_or(1, usize::from) / CORES_OF_A_STEP).max(1),
+        ));
         loop {
             let (stream, from) = tokio::select! {
                 () = accepted.closed() => return,
@@ -97,7 +100,9 @@ pub(super) fn accept(
                     // Nobody serves any more if it is not taken.
                     Ok(Ok(wire)) => drop(accepted.send(Ok(wire)).await),
                     Ok(Err(error)) => tracing::debug!(%error, "a frontend's connection is closed"),
-                    Err(_) => tracing::debug!("a frontend's connection is closed: it did not begin to speak in time"),
+                    Err(_) => tracing::debug!(
+                        "a frontend's connection is closed: it did not begin to speak in time"
+                    ),
                 }
             });
         }
@@ -121,8 +126,8 @@ impl Seldom {
     }
 }
 
-/// A connection that has begun to speak HTTP/2. One that speaks TLS and should not, or the other way round, is told so, and the log if
-/// that is due.
+/// A connection that has begun to speak HTTP/2. One that speaks TLS and should not, or the other
+/// way round, is told so, and the log if that is due.
 async fn shake(
     stream: TcpStream,
     from: IpAddr,
@@ -152,14 +157,21 @@ async fn shake(
     }
 }
 
-/// Agrees on TLS. The answer to the first message, which anybody can send, takes a key exchange and a signature: a millisecond with RSA.
-async fn agree(stream: TcpStream, peer: Peer, tls: &Arc<AgentTls>, steps: &Steps) -> io::Result<TlsStream<TcpStream>> {
+/// Agrees on TLS. The answer to the first message, which anybody can send, takes a key exchange and
+/// a signature: a millisecond with RSA.
+async fn agree(
+    stream: TcpStream,
+    peer: Peer,
+    tls: &Arc<AgentTls>,
+    steps: &Steps,
+) -> io::Result<TlsStream<TcpStream>> {
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
     let server = tls.sides().await.server;
     steps.run(peer, move || hello.into_stream(server)).await?.await
 }
 
-/// What is answered to a frontend that speaks TLS and should not, or the other way round, and what is wrong then.
+/// What is answered to a frontend that speaks TLS and should not, or the other way round, and what
+/// is wrong then.
 fn mistaken(first: u8, has_certificates: bool) -> Option<(&'static [u8], &'static str)> {
     match has_certificates {
         true if first == PREFACE[0] => Some((
@@ -176,9 +188,13 @@ fn mistaken(first: u8, has_certificates: bool) -> Option<(&'static [u8], &'stati
     }
 }
 
-/// Answers whoever can't be understood, and waits until they have heard it: a connection that is closed before all of it was read
-/// loses what was said last.
-async fn turn_away(mut stream: TcpStream, answer: &[u8], why: &'static str) -> io::Result<io::Error> {
+/// Answers whoever can't be understood, and waits until they have heard it: a connection that is
+/// closed before all of it was read loses what was said last.
+async fn turn_away(
+    mut stream: TcpStream,
+    answer: &[u8],
+    why: &'static str,
+) -> io::Result<io::Error> {
     stream.write_all(answer).await?;
     stream.shutdown().await?;
     while stream.read(&mut [0; 1024]).await? > 0 {}
@@ -239,7 +255,8 @@ mod tests {
     async fn an_address_has_as_many_connections_at_most_as_it_leaves_to_others() {
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let mut connections = accept(listener, None, Bounds { connections: 8, ..Bounds::default() });
+        let mut connections =
+            accept(listener, None, Bounds { connections: 8, ..Bounds::default() });
         let from = async |machine: u8| {
             let socket = TcpSocket::new_v4().unwrap();
             socket.bind(([127, 0, 0, machine], 0).into()).unwrap();
@@ -253,7 +270,13 @@ mod tests {
         for (machine, most) in [(1, 4), (2, 2), (3, 1)] {
             for _ in 0..most {
                 clients.push(from(machine).await);
-                wires.push(timeout(Duration::from_secs(10), connections.next()).await.unwrap().unwrap().unwrap());
+                wires.push(
+                    timeout(Duration::from_secs(10), connections.next())
+                        .await
+                        .unwrap()
+                        .unwrap()
+                        .unwrap(),
+                );
             }
             assert!(is_closed(from(machine).await).await, "{machine}");
         }
@@ -261,6 +284,8 @@ mod tests {
         assert!(is_closed(from(1).await).await);
         wires.drain(..3);
         let _client = from(1).await;
-        assert!(timeout(Duration::from_secs(10), connections.next()).await.unwrap().unwrap().is_ok());
+        assert!(
+            timeout(Duration::from_secs(10), connections.next()).await.unwrap().unwrap().is_ok()
+        );
     }
 }

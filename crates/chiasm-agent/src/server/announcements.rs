@@ -1,4 +1,5 @@
-//! What frontends are told of each other's jobs on one engine, so that each routes as if it had given them all.
+//! What frontends are told of each other's jobs on one engine, so that each routes as if it had
+//! given them all.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,7 +14,8 @@ const MOST_WAITING: usize = 4096;
 /// The jobs of one engine.
 pub(super) struct Announcements {
     known: Mutex<Known>,
-    /// Sent to with that locked: whoever begins to follow is told of each job, and of what comes after.
+    /// Sent to with that locked: whoever begins to follow is told of each job, and of what comes
+    /// after.
     events: broadcast::Sender<Event>,
 }
 
@@ -26,13 +28,15 @@ struct Known {
 }
 
 impl Known {
-    /// Whether another frontend than this one is told: otherwise nothing is sent, as that wakes whoever follows for nothing.
+    /// Whether another frontend than this one is told: otherwise nothing is sent, as that wakes
+    /// whoever follows for nothing.
     fn has_others(&self, frontend: u64) -> bool {
         self.followers.keys().any(|follower| *follower != frontend)
     }
 }
 
-/// What there is to be told of a job, made when somebody is told: often there is no other frontend, and the keys of a prompt take a while.
+/// What there is to be told of a job, made when somebody is told: often there is no other frontend,
+/// and the keys of a prompt take a while.
 type Told = Arc<LazyLock<OthersJob, Box<dyn FnOnce() -> OthersJob + Send>>>;
 
 #[derive(Clone)]
@@ -156,9 +160,12 @@ impl Followed {
         let known = self.announcements.known();
         self.events = self.announcements.events.subscribe();
         self.ahead.clear();
-        for (number, running) in known.running.iter().filter(|(_, running)| running.frontend != self.frontend) {
+        for (number, running) in
+            known.running.iter().filter(|(_, running)| running.frontend != self.frontend)
+        {
             self.ahead.extend(running.computed.then_some((*number, What::Computed)));
-            // Keys are made one job after the other, and not here: nobody could begin a job meanwhile.
+            // Keys are made one job after the other, and not here: nobody could begin a job
+            // meanwhile.
             self.ahead.push((*number, What::Begun(running.job.clone())));
         }
         self.is_void = true;
@@ -186,7 +193,9 @@ impl Followed {
 
 impl Drop for Followed {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut times) = self.announcements.known().followers.entry(self.frontend) {
+        if let Entry::Occupied(mut times) =
+            self.announcements.known().followers.entry(self.frontend)
+        {
             *times.get_mut() -= 1;
             if *times.get() == 0 {
                 times.remove();
@@ -221,10 +230,14 @@ mod tests {
         let mut job = announcements.begin(OTHER, 11, || told(2));
         job.computed();
         job.computed();
-        assert_eq!(now(&mut followed), [OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)]);
+        assert_eq!(
+            now(&mut followed),
+            [OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)]
+        );
         // Who comes later is told what there is.
         let mut late = announcements.follow(ONE);
-        let expected = [OthersEvent::Forget, OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)];
+        let expected =
+            [OthersEvent::Forget, OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)];
         assert_eq!(now(&mut late), expected);
         drop(job);
         assert_eq!(now(&mut followed), [OthersEvent::Ended(11)]);
@@ -257,6 +270,9 @@ mod tests {
         }
         let _job = announcements.begin(OTHER, 99_999, || told(5));
         let heard = now(&mut followed);
-        assert_eq!(heard, [OthersEvent::Forget, OthersEvent::Forget, OthersEvent::Begun(99_999, told(5))]);
+        assert_eq!(
+            heard,
+            [OthersEvent::Forget, OthersEvent::Forget, OthersEvent::Begun(99_999, told(5))]
+        );
     }
 }

@@ -22,18 +22,21 @@ use crate::{CHUNK, MOST_MESSAGE_BYTES, job};
 
 /// Bytes of all messages that have begun to come and are not whole, of all frontends.
 pub(super) const MOST_ARRIVING: u64 = 512 << 20;
-/// Bytes of a message that is no job, nor anything else about jobs: files and tensors come in pieces.
+/// Bytes of a message that is no job, nor anything else about jobs: files and tensors come in
+/// pieces.
 const MOST_SHORT: usize = 4 * CHUNK;
 /// What stands before each message of gRPC: whether it is compressed, and its length.
 const PREFIX: usize = 5;
 /// An empty message.
 const EMPTY: &[u8] = &[0; PREFIX];
-/// Bytes of each message that are not counted: what ends a job always comes, and of one without room its number.
+/// Bytes of each message that are not counted: what ends a job always comes, and of one without
+/// room its number.
 const START: usize = 64;
 /// Bytes that came together and are kept as they came. Less may be part of much more memory.
 const KEPT_AS_IT_CAME: usize = 8 << 10;
 
-/// The jobs of a call whose messages have found no room. In the place of each an empty message comes.
+/// The jobs of a call whose messages have found no room. In the place of each an empty message
+/// comes.
 #[derive(Clone, Default)]
 pub(super) struct WithoutRoom(Arc<Mutex<Vec<u64>>>);
 
@@ -48,10 +51,11 @@ impl WithoutRoom {
     }
 }
 
-/// A service whose callers' messages are counted while they come, and passed on when they are whole. A job that there is no room for is
-/// left out, and goes to another agent: nothing waits for room, so that who holds some always gets on. Of other calls, each of which is
-/// about one thing, that ends the call. A frontend's messages are whole within milliseconds: what takes much longer ends its call, and
-/// holds room no more.
+/// A service whose callers' messages are counted while they come, and passed on when they are
+/// whole. A job that there is no room for is left out, and goes to another agent: nothing waits for
+/// room, so that who holds some always gets on. Of other calls, each of which is about one thing,
+/// that ends the call. A frontend's messages are whole within milliseconds: what takes much longer
+/// ends its call, and holds room no more.
 #[derive(Clone)]
 pub(super) struct Counting<S> {
     service: S,
@@ -91,7 +95,8 @@ impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for Counting<
         let message = Message::new(self.arriving.of(from).nothing(), most, without_room);
         let message = Arc::new(Mutex::new(message));
         let within = self.within;
-        self.service.call(request.map(|body| Body::new(Counted { body, message, within, deadline: None })))
+        self.service
+            .call(request.map(|body| Body::new(Counted { body, message, within, deadline: None })))
     }
 }
 
@@ -115,8 +120,8 @@ impl Drop for Deadline {
 }
 
 impl Deadline {
-    /// Gives up the message that is coming then. A task of its own does that: while a caller does not read what it is told, nobody asks
-    /// for what it sends.
+    /// Gives up the message that is coming then. A task of its own does that: while a caller does
+    /// not read what it is told, nobody asks for what it sends.
     fn after(within: Duration, message: Arc<Mutex<Message>>) -> Self {
         Self(tokio::spawn(async move {
             sleep(within).await;
@@ -133,7 +138,10 @@ impl http_body::Body for Counted {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Self { body, message: shared, within, deadline } = &mut *self;
         let mut message = lock(shared);
         loop {
@@ -221,7 +229,8 @@ impl Message {
         self.begun > 0
     }
 
-    /// Lets go of the message that is coming, if it is not whole by now, and of all that would come after it.
+    /// Lets go of the message that is coming, if it is not whole by now, and of all that would come
+    /// after it.
     fn give_up(&mut self) {
         if !self.is_begun() {
             return;
@@ -232,7 +241,8 @@ impl Message {
         self.asker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// More has come, of this message and perhaps of later ones. What is whole is its reader's to count.
+    /// More has come, of this message and perhaps of later ones. What is whole is its reader's to
+    /// count.
     fn take(&mut self, mut bytes: Bytes) -> Result<(), Status> {
         if self.is_left_out {
             let now = bytes.len().min(self.missing);
@@ -267,9 +277,13 @@ impl Message {
                 self.prefix[self.begun..self.begun + now].copy_from_slice(&bytes[at..at + now]);
                 (self.begun, at) = (self.begun + now, at + now);
                 let [_, length @ ..] = self.prefix;
-                self.missing = if self.begun == PREFIX { u32::from_be_bytes(length) as usize } else { 0 };
+                self.missing =
+                    if self.begun == PREFIX { u32::from_be_bytes(length) as usize } else { 0 };
                 if self.missing > self.most {
-                    return Err(Status::out_of_range(format!("a message has {} bytes at most", self.most)));
+                    return Err(Status::out_of_range(format!(
+                        "a message has {} bytes at most",
+                        self.most
+                    )));
                 }
             } else {
                 let now = rest.min(self.missing);

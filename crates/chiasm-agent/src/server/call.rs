@@ -27,7 +27,8 @@ use crate::proto::{self, GenerateReply, GenerateRequest, JobEvent, Stop};
 
 /// Jobs that one frontend may have on one engine. More are for another engine.
 const MOST_JOBS: usize = 16_384;
-/// Bytes that a job takes beside what it was sent, about: most of them are what it remembers while it runs.
+/// Bytes that a job takes beside what it was sent, about: most of them are what it remembers while
+/// it runs.
 const RUNNING_BYTES: u64 = 8 << 10;
 
 /// Events in one message: as many as an engine tells of in one step.
@@ -37,8 +38,9 @@ const FULL_MESSAGE: usize = 256 << 10;
 /// The largest event that is told. With what is around it, it fits into a message.
 const MOST_EVENT_BYTES: usize = MOST_MESSAGE_BYTES - 64;
 
-/// The jobs of one frontend on one engine, as what it is told of them. They go on for as long as somebody asks, all in the task that
-/// does, so that what an engine tells in a step is told together. When this is dropped they are aborted: the frontend is gone.
+/// The jobs of one frontend on one engine, as what it is told of them. They go on for as long as
+/// somebody asks, all in the task that does, so that what an engine tells in a step is told
+/// together. When this is dropped they are aborted: the frontend is gone.
 pub(super) struct JobCall {
     place: Arc<Place>,
     requests: Streaming<GenerateRequest>,
@@ -86,7 +88,11 @@ impl Handle {
 
 impl JobCall {
     /// No jobs yet, and those that the frontend asks for.
-    pub(super) fn new(place: Place, requests: Streaming<GenerateRequest>, without_room: WithoutRoom) -> Self {
+    pub(super) fn new(
+        place: Place,
+        requests: Streaming<GenerateRequest>,
+        without_room: WithoutRoom,
+    ) -> Self {
         let (told_by, events) = mpsc::unbounded_channel();
         let over = place.drain.over().boxed();
         Self {
@@ -136,8 +142,16 @@ impl JobCall {
             return Ok(());
         }
         // Nothing waits for room.
-        let full = |_| not_taken("the agent has no memory for more jobs from there (--max-bytes-in-flight)".to_owned());
-        let Ok(mut charge) = self.place.memory.take(RUNNING_BYTES + head.bytes).map_err(full) else { return Ok(()) };
+        let full = |_| {
+            not_taken(
+                "the agent has no memory for more jobs from there (--max-bytes-in-flight)"
+                    .to_owned(),
+            )
+        };
+        let Ok(mut charge) = self.place.memory.take(RUNNING_BYTES + head.bytes).map_err(full)
+        else {
+            return Ok(());
+        };
         let job = proto::Job::decode(message).map_err(|_| malformed())?;
         if charge.grow(job::claimed_bytes(&job)).map_err(full).is_err() {
             return Ok(());
@@ -173,11 +187,13 @@ impl JobCall {
         self.running.clear();
     }
 
-    /// The same for a frontend that is there: if it has heard nothing of a job then, no engine has had it.
+    /// The same for a frontend that is there: if it has heard nothing of a job then, no engine has
+    /// had it.
     fn go_down(&mut self) {
         let failure = failure_to_message(&JobError::Dead(Death::new("its agent went down")));
         for job in self.handles.keys() {
-            Teller { job: *job, events: self.told_by.clone() }.tell(Event::Failure(failure.clone()));
+            Teller { job: *job, events: self.told_by.clone() }
+                .tell(Event::Failure(failure.clone()));
         }
         self.end();
     }
@@ -219,7 +235,9 @@ impl Stream for JobCall {
             && let Poll::Ready(request) = this.requests.poll_next_unpin(context)
         {
             let taken = match request {
-                Some(Ok(GenerateRequest { request: Some(request) })) => this.take(request).map_err(Some),
+                Some(Ok(GenerateRequest { request: Some(request) })) => {
+                    this.take(request).map_err(Some)
+                }
                 // It stands for a job that is left out, or is what a later version may ask for.
                 Some(Ok(GenerateRequest { request: None })) => {
                     this.leave_out();

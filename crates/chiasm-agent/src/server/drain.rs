@@ -21,7 +21,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Takes no new jobs from now on, and waits for those that run. Whether they have ended in time.
+    /// Takes no new jobs from now on, and waits for those that run. Whether they have ended in
+    /// time.
     pub async fn finished_within(&self, time: Duration) -> bool {
         self.is_last.store(true, Relaxed);
         self.begun.send_replace(true);

@@ -13,13 +13,15 @@ use tokio::time::sleep;
 use super::announcements::Announcements;
 use super::drain::Drain;
 use super::shares::Share;
-use crate::answer::{delivered_to_message, embeddings_to_message, failure_to_message, output_to_message};
+use crate::answer::{
+    delivered_to_message, embeddings_to_message, failure_to_message, output_to_message,
+};
 use crate::job::{self, JobParts};
 use crate::proto::job_event::Event;
 use crate::proto::{self, EmbeddingsLeft, JobEvent, Lacking};
 
-/// How long it may take until a frontend hears that a job has begun, if nothing else is to be told before. Those of earlier versions wait
-/// for it, and do not see meanwhile that the engine hangs.
+/// How long it may take until a frontend hears that a job has begun, if nothing else is to be told
+/// before. Those of earlier versions wait for it, and do not see meanwhile that the engine hangs.
 const STARTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Where jobs run, and for whom.
@@ -51,7 +53,12 @@ impl Teller {
 }
 
 /// Runs a job to its end, and tells of it. Continuations that are to end come out of `stops`.
-pub(super) async fn run(place: Arc<Place>, job: proto::Job, stops: mpsc::UnboundedReceiver<usize>, teller: Teller) {
+pub(super) async fn run(
+    place: Arc<Place>,
+    job: proto::Job,
+    stops: mpsc::UnboundedReceiver<usize>,
+    teller: Teller,
+) {
     let _counted = place.drain.count();
     let last = match run_to_end(&place, job, stops, &teller).await {
         Ok(()) => Event::Ended(true),
@@ -70,12 +77,15 @@ async fn run_to_end(
     if place.drain.is_begun() {
         return Err(JobError::NotTaken(Death::new("the agent takes no new jobs")));
     }
-    let parts = job::from_message(job).map_err(|(field, message)| JobError::Refused { field, message })?;
+    let parts =
+        job::from_message(job).map_err(|(field, message)| JobError::Refused { field, message })?;
     // Let go of last: the engine has let go of the job before it may forget the adapter.
     let adapter = match &parts.adapter {
         // The frontend learns of what there is now when it connects again.
         Some(name) => Some(place.fleet.adapter_of(&place.worker, name).ok_or_else(|| {
-            JobError::NotTaken(Death::new(format!("the engine has no LoRA adapter that it knows as '{name}'")))
+            JobError::NotTaken(Death::new(format!(
+                "the engine has no LoRA adapter that it knows as '{name}'"
+            )))
         })?),
         None => None,
     };
@@ -132,15 +142,29 @@ async fn checked(
     adapter: Option<Arc<Adapter>>,
     teller: &Teller,
 ) -> Result<(Job, impl FnOnce() -> OthersJob + Send + use<>), JobError> {
-    let JobParts { id, tokens, media, sampling, cache_salt, priority, trace, reasoning, stage, embedded, .. } = parts;
+    let JobParts {
+        id,
+        tokens,
+        media,
+        sampling,
+        cache_salt,
+        priority,
+        trace,
+        reasoning,
+        stage,
+        embedded,
+        ..
+    } = parts;
     let asking = teller.clone();
     let ask = Arc::new(move |item: usize, why: Option<NotFetched>| {
-        let (not_fetched, reason) = why.map(|why| (why.cause.to_owned(), why.reason)).unwrap_or_default();
+        let (not_fetched, reason) =
+            why.map(|why| (why.cause.to_owned(), why.reason)).unwrap_or_default();
         asking.tell(Event::Lacking(Lacking { items: vec![item as u32], not_fetched, reason }));
     });
     let lora = adapter.as_ref().map(|adapter| adapter.name.as_str());
     let tokens = Arc::new(tokens);
-    let checked = place.media.check(&place.worker, &tokens, media, lora, cache_salt.as_deref(), ask).await;
+    let checked =
+        place.media.check(&place.worker, &tokens, media, lora, cache_salt.as_deref(), ask).await;
     let CheckedJob { items: media, told } = checked.map_err(|error| to_job_error(&error))?;
     // What the engine holds is of no use to it.
     let reads_nothing = sampling.skip_reading_prefix_cache || stage == Stage::Encode;
@@ -149,11 +173,24 @@ async fn checked(
         false => told(),
     };
     let input = Input::Tokens(tokens);
-    let job = Job { id, input, media, sampling, adapter, cache_salt, priority, trace, reasoning, stage, embedded };
+    let job = Job {
+        id,
+        input,
+        media,
+        sampling,
+        adapter,
+        cache_salt,
+        priority,
+        trace,
+        reasoning,
+        stage,
+        embedded,
+    };
     Ok((job, told))
 }
 
-/// Returns what a frontend is told of a plan that failed its check. An engine that left is not the client's fault: the job moves.
+/// Returns what a frontend is told of a plan that failed its check. An engine that left is not the
+/// client's fault: the job moves.
 fn to_job_error(error: &PlanError) -> JobError {
     match error {
         PlanError::EngineGone => JobError::NotTaken(Death::new(error.to_string())),

@@ -10,8 +10,9 @@ use chiasm_media::{ByteBudget, Charge};
 
 use crate::peer::Peer;
 
-/// What there is for all, and who holds how much of it. Each address may hold so many `times` as much as it leaves to all others: with 1
-/// one alone half of what there is and two a third each, with 7 seven eighths and seven fifteenths. Whoever comes later finds room.
+/// What there is for all, and who holds how much of it. Each address may hold so many `times` as
+/// much as it leaves to all others: with 1 one alone half of what there is and two a third each,
+/// with 7 seven eighths and seven fifteenths. Whoever comes later finds room.
 #[derive(Clone)]
 pub(crate) struct Shares {
     of_all: ByteBudget,
@@ -25,7 +26,8 @@ pub(crate) struct Shares {
 pub(crate) struct NoRoom;
 
 impl Shares {
-    /// Shares of what a budget has, whose unit may be another than bytes. Others may count in it as well.
+    /// Shares of what a budget has, whose unit may be another than bytes. Others may count in it as
+    /// well.
     pub(crate) fn new(of_all: ByteBudget, times: u64) -> Self {
         Self { of_all, times, held: Arc::default() }
     }
@@ -88,7 +90,8 @@ impl Held {
     pub(crate) fn grow(&mut self, more: u64) -> Result<(), NoRoom> {
         let Share { of_all, times, own } = &self.share;
         let left = of_all.limit().saturating_sub(of_all.held().saturating_add(more));
-        // Two that grow at once may both be let in: what there is for all is bounded strictly, a share by some messages more.
+        // Two that grow at once may both be let in: what there is for all is bounded strictly, a
+        // share by some messages more.
         if own.load(Relaxed).saturating_add(more) > times.saturating_mul(left) {
             return Err(NoRoom);
         }

@@ -8,11 +8,11 @@ use tokio::task::spawn_blocking;
 
 use crate::peer::Peer;
 
-/// A limit on CPU-heavy steps at once. Each step runs on a thread of its own, so that the system shares
-/// the CPUs between the steps and everything else.
+/// A limit on CPU-heavy steps at once. Each step runs on a thread of its own, so that the system
+/// shares the CPUs between the steps and everything else.
 ///
-/// An address has one step at a time, and only that one waits for the limit: an address that asks for
-/// many steps delays others no longer than one that asks for one.
+/// An address has one step at a time, and only that one waits for the limit: an address that asks
+/// for many steps delays others no longer than one that asks for one.
 pub(super) struct Steps {
     at_once: Semaphore,
     one_per_peer: KeyedLimiter<Peer>,
@@ -63,7 +63,8 @@ mod tests {
         let mut steps = Vec::new();
         for number in [[1; 100].as_slice(), &[2, 3, 2, 3]].concat() {
             let order = order.clone();
-            let mut step = Box::pin(limit.run(peer(number), move || order.lock().unwrap().push(number)));
+            let mut step =
+                Box::pin(limit.run(peer(number), move || order.lock().unwrap().push(number)));
             assert!(matches!(poll!(&mut step), Poll::Pending));
             steps.push(step);
         }

@@ -22,7 +22,8 @@ use crate::others;
 use crate::proto::watch_event::Event;
 use crate::proto::{KvBatch, Load, SnapshotPart, WatchEvent};
 
-/// Messages that wait for a frontend to take them. What comes meanwhile waits in the fleet, which has a limit of its own.
+/// Messages that wait for a frontend to take them. What comes meanwhile waits in the fleet, which
+/// has a limit of its own.
 const MOST_WAITING: usize = 16;
 /// How often it is asked again whether there is room for a snapshot.
 const ROOM_EVERY: Duration = Duration::from_millis(20);
@@ -45,13 +46,15 @@ pub(super) struct Watch {
     pub(super) drain: Drain,
     /// Its place among those that watch.
     pub(super) _place: Held,
-    /// The places of snapshots that were made and not yet read, as far as they are for frontends at its address.
+    /// The places of snapshots that were made and not yet read, as far as they are for frontends at
+    /// its address.
     pub(super) snapshots: Share,
 }
 
 impl Watch {
-    /// Tells of an engine from when it is ready, or from now on if it is, to its end. When the agent goes down, who has heard that it is
-    /// ready has jobs to hear the end of first, and hangs up then.
+    /// Tells of an engine from when it is ready, or from now on if it is, to its end. When the
+    /// agent goes down, who has heard that it is ready has jobs to hear the end of first, and hangs
+    /// up then.
     pub(super) fn begin(self) -> mpsc::Receiver<Result<WatchEvent, Status>> {
         let (events, out) = mpsc::channel(MOST_WAITING);
         tokio::spawn(async move {
@@ -88,7 +91,8 @@ async fn tell_all(watch: &Watch, worker: &Worker, events: &Teller) -> Result<Inf
         fetches_media: watch.media.fetches(),
         adapters: worker.own_adapters(watch.fleet.adapters()),
     };
-    tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), of_agent))).await?;
+    tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), of_agent)))
+        .await?;
     let load = tell_load(worker, &watch.media, watch.drain.follow(), events);
     let others = tell_others(watch, events);
     let kv = async {
@@ -132,7 +136,8 @@ async fn tell_load(
     loop {
         looks.tick().await;
         let media = media.load();
-        // Work that is under way gets less without a word: frontends reckon with the time that has passed.
+        // Work that is under way gets less without a word: frontends reckon with the time that has
+        // passed.
         let is_media_new = media != told || media.all() > Duration::ZERO;
         let is_new = is_media_new
             || is_first
@@ -154,7 +159,8 @@ async fn tell_load(
             told = media;
             let MediaLoad { threads: media_threads, pending } = media;
             let media_pending_us = pending.map(|pending| pending.as_micros() as u64).to_vec();
-            let load = Load { running, waiting, kv_usage, draining, media_threads, media_pending_us };
+            let load =
+                Load { running, waiting, kv_usage, draining, media_threads, media_pending_us };
             tell(events, Event::Load(load)).await?;
         }
         // To the second: it is seconds that decide.
@@ -193,8 +199,13 @@ async fn place_of_snapshot(snapshots: &Share) -> Held {
     }
 }
 
-/// Tells a snapshot. Over when all of it has left the queue, so that whoever reads nothing keeps its place.
-async fn tell_snapshot(snapshot: Vec<u8>, history_known: bool, events: &Teller) -> Result<(), Gone> {
+/// Tells a snapshot. Over when all of it has left the queue, so that whoever reads nothing keeps
+/// its place.
+async fn tell_snapshot(
+    snapshot: Vec<u8>,
+    history_known: bool,
+    events: &Teller,
+) -> Result<(), Gone> {
     let mut rest = Bytes::from(snapshot);
     while !rest.is_empty() {
         let bytes = rest.split_to(rest.len().min(PART));
@@ -232,7 +243,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_reads_no_snapshot_keeps_its_place_and_leaves_one_to_others() {
         let shares = Shares::new(ByteBudget::new(4), 1);
-        let [one, other] = [1, 2].map(|host| shares.of(Peer::at(IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)))));
+        let [one, other] =
+            [1, 2].map(|host| shares.of(Peer::at(IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)))));
         let (events, mut read) = mpsc::channel(MOST_WAITING);
         let (place, _another) = (place_of_snapshot(&one).await, place_of_snapshot(&one).await);
         let mut told = Box::pin(tell_snapshot(vec![7; 2 * PART + 1], true, &events));
@@ -243,7 +255,9 @@ mod tests {
         assert!(place_of_snapshot(&other).now_or_never().is_some());
         let mut bytes = 0;
         for is_last in [false, false, true] {
-            let Event::Snapshot(part) = read.recv().await.unwrap().unwrap().event.unwrap() else { panic!("a part") };
+            let Event::Snapshot(part) = read.recv().await.unwrap().unwrap().event.unwrap() else {
+                panic!("a part")
+            };
             bytes += part.bytes.len();
             assert_eq!(part.is_last, is_last);
         }

@@ -36,17 +36,23 @@ async fn a_job_with_an_adapter_has_it_and_is_announced_with_blocks_of_its_own() 
             }
         });
     }
-    assert!(keys[0].len() == 2 * 16 && keys[1].len() == keys[0].len() && keys[0] != keys[1], "{keys:?}");
+    assert!(
+        keys[0].len() == 2 * 16 && keys[1].len() == keys[0].len() && keys[0] != keys[1],
+        "{keys:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_whose_adapter_is_gone_is_for_another_engine() {
     let stand = Stand::new().await;
     let engine = stand.connect().await;
-    let adapter = Adapter { id: std::num::NonZeroU32::MIN, name: "a@1".to_owned(), path: "/a".to_owned() };
+    let adapter =
+        Adapter { id: std::num::NonZeroU32::MIN, name: "a@1".to_owned(), path: "/a".to_owned() };
     let told = Job { adapter: Some(Arc::new(adapter.clone())), ..job(&[TokenId(3)]) };
     assert_eq!(job::from_message(sent(&told)).unwrap().adapter.as_deref(), Some("a@1"));
-    let Err(JobError::NotTaken(why)) = delivered(&*engine, &told).await else { panic!("not taken") };
+    let Err(JobError::NotTaken(why)) = delivered(&*engine, &told).await else {
+        panic!("not taken")
+    };
     assert!(why.to_string().contains("no LoRA adapter that it knows as 'a@1'"), "{why}");
     assert!(matches!(engine.load_adapter(&adapter).await, Err(AdapterError::NotOwn)));
 }

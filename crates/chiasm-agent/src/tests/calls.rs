@@ -19,11 +19,16 @@ async fn call_until(
 ) -> Result<Streaming<GenerateReply>, Status> {
     let requests = requests.into_iter().map(|request| GenerateRequest { request: Some(request) });
     let end = end.into_stream().filter_map(|()| None);
-    jobs.generate(tokio_stream::iter(requests.collect::<Vec<_>>()).chain(end)).await.map(tonic::Response::into_inner)
+    jobs.generate(tokio_stream::iter(requests.collect::<Vec<_>>()).chain(end))
+        .await
+        .map(tonic::Response::into_inner)
 }
 
 /// A call with these requests, and no end.
-pub(super) async fn call(jobs: &mut Client, requests: Vec<Request>) -> Result<Streaming<GenerateReply>, Status> {
+pub(super) async fn call(
+    jobs: &mut Client,
+    requests: Vec<Request>,
+) -> Result<Streaming<GenerateReply>, Status> {
     call_until(std::future::pending(), jobs, requests).await
 }
 
@@ -59,7 +64,8 @@ async fn a_call_is_for_one_start_of_one_engine_and_numbers_name_one_job() {
     }
     for (wrong, begun) in [(open(0, stand.life()), 1), (begin(1), 2)] {
         stand.engine.next_job(Script { hangs: true, ..Script::default() });
-        let mut replies = call(&mut jobs, vec![open(0, stand.life()), begin(1), wrong]).await.unwrap();
+        let mut replies =
+            call(&mut jobs, vec![open(0, stand.life()), begin(1), wrong]).await.unwrap();
         let status = loop {
             match replies.message().await {
                 Ok(reply) => assert!(reply.is_some(), "the call ended well"),
@@ -77,7 +83,10 @@ async fn what_is_asked_about_one_job_leaves_the_others_as_they_are() {
     let (mut jobs, _) = stand.link.clients();
     let pause = Duration::from_millis(200);
     for _ in 0..3 {
-        stand.engine.next_job(Script { pause, ..Script::tokens(&[7]).then(1, &[8]).finish(Finish::Length) });
+        stand.engine.next_job(Script {
+            pause,
+            ..Script::tokens(&[7]).then(1, &[8]).finish(Finish::Length)
+        });
     }
     let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
     let requests = vec![
@@ -193,9 +202,13 @@ async fn what_fits_into_no_message_ends_its_job_alone() {
     let mut other = engine.start(Arc::new(job(&[TokenId(1)]))).await.unwrap();
     let mut told = job(&[TokenId(1)]);
     let regex = "a".repeat(crate::MOST_MESSAGE_BYTES);
-    told.sampling.structured = Some(Structured { constraint: Constraint::Regex(regex.into()), field: "regex" });
+    told.sampling.structured =
+        Some(Structured { constraint: Constraint::Regex(regex.into()), field: "regex" });
     let refused = engine.start(Arc::new(told)).await.map(drop);
-    assert!(matches!(&refused, Err(JobError::Refused { message, .. }) if message == "is too long"), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(JobError::Refused { message, .. }) if message == "is too long"),
+        "{refused:?}"
+    );
     let mut long = Script::tokens(&[1]);
     let tokens = crate::MOST_MESSAGE_BYTES / size_of::<f32>();
     long.outputs[0].prompt_logprobs = Some(chiasm_backend::PromptLogprobs {
@@ -214,10 +227,12 @@ async fn what_fits_into_no_message_ends_its_job_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_with_too_many_fields_is_refused_alone() {
     let stand = Stand::new().await;
-    let is_about_items = |field: &str, message: &str| field == "messages" && message.contains("media items");
+    let is_about_items =
+        |field: &str, message: &str| field == "messages" && message.contains("media items");
     // A frontend does not send it.
     let engine = stand.connect().await;
-    let many = Job { embedded: vec![MmHash::new([3; 32]); job::MOST_ENTRIES], ..job(&[TokenId(1)]) };
+    let many =
+        Job { embedded: vec![MmHash::new([3; 32]); job::MOST_ENTRIES], ..job(&[TokenId(1)]) };
     let refused = engine.start(Arc::new(many.clone())).await.map(drop);
     assert!(
         matches!(&refused, Err(JobError::Refused { field, message }) if is_about_items(field, message)),
@@ -228,7 +243,8 @@ async fn a_job_with_too_many_fields_is_refused_alone() {
     stand.engine.next_job(Script::tokens(&[7]));
     let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
     let (mut jobs, _) = stand.link.clients();
-    let mut replies = call(&mut jobs, vec![open, begin(1), begin_with(2, &many), begin(3)]).await.unwrap();
+    let mut replies =
+        call(&mut jobs, vec![open, begin(1), begin_with(2, &many), begin(3)]).await.unwrap();
     let (mut refused, mut answered) = (false, false);
     while !refused || !answered {
         for told in replies.message().await.unwrap().unwrap().events {
@@ -255,7 +271,9 @@ async fn a_job_that_memory_has_no_room_for_is_for_another_agent() {
     let free = || stand.budget.limit() - stand.budget.held();
     // It is as short as any on the wire, and the engine would not take it.
     let long = job(&[TokenId(1); 60_000]);
-    let Err(JobError::NotTaken(why)) = delivered(&*engine, &long).await else { panic!("not taken") };
+    let Err(JobError::NotTaken(why)) = delivered(&*engine, &long).await else {
+        panic!("not taken")
+    };
     assert!(why.to_string().contains("--max-bytes-in-flight"), "{why}");
     stand.engine.next_job(Script::tokens(&[7]));
     let (running, _) = begun(&*engine, &job(&[TokenId(1)])).await.unwrap();
@@ -276,8 +294,10 @@ async fn a_job_that_memory_has_no_room_for_is_for_another_agent() {
 /// A job whose message has so many bytes and some more, and takes sixteen times as many.
 fn long_job(bytes: usize) -> Job {
     let mut long = job(&[TokenId(1)]);
-    long.sampling.structured =
-        Some(Structured { constraint: Constraint::Regex("a".repeat(bytes).into()), field: "regex" });
+    long.sampling.structured = Some(Structured {
+        constraint: Constraint::Regex("a".repeat(bytes).into()),
+        field: "regex",
+    });
     long
 }
 
@@ -291,7 +311,8 @@ async fn a_message_that_there_is_no_room_for_hurts_its_own_job_alone() {
         stand.engine.next_job(Script { hangs: true, ..Script::tokens(&[7]) });
         others.push(begun(&*engine, &job(&[TokenId(1)])).await.unwrap().0);
     }
-    // Another frontend at this address has begun as many messages as there may be from there, and they don't end.
+    // Another frontend at this address has begun as many messages as there may be from there, and
+    // they don't end.
     let (_, arriving) = &stand.shares;
     let here = arriving.of(Peer::at([127, 0, 0, 1].into()));
     let mut all_of_it = here.nothing();
@@ -299,7 +320,8 @@ async fn a_message_that_there_is_no_room_for_hurts_its_own_job_alone() {
     let long = long_job(2 << 20);
     let mut not_taken = 0;
     for _ in 0..3 {
-        not_taken += usize::from(matches!(begun(&*engine, &long).await, Err(JobError::NotTaken(_))));
+        not_taken +=
+            usize::from(matches!(begun(&*engine, &long).await, Err(JobError::NotTaken(_))));
     }
     stand.engine.next_job(Script::tokens(&[8]));
     let is_short_one_taken = begun(&*engine, &job(&[TokenId(1)])).await.is_ok();
@@ -325,7 +347,10 @@ async fn jobs_from_one_address_leave_memory_to_others() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(&full, JobError::NotTaken(why) if why.to_string().contains("--max-bytes-in-flight")), "{full}");
+    assert!(
+        matches!(&full, JobError::NotTaken(why) if why.to_string().contains("--max-bytes-in-flight")),
+        "{full}"
+    );
     let free = stand.budget.limit() - stand.budget.held();
     assert!((room / 8..room / 5).contains(&free), "{free} after {} jobs", running.len());
     // A file from there has no room either, and one from elsewhere has.

@@ -16,13 +16,19 @@ async fn a_file_is_asked_for_once_and_tensors_are_made_beside_the_engine() {
     // The file was sent meanwhile.
     assert!(running.hand_off() > Duration::ZERO);
     let outputs = [first, running.next().await.unwrap().unwrap()];
-    assert_eq!(outputs.map(|output| (output.choice, output.finish)), [(0, None), (1, Some(Finish::Length))]);
+    assert_eq!(
+        outputs.map(|output| (output.choice, output.finish)),
+        [(0, None), (1, Some(Finish::Length))]
+    );
     // The agent's end without that of the first continuation.
     assert!(matches!(running.next().await, Some(Err(JobError::Unfinished))));
     assert!(running.next().await.is_none());
     assert_eq!(stand.engine.pulled(), [told.media[0].hash]);
     stand.engine.next_job(Script::tokens(&[1]));
-    assert_eq!(delivered(&*engine, &told).await.unwrap(), Delivered { cached: 1, ..Delivered::default() });
+    assert_eq!(
+        delivered(&*engine, &told).await.unwrap(),
+        Delivered { cached: 1, ..Delivered::default() }
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -37,10 +43,17 @@ async fn only_the_file_that_was_named_is_taken_and_no_more_than_was_said() {
         bytes: Bytes::from_static(&PICTURE[..100]),
     };
     let rest = MediaChunk { bytes: Bytes::from_static(&PICTURE[100..]), ..MediaChunk::default() };
-    let mut put = async |chunks: Vec<MediaChunk>| files.put_media(tokio_stream::iter(chunks)).await.map(drop);
+    let mut put =
+        async |chunks: Vec<MediaChunk>| files.put_media(tokio_stream::iter(chunks)).await.map(drop);
     put(vec![first.clone(), rest.clone()]).await.unwrap();
-    let all = stand.places_of_files.try_acquire_many(stand.places_of_files.available_permits() as u32).unwrap();
-    assert_eq!(put(vec![first.clone(), rest.clone()]).await.unwrap_err().code(), Code::ResourceExhausted);
+    let all = stand
+        .places_of_files
+        .try_acquire_many(stand.places_of_files.available_permits() as u32)
+        .unwrap();
+    assert_eq!(
+        put(vec![first.clone(), rest.clone()]).await.unwrap_err().code(),
+        Code::ResourceExhausted
+    );
     drop(all);
     for chunks in [
         vec![],

@@ -36,7 +36,10 @@ async fn what_an_agent_says_last_is_read_before_it_is_gone() {
         events.extend(reply.events.into_iter().filter_map(|event| event.event));
     }
     assert!(matches!(events.last(), Some(JobEvent::Ended(_))));
-    assert_eq!(events.iter().filter(|event| matches!(event, JobEvent::Output(_))).count(), more + 2);
+    assert_eq!(
+        events.iter().filter(|event| matches!(event, JobEvent::Output(_))).count(),
+        more + 2
+    );
     tokio::time::timeout(SOON, stand.serving).await.unwrap().unwrap().unwrap();
 }
 
@@ -64,7 +67,8 @@ async fn who_waits_for_an_engine_does_not_keep_an_agent() {
     stand.engine.die(chiasm_backend::Death::new("it was told to"));
     engine.ended().await;
     let (mut jobs, _) = stand.link.clients();
-    let mut events = jobs.watch(WatchRequest { engine: 0, frontend: 9 }).await.unwrap().into_inner();
+    let mut events =
+        jobs.watch(WatchRequest { engine: 0, frontend: 9 }).await.unwrap().into_inner();
     stand.stop.send(()).unwrap();
     assert!(events.message().await.unwrap().is_none());
     tokio::time::timeout(SOON, stand.serving).await.unwrap().unwrap().unwrap();

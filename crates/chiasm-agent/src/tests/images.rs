@@ -40,7 +40,10 @@ struct Picture {
 }
 
 impl MediaSource for Picture {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        order: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         assert_eq!(order.format, TensorFormat::Raw);
         let fields = self.fields.clone();
         async move {
@@ -56,7 +59,10 @@ impl MediaSource for Picture {
 
     fn making(&self, format: TensorFormat) -> Option<Making> {
         assert_eq!(format, TensorFormat::Raw);
-        let pixels = self.fields.first().map_or(0, |field| crate::tensors::bytes(std::slice::from_ref(field)));
+        let pixels = self
+            .fields
+            .first()
+            .map_or(0, |field| crate::tensors::bytes(std::slice::from_ref(field)));
         let price = Duration::from_millis(10);
         Some(Making { size: self.size, bytes: pixels, price, work: WorkSize::Usual, at_once: true })
     }
@@ -73,7 +79,9 @@ fn tensors(stand: &Stand, width: u32, height: u32) -> Vec<ItemField> {
     let field = |TensorSpec { name, dtype, shape, contents, field }| {
         let bytes = match contents {
             Contents::Small(bytes) => bytes,
-            Contents::Pixels => (0..plan.pixel_bytes(PixelFormat::RawU8)).map(|at| at as u8).collect(),
+            Contents::Pixels => {
+                (0..plan.pixel_bytes(PixelFormat::RawU8)).map(|at| at as u8).collect()
+            }
         };
         let bytes = TensorBytes::Here(bytes.into());
         let value = FieldValue::Tensor(Tensor { dtype, shape, bytes });
@@ -100,14 +108,17 @@ impl Scene {
         let file = Bytes::from_static(PICTURE);
         let job = self.stand.with_picture(&file);
         let mut item = job.media[0].clone();
-        item.source = Arc::new(Picture { file: File::new(&file, ContentHash::of(PICTURE)), size, fields });
+        item.source =
+            Arc::new(Picture { file: File::new(&file, ContentHash::of(PICTURE)), size, fields });
         Job { media: vec![item].into(), ..job }
     }
 
     /// Gives the engine a job in this way.
     async fn start(&self, media: AgentMedia, job: &Job) -> Result<Delivered, JobError> {
-        let connector = AgentConnector::new(self.stand.link.clone(), 0, fake_capabilities().class.processor);
-        let connected = connector.with_media(media).connect(WorkerId(0), self.told.clone()).await.unwrap();
+        let connector =
+            AgentConnector::new(self.stand.link.clone(), 0, fake_capabilities().class.processor);
+        let connected =
+            connector.with_media(media).connect(WorkerId(0), self.told.clone()).await.unwrap();
         self.stand.engine.next_job(Script::tokens(&[1, 2]));
         delivered(&*connected.backend, job).await
     }
@@ -123,8 +134,11 @@ impl Scene {
     /// The tensors that the engine would be given if it asked for those of its last job.
     async fn given(&self) -> Vec<ItemField> {
         let item = self.stand.engine.jobs().last().unwrap().media[0].clone();
-        let order =
-            TensorOrder { format: TensorFormat::Raw, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
+        let order = TensorOrder {
+            format: TensorFormat::Raw,
+            memory: Arc::new(OwnMemory),
+            still_wanted: Arc::new(|| true),
+        };
         item.source.tensors(order).await.unwrap().unwrap()
     }
 }
@@ -140,7 +154,10 @@ async fn tensors_that_a_frontend_makes_of_an_image_are_those_that_the_engine_get
     assert_eq!((scene.sent(), scene.stepped_down()), (vec![SentForm::Tensors], vec![]));
     // They were kept for other engines.
     assert_eq!(format!("{:?}", scene.given().await), format!("{fields:?}"));
-    assert_eq!(scene.start(AgentMedia::Tensors, &job).await.unwrap(), Delivered { cached: 1, ..Delivered::default() });
+    assert_eq!(
+        scene.start(AgentMedia::Tensors, &job).await.unwrap(),
+        Delivered { cached: 1, ..Delivered::default() }
+    );
     assert!(scene.sent().is_empty());
 }
 
@@ -150,7 +167,11 @@ async fn files_go_to_who_is_idle_and_where_tensors_are_not_to_go() {
         let scene = Scene::new().await;
         let job = scene.job(SIZE, tensors(&scene.stand, SIZE.0, SIZE.1));
         assert_eq!(scene.start(media, &job).await.unwrap(), INLINE);
-        assert_eq!((scene.sent(), scene.stepped_down()), (vec![SentForm::Encoded], vec![]), "{media:?}");
+        assert_eq!(
+            (scene.sent(), scene.stepped_down()),
+            (vec![SentForm::Encoded], vec![]),
+            "{media:?}"
+        );
     }
 }
 
@@ -185,7 +206,9 @@ async fn what_is_not_what_the_image_becomes_is_refused_and_its_file_is_taken() {
         assert_eq!(scene.start(AgentMedia::Tensors, &job).await.unwrap(), INLINE, "{what}");
         assert_eq!(scene.sent(), [SentForm::Tensors, SentForm::Encoded], "{what}");
         let stepped_down = scene.stepped_down();
-        let [("tensors_refused", why)] = &stepped_down[..] else { panic!("{what}: {stepped_down:?}") };
+        let [("tensors_refused", why)] = &stepped_down[..] else {
+            panic!("{what}: {stepped_down:?}")
+        };
         assert!(why.contains("tensors: "), "{what}: {why}");
     }
 }
@@ -196,12 +219,18 @@ async fn a_size_that_the_file_has_not_is_worth_nothing() {
     // The tensors would be right for it: the place in the prompt is not.
     let scene = Scene::new().await;
     let job = scene.job((wide * 2, high), tensors(&scene.stand, wide * 2, high));
-    let Err(JobError::Refused { message, .. }) = scene.start(AgentMedia::Tensors, &job).await else { panic!("taken") };
+    let Err(JobError::Refused { message, .. }) = scene.start(AgentMedia::Tensors, &job).await
+    else {
+        panic!("taken")
+    };
     assert!(message.contains("placeholder"), "{message}");
     // Larger than any image may be.
     let scene = Scene::new().await;
     let job = scene.job((u32::MAX, u32::MAX), tensors(&scene.stand, wide, high));
-    let Err(JobError::Refused { message, .. }) = scene.start(AgentMedia::Tensors, &job).await else { panic!("taken") };
+    let Err(JobError::Refused { message, .. }) = scene.start(AgentMedia::Tensors, &job).await
+    else {
+        panic!("taken")
+    };
     assert!(message.contains("side"), "{message}");
     // A file that is there says what is right.
     let scene = Scene::new().await;
@@ -217,7 +246,10 @@ async fn a_size_that_the_file_has_not_is_worth_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_can_not_be_made_or_is_too_large_goes_as_a_file() {
     let scene = Scene::new().await;
-    assert_eq!(scene.start(AgentMedia::Tensors, &scene.job(SIZE, Vec::new())).await.unwrap(), INLINE);
+    assert_eq!(
+        scene.start(AgentMedia::Tensors, &scene.job(SIZE, Vec::new())).await.unwrap(),
+        INLINE
+    );
     assert_eq!(scene.stepped_down(), [("tensors_not_made", "it is broken".to_owned())]);
     assert_eq!(scene.sent(), [SentForm::Encoded]);
     // The stand's agent takes a MiB.

@@ -27,7 +27,8 @@ const LENT: usize = 3 * CHUNK;
 
 fn settings(pool_bytes: usize) -> Settings {
     let library = std::env::var_os("CHIASM_TEST_NIXL");
-    let library = library.expect("CHIASM_TEST_NIXL names NIXL's libnixl_capi.so: `cargo xtask test` sets it");
+    let library =
+        library.expect("CHIASM_TEST_NIXL names NIXL's libnixl_capi.so: `cargo xtask test` sets it");
     let within = Duration::from_secs(20);
     Settings { library: PathBuf::from(library), pool_bytes, within, devices: Some("lo".to_owned()) }
 }
@@ -61,22 +62,35 @@ impl MediaObserver for Counts {
 impl Counts {
     /// Bytes that were lent and sent, and the steps down.
     fn all(&self) -> (u64, u64, HashMap<&'static str, usize>) {
-        (self.lent.load(Relaxed), self.sent.load(Relaxed), self.stepped_down.lock().unwrap().clone())
+        (
+            self.lent.load(Relaxed),
+            self.sent.load(Relaxed),
+            self.stepped_down.lock().unwrap().clone(),
+        )
     }
 }
 
 /// Has an engine get tensors of so many bytes, and checks that they come as they are.
 async fn deliver(stand: &Stand, lending: Lending, bytes: usize) -> Arc<Counts> {
     let counts = Arc::new(Counts::default());
-    let engine = stand.connect_over(stand.link.clone().with_lending(&lending), counts.clone()).await;
+    let engine =
+        stand.connect_over(stand.link.clone().with_lending(&lending), counts.clone()).await;
     let made = Made::of(bytes);
     let mut told = with_recording(made.clone(), vec![true; 3]);
     // Not one that the agent has kept.
-    told.media = vec![JobItem { hash: MmHash::new(rand::random()), ..told.media[0].clone() }].into();
+    told.media =
+        vec![JobItem { hash: MmHash::new(rand::random()), ..told.media[0].clone() }].into();
     stand.engine.next_job(Script::tokens(&[1, 2]));
-    assert_eq!(delivered(&*engine, &told).await.unwrap(), Delivered { inline: 1, ..Delivered::default() });
+    assert_eq!(
+        delivered(&*engine, &told).await.unwrap(),
+        Delivered { inline: 1, ..Delivered::default() }
+    );
     let item = stand.engine.jobs().last().unwrap().media[0].clone();
-    let order = TensorOrder { format: TensorFormat::Raw, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
+    let order = TensorOrder {
+        format: TensorFormat::Raw,
+        memory: Arc::new(OwnMemory),
+        still_wanted: Arc::new(|| true),
+    };
     let came = item.source.tensors(order).await.unwrap().unwrap();
     assert!(format!("{came:?}") == format!("{:?}", made.fields), "other tensors came");
     counts
@@ -102,7 +116,12 @@ async fn without_nixl_on_either_side_tensors_are_sent_and_that_is_counted() {
 async fn tensors_are_read_by_nixl_as_they_are_or_sent() {
     let lender = |bytes| Lending::new(Arc::new(Lender::start(&settings(bytes)).unwrap()));
     let reading = async |bytes| {
-        Stand::reading(FakeBackend::new(), Arc::default(), Some(Reader::start(&settings(bytes)).unwrap())).await
+        Stand::reading(
+            FakeBackend::new(),
+            Arc::default(),
+            Some(Reader::start(&settings(bytes)).unwrap()),
+        )
+        .await
     };
     let (bytes, no_room) = (LENT as u64, HashMap::from([("nixl_no_room", 1)]));
     let (stand, lending) = (reading(16 * MIB).await, lender(MIB));
@@ -141,7 +160,10 @@ async fn an_agent_checks_what_is_lent_before_it_reads_by_nixl() {
     for refused in [
         ReadTensorsRequest { mm_hash: Bytes::new(), ..request.clone() },
         ReadTensorsRequest { fields: large, ..request.clone() },
-        ReadTensorsRequest { fields: vec![crate::proto::TensorField::default()], ..request.clone() },
+        ReadTensorsRequest {
+            fields: vec![crate::proto::TensorField::default()],
+            ..request.clone()
+        },
     ] {
         assert_eq!(read(&refused).await.unwrap_err().code(), Code::InvalidArgument);
     }
@@ -149,7 +171,10 @@ async fn an_agent_checks_what_is_lent_before_it_reads_by_nixl() {
         (ReadTensorsRequest { loan: request.loan ^ 1, ..request.clone() }, "nixl_over"),
         (ReadTensorsRequest { loan: 0, ..request.clone() }, "nixl_over"),
         (ReadTensorsRequest { memory: Bytes::from_static(b"x"), ..request.clone() }, "nixl_failed"),
-        (ReadTensorsRequest { memory: Bytes::from(vec![0; MIB / 2]), ..request.clone() }, "nixl_failed"),
+        (
+            ReadTensorsRequest { memory: Bytes::from(vec![0; MIB / 2]), ..request.clone() },
+            "nixl_failed",
+        ),
         // Memory that was never registered.
         (ReadTensorsRequest { address: 4096, ..request.clone() }, "nixl_failed"),
         (ReadTensorsRequest { within_ms: 0, ..request.clone() }, "nixl_slow"),
@@ -160,7 +185,8 @@ async fn an_agent_checks_what_is_lent_before_it_reads_by_nixl() {
     assert_eq!(read(&request).await.unwrap().into_inner().not_read, "nixl_over");
 }
 
-/// What tells a process of this program that it is to be an agent, and what to make block keys with.
+/// What tells a process of this program that it is to be an agent, and what to make block keys
+/// with.
 const AGENT: &str = "CHIASM_AGENT_READS";
 
 /// No test, but an agent in a process of its own, which says where it is.
@@ -188,7 +214,8 @@ impl Process {
         command.env(AGENT, secret);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut says = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = says.find_map(|line| Some(line.unwrap().split_once("reads ")?.1.to_owned())).unwrap();
+        let address =
+            says.find_map(|line| Some(line.unwrap().split_once("reads ")?.1.to_owned())).unwrap();
         (Self(child), address)
     }
 
@@ -204,7 +231,8 @@ impl Drop for Process {
     }
 }
 
-/// A call that a stopped or killed agent does not answer ends soon, and the memory of its loan rests for as long as the agent may read it.
+/// A call that a stopped or killed agent does not answer ends soon, and the memory of its loan
+/// rests for as long as the agent may read it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs NIXL: `cargo xtask test` runs it"]
 async fn a_loan_by_nixl_to_an_agent_that_says_nothing_any_more_rests() {
@@ -213,7 +241,8 @@ async fn a_loan_by_nixl_to_an_agent_that_says_nothing_any_more_rests() {
     let fields = Made::of(LENT).fields.clone();
     for signal in [Signal::STOP, Signal::KILL] {
         let lend = async |address: &str| {
-            let link = AgentLink::new(address, None).unwrap().with_lending(&Lending::new(lender.clone()));
+            let link =
+                AgentLink::new(address, None).unwrap().with_lending(&Lending::new(lender.clone()));
             link.greet().await.unwrap();
             link
         };
@@ -225,13 +254,21 @@ async fn a_loan_by_nixl_to_an_agent_that_says_nothing_any_more_rests() {
         let since = Instant::now();
         let why = link.lend_tensors(&hash(), &fields).await.err().unwrap();
         // The connection is found to be lost, at the latest.
-        assert!(why.cause == "nixl_unanswered" && since.elapsed() < Duration::from_secs(6), "{}", why.why);
+        assert!(
+            why.cause == "nixl_unanswered" && since.elapsed() < Duration::from_secs(6),
+            "{}",
+            why.why
+        );
         // Meanwhile nobody else has the memory; then another agent does.
         let (_other, address) = Process::agent();
         let link = lend(&address).await;
         let mut refused = 0;
         while let Err(why) = link.lend_tensors(&hash(), &fields).await {
-            assert!(why.cause == "nixl_no_room" && since.elapsed() < Duration::from_secs(20), "{}", why.why);
+            assert!(
+                why.cause == "nixl_no_room" && since.elapsed() < Duration::from_secs(20),
+                "{}",
+                why.why
+            );
             refused += 1;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -18,7 +18,8 @@ fn a_job_s_stage_is_the_same_at_the_other_end() {
     }
     let short = proto::Job { embedded: vec![vec![3; 31].into()], ..sent(&job(&[TokenId(3)])) };
     assert_eq!(job::from_message(short).unwrap_err().0, "embedded");
-    let endless = proto::Job { left: vec![0; Left::MAX_BYTES + 1].into(), ..sent(&job(&[TokenId(3)])) };
+    let endless =
+        proto::Job { left: vec![0; Left::MAX_BYTES + 1].into(), ..sent(&job(&[TokenId(3)])) };
     assert_eq!(job::from_message(endless).unwrap_err().0, "left");
 }
 
@@ -46,7 +47,10 @@ fn a_job_is_the_same_at_the_other_end() {
         let heard = job::from_message(sent(&told)).unwrap();
         assert_eq!(heard.tokens, tokens);
         assert_eq!((heard.id, heard.sampling), (told.id, told.sampling));
-        assert_eq!((heard.cache_salt, heard.priority, heard.trace), (told.cache_salt, told.priority, told.trace));
+        assert_eq!(
+            (heard.cache_salt, heard.priority, heard.trace),
+            (told.cache_salt, told.priority, told.trace)
+        );
         assert_eq!(heard.reasoning, told.reasoning);
         assert_eq!(heard.stage, told.stage);
         let [item] = &heard.media[..] else { panic!("one item") };
@@ -64,7 +68,8 @@ fn a_job_is_the_same_at_the_other_end() {
 #[test]
 fn where_a_file_is_is_told_to_agents_that_fetch_alone() {
     let at = |url: &str| {
-        let source = File { url: Some(url.into()), ..File::new(&Bytes::new(), ContentHash::new([8; 32])) };
+        let source =
+            File { url: Some(url.into()), ..File::new(&Bytes::new(), ContentHash::new([8; 32])) };
         let mut told = job(&[TokenId(3)]);
         told.media = Arc::new([JobItem {
             modality: Modality::Image,
@@ -75,10 +80,11 @@ fn where_a_file_is_is_told_to_agents_that_fetch_alone() {
         }]);
         told
     };
-    let url_of = |message: proto::Job| match job::from_message(message).unwrap().media.remove(0).origin {
-        ItemOrigin::File { url, .. } => url,
-        ItemOrigin::Tensors { .. } => panic!("a file"),
-    };
+    let url_of =
+        |message: proto::Job| match job::from_message(message).unwrap().media.remove(0).origin {
+            ItemOrigin::File { url, .. } => url,
+            ItemOrigin::Tensors { .. } => panic!("a file"),
+        };
     let told = at("https://a/b");
     assert_eq!(url_of(sent(&told)).as_deref(), Some("https://a/b"));
     let media = job::MediaTold { urls: false, image_tensors: None };
@@ -99,23 +105,38 @@ fn adapters_are_the_same_at_the_other_end() {
         let of_agent = OfAgent { life: 1, tensor_bytes: None, fetches_media: false, adapters };
         capabilities::to_message(&fake_capabilities(), of_agent)
     };
-    let heard = capabilities::from_message(told(vec![own("a", None), own("b@c", Some("too large"))]), None).unwrap();
-    let expected = [("a@00010203040506ff", own("a", None)), ("b@c@00010203040506ff", own("b@c", Some("too large")))];
+    let heard =
+        capabilities::from_message(told(vec![own("a", None), own("b@c", Some("too large"))]), None)
+            .unwrap();
+    let expected = [
+        ("a@00010203040506ff", own("a", None)),
+        ("b@c@00010203040506ff", own("b@c", Some("too large"))),
+    ];
     assert_eq!(heard.adapters, expected.map(|(name, own)| (name.to_owned(), own)).into());
     assert_eq!(heard.max_loras, 0, "it can't be made to load others");
     for wrong in ["", &"a".repeat(4097)] {
-        assert!(capabilities::from_message(told(vec![own(wrong, None)]), None).is_none(), "{}", wrong.len());
+        assert!(
+            capabilities::from_message(told(vec![own(wrong, None)]), None).is_none(),
+            "{}",
+            wrong.len()
+        );
     }
 }
 
 #[test]
 fn the_form_of_tensors_is_told_by_agents_that_take_them() {
     let heard = |media, tensor_bytes| {
-        let of_agent = OfAgent { life: 1, tensor_bytes, fetches_media: false, adapters: Vec::new() };
-        let ready = capabilities::to_message(&Capabilities { media, ..fake_capabilities() }, of_agent);
+        let of_agent =
+            OfAgent { life: 1, tensor_bytes, fetches_media: false, adapters: Vec::new() };
+        let ready =
+            capabilities::to_message(&Capabilities { media, ..fake_capabilities() }, of_agent);
         (capabilities::image_tensors(&ready), ready.most_tensor_bytes)
     };
-    for format in [TensorFormat::Raw, TensorFormat::Normalized(Dtype::BF16), TensorFormat::Normalized(Dtype::F32)] {
+    for format in [
+        TensorFormat::Raw,
+        TensorFormat::Normalized(Dtype::BF16),
+        TensorFormat::Normalized(Dtype::F32),
+    ] {
         assert_eq!(heard(MediaForm::Tensors(format), Some(9)), (Some(format), 9));
         assert_eq!(heard(MediaForm::Tensors(format), None), (None, 0));
     }
@@ -154,18 +175,33 @@ fn malformed_messages_are_refused_with_the_field() {
         wrong(&|message| message.media = vec![item.clone()])
     };
     assert_eq!(wrong(&|message| message.sampling = None), "sampling_params");
-    assert_eq!(wrong(&|message| message.sampling.as_mut().unwrap().n = u32::MAX), "sampling_params");
+    assert_eq!(
+        wrong(&|message| message.sampling.as_mut().unwrap().n = u32::MAX),
+        "sampling_params"
+    );
     assert_eq!(wrong(&|message| message.request_id = "a b".to_owned()), "request_id");
-    assert_eq!(wrong(&|message| message.sampling.as_mut().unwrap().logit_bias.push(1.0)), "sampling_params");
+    assert_eq!(
+        wrong(&|message| message.sampling.as_mut().unwrap().logit_bias.push(1.0)),
+        "sampling_params"
+    );
     assert_eq!(
         wrong(&|message| message.sampling.as_mut().unwrap().constraint = Some(Default::default())),
         "sampling_params"
     );
-    assert_eq!(wrong(&|message| message.reasoning_variables[0].name = "x".to_owned()), "chat_template_kwargs");
+    assert_eq!(
+        wrong(&|message| message.reasoning_variables[0].name = "x".to_owned()),
+        "chat_template_kwargs"
+    );
     assert_eq!(with(&|item| item.mm_hash = Bytes::from_static(&[1; 31])), "media[0]");
     assert_eq!(with(&|item| item.content = Bytes::from_static(&[1; 31])), "media[0]");
     assert_eq!(with(&|item| item.processor_kwargs = "[]".to_owned()), "media[0]");
-    for elsewhere in ["file:///etc/passwd", "data:,x", "ftp://a/b", "a", &format!("http://a/{}", "b".repeat(8 << 10))] {
+    for elsewhere in [
+        "file:///etc/passwd",
+        "data:,x",
+        "ftp://a/b",
+        "a",
+        &format!("http://a/{}", "b".repeat(8 << 10)),
+    ] {
         assert_eq!(with(&|item| item.url = elsewhere.to_owned()), "media[0]");
     }
     assert_eq!(with(&|item| item.length = 3), "media[0]");

@@ -13,7 +13,9 @@ async fn versions_that_do_not_meet_are_refused() {
     let hello = |oldest_protocol, newest_protocol| HelloRequest {
         oldest_protocol,
         newest_protocol,
-        key_secret_fingerprint: Bytes::copy_from_slice(&chiasm_kv::KeySecret::of_process().fingerprint()),
+        key_secret_fingerprint: Bytes::copy_from_slice(
+            &chiasm_kv::KeySecret::of_process().fingerprint(),
+        ),
     };
     let (mut jobs, _) = stand.link.clients();
     assert_eq!(jobs.hello(hello(1, 7)).await.unwrap().into_inner().protocol, 2);
@@ -22,7 +24,10 @@ async fn versions_that_do_not_meet_are_refused() {
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().contains("versions 2 to 2"), "{status}");
     }
-    assert_eq!(jobs.watch(WatchRequest { engine: 1, frontend: 9 }).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(
+        jobs.watch(WatchRequest { engine: 1, frontend: 9 }).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
     for address in ["", "a", ":1", "a:b", "a:65536"] {
         assert!(matches!(AgentLink::new(address, None), Err(LinkError::Address(_))), "{address}");
     }
@@ -80,7 +85,8 @@ async fn plans_that_would_be_others_here_never_reach_the_engine() {
         let message = refusal(with(&|item| item.placeholder = placeholder.clone())).await;
         assert!(message.contains("placeholder"), "{message}");
     }
-    let twice = Job { media: vec![told.media[0].clone(), told.media[0].clone()].into(), ..told.clone() };
+    let twice =
+        Job { media: vec![told.media[0].clone(), told.media[0].clone()].into(), ..told.clone() };
     assert!(refusal(twice).await.contains("media[1]"));
     assert!(refusal(with(&|item| item.modality = Modality::Audio)).await.contains("takes no"));
     let unknown = stand.model.last_token().0 + 1;

@@ -18,7 +18,10 @@ pub(super) struct Made {
 }
 
 impl MediaSource for Made {
-    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        _: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         self.times.fetch_add(1, Ordering::Relaxed);
         let fields = self.fields.clone();
         async move {
@@ -43,7 +46,11 @@ impl Made {
             bytes: TensorBytes::Here((0..bytes).map(|byte| byte as u8).collect::<Vec<_>>().into()),
         };
         let field = TensorField::Flat { rows: 2, dim: 0, keep_on_cpu: false };
-        let fields = vec![ItemField { name: "pixel_values".into(), field, value: FieldValue::Tensor(tensor) }];
+        let fields = vec![ItemField {
+            name: "pixel_values".into(),
+            field,
+            value: FieldValue::Tensor(tensor),
+        }];
         Arc::new(Self { fields, times: AtomicUsize::new(0) })
     }
 }
@@ -68,11 +75,18 @@ async fn tensors_that_a_frontend_has_made_come_as_they_are() {
     let made = Made::of(3 * crate::CHUNK);
     let told = with_recording(made.clone(), vec![false, true, true]);
     stand.engine.next_job(Script::tokens(&[1, 2]));
-    assert_eq!(delivered(&*engine, &told).await.unwrap(), Delivered { inline: 1, ..Delivered::default() });
+    assert_eq!(
+        delivered(&*engine, &told).await.unwrap(),
+        Delivered { inline: 1, ..Delivered::default() }
+    );
     let item = stand.engine.jobs()[0].media[0].clone();
     assert_eq!((item.hash, &item.placeholder), (told.media[0].hash, &told.media[0].placeholder));
     // Another engine of that machine would have them so, as they were kept.
-    let order = TensorOrder { format: TensorFormat::Raw, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
+    let order = TensorOrder {
+        format: TensorFormat::Raw,
+        memory: Arc::new(OwnMemory),
+        still_wanted: Arc::new(|| true),
+    };
     let came = item.source.tensors(order).await.unwrap().unwrap();
     assert_eq!(format!("{came:?}"), format!("{:?}", made.fields));
     assert_eq!(made.times.load(Ordering::Relaxed), 1);
@@ -91,8 +105,11 @@ async fn tensors_that_are_not_to_be_had_or_taken_end_the_job_at_once() {
     assert!(failure(Made::of(2), vec![false]).await.contains("placeholder"));
     assert!(failure(Made::of(2), vec![true; 4]).await.contains("placeholder"));
     let (_, mut files) = stand.link.clients();
-    let messages: Vec<_> = crate::tensors::to_messages(&MmHash::new([5; 32]), &Made::of(8).fields).collect();
-    let mut put = async |messages: Vec<TensorChunk>| files.put_tensors(tokio_stream::iter(messages)).await.map(drop);
+    let messages: Vec<_> =
+        crate::tensors::to_messages(&MmHash::new([5; 32]), &Made::of(8).fields).collect();
+    let mut put = async |messages: Vec<TensorChunk>| {
+        files.put_tensors(tokio_stream::iter(messages)).await.map(drop)
+    };
     put(messages.clone()).await.unwrap();
     let [first, rest] = &messages[..] else { panic!("two messages") };
     for messages in [

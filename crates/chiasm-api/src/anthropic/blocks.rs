@@ -48,7 +48,8 @@ impl Block {
 /// A block of that: text, a passage or an image.
 struct ResultBlock(Block);
 
-/// The fields of a block that mean something. Which of them it may have is known with its type, which may come last.
+/// The fields of a block that mean something. Which of them it may have is known with its type,
+/// which may come last.
 #[derive(Default)]
 struct BlockFields {
     kind: Option<String>,
@@ -85,17 +86,24 @@ impl<'de> Visitor<'de> for Seed<'_, Block> {
                 "source" => fields.source = map.next_value_seed(intake.seed::<Option<Source>>())?,
                 "title" => fields.title = prompt_text(intake, &mut map)?,
                 "context" => fields.context = prompt_text(intake, &mut map)?,
-                "citations" => fields.citations = Some(map.next_value_seed(intake.seed::<Value>())?),
+                "citations" => {
+                    fields.citations = Some(map.next_value_seed(intake.seed::<Value>())?)
+                }
                 "id" => fields.id = intake.text(&mut map)?,
                 "name" => fields.name = intake.text(&mut map)?,
                 "input" => {
-                    fields.input = Some(map.next_value_seed(intake.seed::<Value>())?).filter(|input| !input.is_null())
+                    fields.input = Some(map.next_value_seed(intake.seed::<Value>())?)
+                        .filter(|input| !input.is_null())
                 }
                 "tool_use_id" => fields.tool_use_id = intake.text(&mut map)?,
-                "content" => fields.content = map.next_value_seed(intake.seed::<Option<ResultContent>>())?,
+                "content" => {
+                    fields.content = map.next_value_seed(intake.seed::<Option<ResultContent>>())?
+                }
                 // They do not change the prompt.
                 "signature" | "data" => drop(intake.borrowed(&mut map)?),
-                "cache_control" | "caller" | "is_error" => drop(map.next_value_seed(intake.seed::<Value>())?),
+                "cache_control" | "caller" | "is_error" => {
+                    drop(map.next_value_seed(intake.seed::<Value>())?)
+                }
                 _ => intake.unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
@@ -112,12 +120,19 @@ impl BlockFields {
         let kind = self.kind.take().ok_or_else(|| intake.missing(".type"))?;
         Ok(match kind.as_str() {
             "text" => Block::Text(self.text.take().ok_or_else(|| intake.missing(".text"))?),
-            "thinking" => Block::Thinking(self.thinking.take().ok_or_else(|| intake.missing(".thinking"))?),
+            "thinking" => {
+                Block::Thinking(self.thinking.take().ok_or_else(|| intake.missing(".thinking"))?)
+            }
             "redacted_thinking" => Block::RedactedThinking,
             "image" => {
                 let source = self.take_source(intake)?.of_image(intake)?;
                 let field = intake.below(".source");
-                Block::Image(MediaRef { modality: Modality::Image, source: Some(source), uuid: None, field })
+                Block::Image(MediaRef {
+                    modality: Modality::Image,
+                    source: Some(source),
+                    uuid: None,
+                    field,
+                })
             }
             "document" => {
                 let text = self.take_source(intake)?.of_document(intake)?;
@@ -131,7 +146,8 @@ impl BlockFields {
                 let content = self.content.take().ok_or_else(|| intake.missing(".content"))?;
                 let text = content.text_alone(intake)?;
                 let kind = "search_result";
-                let passage = Passage { kind, source: Some(source), title: Some(title), context: None, text };
+                let passage =
+                    Passage { kind, source: Some(source), title: Some(title), context: None, text };
                 Block::Passage(kind, self.written(intake, &passage)?)
             }
             "tool_use" => Block::ToolUse(self.take_call(intake)?),
@@ -146,8 +162,7 @@ impl BlockFields {
                 Block::ToolResult { id, content }
             }
             other => {
-                let known =
-                    "text, image, document, search_result, thinking, redacted_thinking, tool_use or tool_result";
+                let known = "text, image, document, search_result, thinking, redacted_thinking, tool_use or tool_result";
                 let message = format!("blocks of type '{other}' are not supported; use {known}");
                 return Err(intake.refuse(unsupported(intake.below(".type"), message)));
             }
@@ -181,7 +196,9 @@ impl BlockFields {
         }
         let arguments = input.to_string();
         intake.take(arguments.len() as u64)?;
-        Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+        Ok(
+            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
+        )
     }
 
     /// A field that has not been taken.
@@ -202,7 +219,10 @@ impl BlockFields {
     }
 }
 
-fn prompt_text<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Option<String>, A::Error> {
+fn prompt_text<'de, A: MapAccess<'de>>(
+    intake: &mut Intake,
+    map: &mut A,
+) -> Result<Option<String>, A::Error> {
     intake.borrowed(map)?.map(|text| intake.own_prompt(&text)).transpose()
 }
 
@@ -216,10 +236,14 @@ impl<'de> Visitor<'de> for Seed<'_, ResultBlock> {
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ResultBlock, A::Error> {
         let intake = self.intake;
         match intake.seed::<Block>().visit_map(map)? {
-            block @ (Block::Text(_) | Block::Image(_) | Block::Passage(..)) => Ok(ResultBlock(block)),
+            block @ (Block::Text(_) | Block::Image(_) | Block::Passage(..)) => {
+                Ok(ResultBlock(block))
+            }
             other => {
-                let message =
-                    format!("here is text and are images, documents and search results, not '{}'", other.kind());
+                let message = format!(
+                    "here is text and are images, documents and search results, not '{}'",
+                    other.kind()
+                );
                 Err(intake.refuse(unsupported(intake.below(".type"), message)))
             }
         }

@@ -83,7 +83,10 @@ impl Events {
         for event in delta.events.iter() {
             match event {
                 AnswerEvent::Reasoning(text) => {
-                    self.enter(Open::Thinking, || Block::Thinking { thinking: "", signature: String::new() });
+                    self.enter(Open::Thinking, || Block::Thinking {
+                        thinking: "",
+                        signature: String::new(),
+                    });
                     self.tell(Delta::Thinking { thinking: text });
                 }
                 AnswerEvent::Text(text) => {
@@ -194,7 +197,8 @@ mod tests {
 
     fn parsed(bytes: &[u8]) -> Vec<Value> {
         let parse = |event: &str| {
-            let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+            let (name, data) =
+                event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
             let body: Value = serde_json::from_str(data).unwrap();
             assert_eq!(body["type"], name);
             body
@@ -235,7 +239,11 @@ mod tests {
     }
 
     fn more(index: usize, arguments: &str) -> AnswerEvent {
-        AnswerEvent::Call(ToolCallDelta { index, arguments: arguments.to_owned(), ..ToolCallDelta::default() })
+        AnswerEvent::Call(ToolCallDelta {
+            index,
+            arguments: arguments.to_owned(),
+            ..ToolCallDelta::default()
+        })
     }
 
     fn closed() -> AnswerEvent {
@@ -333,7 +341,8 @@ mod tests {
 
     #[test]
     fn an_answer_without_words_is_an_empty_text() {
-        let expected = [begins(0, json!({"type": "text", "text": ""})), ends(0), message_delta("end_turn")];
+        let expected =
+            [begins(0, json!({"type": "text", "text": ""})), ends(0), message_delta("end_turn")];
         assert_eq!(told(vec![said([]), end(Finish::Eos)]), expected);
         assert!(Events::default().of(&said([]), USAGE).is_none());
     }

@@ -17,7 +17,10 @@ pub(crate) fn streamed(deltas: &[ChoiceDelta]) -> Said {
     let mut stream = events::start(&head(), Usage::default()).to_vec();
     let mut events = events::Events::default();
     for delta in deltas {
-        events.of(delta, Usage::default()).into_iter().for_each(|events| stream.extend_from_slice(&events));
+        events
+            .of(delta, Usage::default())
+            .into_iter()
+            .for_each(|events| stream.extend_from_slice(&events));
     }
     stream.extend_from_slice(&events::stop());
     event_grammar::messages(str::from_utf8(&stream).unwrap())

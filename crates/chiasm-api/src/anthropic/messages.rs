@@ -14,11 +14,12 @@ use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::{elements, message_list};
 
-/// What one client begins a block of its system message with. It differs in every request, so vLLM drops the block for the prefix
-/// cache's sake; the tokens must be the same here.
+/// What one client begins a block of its system message with. It differs in every request, so vLLM
+/// drops the block for the prefix cache's sake; the tokens must be the same here.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// The messages of a request. One of theirs may be several, and their media items are in the order of these.
+/// The messages of a request. One of theirs may be several, and their media items are in the order
+/// of these.
 pub struct Messages {
     pub messages: Vec<ChatMessage>,
     pub media: Vec<MediaRef>,
@@ -103,8 +104,12 @@ fn check<E: Error>(intake: &mut Intake, role: &str, content: &Content) -> Result
     let Content::Blocks(blocks) = content else { return Ok(()) };
     match blocks.iter().enumerate().find(|(_, block)| !kinds.contains(&block.kind())) {
         Some((index, block)) => {
-            let message = format!("a message with role '{role}' can't have blocks of type '{}'", block.kind());
-            Err(intake.refuse(unsupported(intake.below(&format!(".content[{index}].type")), message)))
+            let message = format!(
+                "a message with role '{role}' can't have blocks of type '{}'",
+                block.kind()
+            );
+            Err(intake
+                .refuse(unsupported(intake.below(&format!(".content[{index}].type")), message)))
         }
         None => Ok(()),
     }
@@ -148,9 +153,13 @@ impl<'de> Visitor<'de> for Seed<'_, Option<System>> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
         let blocks: Vec<Block> = elements(intake, &mut seq)?;
-        if let Some((index, block)) = blocks.iter().enumerate().find(|(_, block)| block.kind() != "text") {
+        if let Some((index, block)) =
+            blocks.iter().enumerate().find(|(_, block)| block.kind() != "text")
+        {
             let message = format!("'system' has text, not blocks of type '{}'", block.kind());
-            return Err(intake.refuse(unsupported(intake.below(&format!("[{index}].type")), message)));
+            return Err(
+                intake.refuse(unsupported(intake.below(&format!("[{index}].type")), message))
+            );
         }
         Ok(Some(System(joined(blocks))))
     }
@@ -167,7 +176,11 @@ fn joined(blocks: Vec<Block>) -> String {
 
 /// A message with a text.
 pub(crate) fn message(role: &str, text: String) -> ChatMessage {
-    ChatMessage { role: role.to_owned(), content: Some(ChatContent::Text(text)), ..ChatMessage::default() }
+    ChatMessage {
+        role: role.to_owned(),
+        content: Some(ChatContent::Text(text)),
+        ..ChatMessage::default()
+    }
 }
 
 /// Joins consecutive turns of the user, and of the assistant, as Anthropic does. System turns stay
@@ -177,8 +190,12 @@ fn joined_turns(mut turns: Vec<Turn>) -> Vec<Turn> {
     turns.dedup_by(|next, last| {
         let is_joined = next.role == last.role && next.role != "system";
         if is_joined {
-            let mut blocks = std::mem::replace(&mut last.content, Content::Blocks(Vec::new())).into_blocks();
-            blocks.append(&mut std::mem::replace(&mut next.content, Content::Blocks(Vec::new())).into_blocks());
+            let mut blocks =
+                std::mem::replace(&mut last.content, Content::Blocks(Vec::new())).into_blocks();
+            blocks.append(
+                &mut std::mem::replace(&mut next.content, Content::Blocks(Vec::new()))
+                    .into_blocks(),
+            );
             last.content = Content::Blocks(blocks);
         }
         is_joined
@@ -214,7 +231,8 @@ impl Content {
 /// result has images, and where a system message between them was moved.
 fn join_messages(messages: &mut Vec<ChatMessage>) {
     messages.dedup_by(|next, last| {
-        let is_joined = next.role == last.role && matches!(next.role.as_str(), "user" | "assistant");
+        let is_joined =
+            next.role == last.role && matches!(next.role.as_str(), "user" | "assistant");
         if is_joined {
             join(last, std::mem::take(next));
         }
@@ -263,7 +281,8 @@ fn into_parts(content: ChatContent) -> Vec<ChatPart> {
     }
 }
 
-/// Puts what all system messages say into one at the head, as vLLM does for templates that take none behind others.
+/// Puts what all system messages say into one at the head, as vLLM does for templates that take
+/// none behind others.
 pub fn put_system_first(messages: &mut Vec<ChatMessage>) {
     let mut said = String::new();
     messages.retain_mut(|message| match &mut message.content {
@@ -279,8 +298,13 @@ pub fn put_system_first(messages: &mut Vec<ChatMessage>) {
     join_messages(messages);
 }
 
-/// Adds what a message becomes: results of tools are messages of their own, before what is said beside them.
-fn add_turn<E: Error>(intake: &mut Intake, messages: &mut Vec<ChatMessage>, turn: Turn) -> Result<(), E> {
+/// Adds what a message becomes: results of tools are messages of their own, before what is said
+/// beside them.
+fn add_turn<E: Error>(
+    intake: &mut Intake,
+    messages: &mut Vec<ChatMessage>,
+    turn: Turn,
+) -> Result<(), E> {
     let Turn { role, content } = turn;
     if role == "system" {
         let text = match content {
@@ -299,7 +323,9 @@ fn add_turn<E: Error>(intake: &mut Intake, messages: &mut Vec<ChatMessage>, turn
     for block in blocks {
         match block {
             Block::Text(text) if text.is_empty() => {}
-            Block::Text(text) | Block::Passage(_, text) => intake.push(&mut said, ChatPart::Text(text))?,
+            Block::Text(text) | Block::Passage(_, text) => {
+                intake.push(&mut said, ChatPart::Text(text))?
+            }
             Block::Image(image) => {
                 intake.push(&mut said, ChatPart::Media(Modality::Image))?;
                 intake.push(&mut images, image)?;
@@ -324,7 +350,10 @@ fn add_turn<E: Error>(intake: &mut Intake, messages: &mut Vec<ChatMessage>, turn
     }
     images.into_iter().try_for_each(|image| intake.add_media(image))?;
     let tool_calls = (!calls.is_empty()).then_some(Value::Array(calls));
-    intake.push(messages, ChatMessage { role, content, tool_calls, reasoning, ..ChatMessage::default() })
+    intake.push(
+        messages,
+        ChatMessage { role, content, tool_calls, reasoning, ..ChatMessage::default() },
+    )
 }
 
 /// Adds the result of a tool. Its images are said by the user, as templates take none from tools.
@@ -342,7 +371,8 @@ fn add_result<E: Error>(
     let parts = vec![ChatPart::Media(Modality::Image); images.len()];
     images.into_iter().try_for_each(|image| intake.add_media(image))?;
     let content = Some(ChatContent::Parts(parts));
-    intake.push(messages, ChatMessage { role: "user".to_owned(), content, ..ChatMessage::default() })
+    intake
+        .push(messages, ChatMessage { role: "user".to_owned(), content, ..ChatMessage::default() })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Anthropic's Messages API: request bodies to [`GenerateRequest`](chiasm_request::GenerateRequest), and results back to bodies and events. What
-//! means what is as in vLLM 0.33 (`vllm/entrypoints/anthropic/serving.py`).
+//! Anthropic's Messages API: request bodies to
+//! [`GenerateRequest`](chiasm_request::GenerateRequest), and results back to bodies and events.
+//! What means what is as in vLLM 0.33 (`vllm/entrypoints/anthropic/serving.py`).
 //!
 //! | module | is |
 //! |---|---|
@@ -8,7 +9,8 @@
 //! | `response` | whole answers, and what answers and events share |
 //! | `events` | streamed answers |
 //!
-//! Bodies are read by OpenAI's `Intake`, `Seed`, `Fields` and `elements`, which know of no protocol.
+//! Bodies are read by OpenAI's `Intake`, `Seed`, `Fields` and `elements`, which know of no
+//! protocol.
 
 mod blocks;
 pub mod events;

@@ -17,7 +17,8 @@ use crate::openai::{RequestBody, sampling, structured};
 
 /// Fewest tokens that a model may be given to think: Anthropic's bound.
 const LEAST_BUDGET: u32 = 1024;
-/// What changes no answer, or only whom Anthropic bills it to, how it caches it or where it computes it.
+/// What changes no answer, or only whom Anthropic bills it to, how it caches it or where it
+/// computes it.
 const IGNORED: [&str; 9] = [
     "metadata",
     "service_tier",
@@ -111,11 +112,12 @@ impl<'de> Visitor<'de> for Seed<'_, Body> {
 }
 
 impl Body {
-    /// Takes the fields that both endpoints have: the model's name, and the conversation with all that
-    /// changes its prompt. `sampling` is what other fields say about it.
+    /// Takes the fields that both endpoints have: the model's name, and the conversation with all
+    /// that changes its prompt. `sampling` is what other fields say about it.
     fn finish(self, sampling: Sampling) -> Result<(Option<String>, GenerateRequest), ApiError> {
         let Self { mut fields, system, messages } = self;
-        let Messages { mut messages, media } = messages.ok_or_else(|| ApiError::missing("messages"))?;
+        let Messages { mut messages, media } =
+            messages.ok_or_else(|| ApiError::missing("messages"))?;
         if let Some(System(text)) = system.filter(|System(text)| !text.is_empty()) {
             messages.insert(0, message("system", text));
         }
@@ -163,17 +165,22 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinkin
     match kind.as_str() {
         "enabled" => {
             const BUDGET: &str = "thinking.budget_tokens";
-            let budget: Option<u32> = fields.take_in("budget_tokens", LEAST_BUDGET.., "at least 1024")?;
+            let budget: Option<u32> =
+                fields.take_in("budget_tokens", LEAST_BUDGET.., "at least 1024")?;
             let budget = budget.ok_or_else(|| ApiError::missing(BUDGET))?;
             if max_tokens.is_some_and(|most| budget >= most) {
-                return Err(ApiError::invalid(BUDGET, format!("'{BUDGET}' must be less than 'max_tokens'")));
+                return Err(ApiError::invalid(
+                    BUDGET,
+                    format!("'{BUDGET}' must be less than 'max_tokens'"),
+                ));
             }
             // Coding agents send it to every model.
             tokens = Some(ThinkingBudget { tokens: budget, field: BUDGET, only_if_thinking: true });
         }
         "adaptive" | "disabled" => {}
         other => {
-            let message = format!("'thinking.type' must be enabled, disabled or adaptive, got '{other}'");
+            let message =
+                format!("'thinking.type' must be enabled, disabled or adaptive, got '{other}'");
             return Err(ApiError::invalid("thinking.type", message));
         }
     }
@@ -183,7 +190,9 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinkin
 }
 
 /// Takes `output_config`: how much the model is to think, and what its answer is held to.
-fn take_output_config(fields: &mut Fields) -> Result<(Option<String>, Option<Structured>), ApiError> {
+fn take_output_config(
+    fields: &mut Fields,
+) -> Result<(Option<String>, Option<Structured>), ApiError> {
     const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
     const FORMAT: &str = "output_config.format";
     const SCHEMA: &str = "output_config.format.schema";
@@ -191,16 +200,21 @@ fn take_output_config(fields: &mut Fields) -> Result<(Option<String>, Option<Str
     let mut fields = Fields::new(config, "output_config")?;
     let effort: Option<String> = fields.take("effort")?;
     if let Some(effort) = effort.as_deref().filter(|effort| !EFFORTS.contains(effort)) {
-        let message = format!("'output_config.effort' must be one of {}, got '{effort}'", EFFORTS.join(", "));
+        let message =
+            format!("'output_config.effort' must be one of {}, got '{effort}'", EFFORTS.join(", "));
         return Err(ApiError::invalid("output_config.effort", message));
     }
     let format = fields.take::<Value>("format")?;
     fields.finish()?;
     let Some(format) = format else { return Ok((effort, None)) };
     let mut fields = Fields::new(format, FORMAT)?;
-    let kind: String = fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
+    let kind: String =
+        fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
     if kind != "json_schema" {
-        return Err(ApiError::invalid(fields.name("type"), format!("it must be json_schema, got '{kind}'")));
+        return Err(ApiError::invalid(
+            fields.name("type"),
+            format!("it must be json_schema, got '{kind}'"),
+        ));
     }
     let schema = fields.take("schema")?.ok_or_else(|| ApiError::missing(SCHEMA))?;
     fields.finish()?;
@@ -235,13 +249,23 @@ mod tests {
         let MessagesRequest { model, is_streamed, generate } = request.unwrap();
         assert_eq!((model.as_deref(), is_streamed), (Some("m"), true));
         let sampling = &generate.sampling;
-        assert_eq!((sampling.max_tokens, sampling.temperature, sampling.top_p), (Some(2000), Some(0.5), Some(0.9)));
+        assert_eq!(
+            (sampling.max_tokens, sampling.temperature, sampling.top_p),
+            (Some(2000), Some(0.5), Some(0.9))
+        );
         assert_eq!((sampling.top_k, &sampling.stop[..]), (Some(5), &["x".to_owned()][..]));
         assert!(sampling.structured.is_some());
-        let budget = ThinkingBudget { tokens: 1024, field: "thinking.budget_tokens", only_if_thinking: true };
+        let budget = ThinkingBudget {
+            tokens: 1024,
+            field: "thinking.budget_tokens",
+            only_if_thinking: true,
+        };
         assert_eq!(sampling.thinking_budget, Some(budget));
         let chat = chat(&generate);
-        assert_eq!((chat.reasoning_effort.as_deref(), chat.add_generation_prompt), (Some("low"), true));
+        assert_eq!(
+            (chat.reasoning_effort.as_deref(), chat.add_generation_prompt),
+            (Some("low"), true)
+        );
         let roles: Vec<_> = chat.messages.iter().map(|message| message.role.as_str()).collect();
         assert_eq!(roles, ["system", "user"]);
     }
@@ -250,8 +274,14 @@ mod tests {
     fn a_model_that_is_not_to_think_is_told_so_whatever_its_effort() {
         let effort = |extra: Value| chat(&parse(extra).unwrap().generate).reasoning_effort.clone();
         let config = json!({"effort": "max"});
-        assert_eq!(effort(json!({"thinking": {"type": "disabled"}, "output_config": config})).unwrap(), "none");
-        assert_eq!(effort(json!({"thinking": {"type": "adaptive"}, "output_config": config})).unwrap(), "max");
+        assert_eq!(
+            effort(json!({"thinking": {"type": "disabled"}, "output_config": config})).unwrap(),
+            "none"
+        );
+        assert_eq!(
+            effort(json!({"thinking": {"type": "adaptive"}, "output_config": config})).unwrap(),
+            "max"
+        );
         assert_eq!(effort(json!({"thinking": {"type": "enabled", "budget_tokens": 1500}})), None);
     }
 
@@ -265,14 +295,26 @@ mod tests {
             (json!({"stop_sequences": ["a", ""]}), "stop_sequences[1]"),
             (json!({"stop_sequences": 3}), "stop_sequences"),
             (json!({"system": [{"type": "text"}]}), "system[0].text"),
-            (json!({"system": [{"type": "image", "source": {"type": "url", "url": "x"}}]}), "system[0].type"),
+            (
+                json!({"system": [{"type": "image", "source": {"type": "url", "url": "x"}}]}),
+                "system[0].type",
+            ),
             (json!({"thinking": {"type": "enabled"}}), "thinking.budget_tokens"),
-            (json!({"thinking": {"type": "enabled", "budget_tokens": 1023}}), "thinking.budget_tokens"),
-            (json!({"thinking": {"type": "enabled", "budget_tokens": 2000}}), "thinking.budget_tokens"),
+            (
+                json!({"thinking": {"type": "enabled", "budget_tokens": 1023}}),
+                "thinking.budget_tokens",
+            ),
+            (
+                json!({"thinking": {"type": "enabled", "budget_tokens": 2000}}),
+                "thinking.budget_tokens",
+            ),
             (json!({"thinking": {"type": "on"}}), "thinking.type"),
             (json!({"output_config": {"effort": "none"}}), "output_config.effort"),
             (json!({"output_config": {"format": {"type": "text"}}}), "output_config.format.type"),
-            (json!({"output_config": {"format": {"type": "json_schema", "schema": 1}}}), "output_config.format.schema"),
+            (
+                json!({"output_config": {"format": {"type": "json_schema", "schema": 1}}}),
+                "output_config.format.schema",
+            ),
             (json!({"container": "c"}), "container"),
             (json!({"diagnostics": {"previous_message_id": "msg_1"}}), "diagnostics"),
             (json!({"n": 2}), "n"),
@@ -288,7 +330,10 @@ mod tests {
             body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
             CountRequest::parse(Intake::of(&body)).map(drop).map_err(|error| error.param.unwrap())
         };
-        assert_eq!(parse(json!({"thinking": {"type": "enabled", "budget_tokens": 9999}, "system": "s"})), Ok(()));
+        assert_eq!(
+            parse(json!({"thinking": {"type": "enabled", "budget_tokens": 9999}, "system": "s"})),
+            Ok(())
+        );
         assert_eq!(parse(json!({"max_tokens": 3})), Err("max_tokens".to_owned()));
     }
 }

@@ -22,7 +22,12 @@ impl Head {
     }
 
     /// A message with this in it.
-    pub fn message<'a>(&'a self, content: Vec<Block<'a>>, ending: Ending<'a>, usage: Usage) -> Message<'a> {
+    pub fn message<'a>(
+        &'a self,
+        content: Vec<Block<'a>>,
+        ending: Ending<'a>,
+        usage: Usage,
+    ) -> Message<'a> {
         let (kind, role, usage) = ("message", "assistant", UsageBody::from(usage));
         Message { id: &self.id, kind, role, model: &self.model, content, ending, usage }
     }
@@ -133,7 +138,9 @@ pub fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Me
     let mut calls_end = None;
     for event in choice.events.iter() {
         match event {
-            AnswerEvent::Reasoning(text) => content.push(Block::Thinking { thinking: text, signature: signature() }),
+            AnswerEvent::Reasoning(text) => {
+                content.push(Block::Thinking { thinking: text, signature: signature() })
+            }
             AnswerEvent::Text(text) => content.push(Block::Text { text }),
             AnswerEvent::Call(call) => content.push(tool_use(call)),
             AnswerEvent::EndCall(end) => calls_end = Some(CallEnd::joined(calls_end, *end)),
@@ -148,7 +155,11 @@ pub fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Me
 /// A call. Its input is an object even if what the model wrote is none.
 fn tool_use(call: &ToolCallDelta) -> Block<'_> {
     let input = serde_json::from_str(&call.arguments).unwrap_or_default();
-    Block::ToolUse { id: call.id.as_deref().unwrap_or_default(), name: call.name.as_deref().unwrap_or_default(), input }
+    Block::ToolUse {
+        id: call.id.as_deref().unwrap_or_default(),
+        name: call.name.as_deref().unwrap_or_default(),
+        input,
+    }
 }
 
 #[cfg(test)]

@@ -23,7 +23,9 @@ impl Source {
     pub(super) fn of_image<E: Error>(self, intake: &mut Intake) -> Result<MediaInput, E> {
         match self {
             Self::Media(source) => Ok(source),
-            Self::Text(_) => Err(wrong_type(intake, "the source of an image must be of the type base64 or url")),
+            Self::Text(_) => {
+                Err(wrong_type(intake, "the source of an image must be of the type base64 or url"))
+            }
             Self::Place(_) => Err(wrong_form(intake, "an object")),
         }
     }
@@ -66,7 +68,8 @@ pub(super) struct Passage {
 }
 
 impl Passage {
-    /// As Anthropic advises to write documents in prompts; how its own servers write these blocks is not published.
+    /// As Anthropic advises to write documents in prompts; how its own servers write these blocks
+    /// is not published.
     pub(super) fn written(&self) -> String {
         let Self { kind, source, title, context, text } = self;
         let mut written = format!("<{kind}>\n");
@@ -113,9 +116,17 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Source>> {
                 "type" => given.kind = intake.text(&mut map)?,
                 // The format is found from the bytes.
                 "media_type" => drop(intake.borrowed(&mut map)?),
-                "data" => given.data = intake.borrowed(&mut map)?.map(|data| intake.share(&data)).transpose()?,
-                "url" => given.url = intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?,
-                "content" => given.content = map.next_value_seed(intake.seed::<Option<ResultContent>>())?,
+                "data" => {
+                    given.data =
+                        intake.borrowed(&mut map)?.map(|data| intake.share(&data)).transpose()?
+                }
+                "url" => {
+                    given.url =
+                        intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?
+                }
+                "content" => {
+                    given.content = map.next_value_seed(intake.seed::<Option<ResultContent>>())?
+                }
                 _ => intake.unknown(&mut map, &mut given.unknown)?,
             }
             intake.leave(outer);
@@ -128,8 +139,12 @@ impl Given {
     fn source<E: Error>(mut self, intake: &mut Intake) -> Result<Source, E> {
         let kind = self.kind.take().ok_or_else(|| intake.missing(".type"))?;
         let source = match kind.as_str() {
-            "base64" => Source::Media(MediaInput::Base64(self.data.take().ok_or_else(|| intake.missing(".data"))?)),
-            "url" => Source::Media(MediaInput::Url(self.url.take().ok_or_else(|| intake.missing(".url"))?)),
+            "base64" => Source::Media(MediaInput::Base64(
+                self.data.take().ok_or_else(|| intake.missing(".data"))?,
+            )),
+            "url" => Source::Media(MediaInput::Url(
+                self.url.take().ok_or_else(|| intake.missing(".url"))?,
+            )),
             "text" => {
                 let data = self.data.take().ok_or_else(|| intake.missing(".data"))?;
                 // It was a string of JSON, and so is UTF-8.
@@ -140,13 +155,19 @@ impl Given {
                 Source::Text(content.text_alone(intake)?)
             }
             other => {
-                let message = format!("sources of type '{other}' are not supported; use base64, url, text or content");
+                let message = format!(
+                    "sources of type '{other}' are not supported; use base64, url, text or content"
+                );
                 return Err(intake.refuse(unsupported(intake.below(".type"), message)));
             }
         };
-        let given =
-            [(".data", self.data.is_some()), (".url", self.url.is_some()), (".content", self.content.is_some())];
-        let other = given.into_iter().find_map(|(name, is_given)| is_given.then(|| intake.below(name)));
+        let given = [
+            (".data", self.data.is_some()),
+            (".url", self.url.is_some()),
+            (".content", self.content.is_some()),
+        ];
+        let other =
+            given.into_iter().find_map(|(name, is_given)| is_given.then(|| intake.below(name)));
         intake.refuse_unknown(self.unknown.or(other))?;
         Ok(source)
     }

@@ -22,7 +22,9 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let mut fields = Fields::new(tool, path)?;
     let kind: Option<String> = fields.take("type")?;
     if let Some(kind) = kind.filter(|kind| kind != "custom") {
-        let message = format!("tools of type '{kind}' are not run here; only those of the client ('custom') are taken");
+        let message = format!(
+            "tools of type '{kind}' are not run here; only those of the client ('custom') are taken"
+        );
         return Err(ApiError::invalid(fields.name("type"), message));
     }
     let name = take_name(&mut fields)?;
@@ -35,7 +37,8 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
         // Templates show the model the schema, which has a place for them.
         let listed = schema.entry("examples").or_insert_with(|| json!([]));
         let name = fields.name("input_schema.examples");
-        let listed = listed.as_array_mut().ok_or_else(|| ApiError::invalid(name, "it must be a list"))?;
+        let listed =
+            listed.as_array_mut().ok_or_else(|| ApiError::invalid(name, "it must be a list"))?;
         listed.extend(examples.into_iter().map(Value::Object));
     }
     let strict = fields.take("strict")?;
@@ -54,10 +57,13 @@ fn read_choice(choice: Value, tools: &[Value]) -> Result<(ToolChoice, bool), Api
     let choice = match kind.as_str() {
         "auto" => ToolChoice::Auto,
         "none" => ToolChoice::None,
-        "any" if tools.is_empty() => return Err(ApiError::invalid("tool_choice", "'tool_choice' needs 'tools'")),
+        "any" if tools.is_empty() => {
+            return Err(ApiError::invalid("tool_choice", "'tool_choice' needs 'tools'"));
+        }
         "any" => ToolChoice::Required,
         "tool" => {
-            let name: String = fields.take("name")?.ok_or_else(|| ApiError::missing("tool_choice.name"))?;
+            let name: String =
+                fields.take("name")?.ok_or_else(|| ApiError::missing("tool_choice.name"))?;
             if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) {
                 let message = format!("there is no tool '{name}' in 'tools'");
                 return Err(ApiError::invalid("tool_choice.name", message));
@@ -65,7 +71,8 @@ fn read_choice(choice: Value, tools: &[Value]) -> Result<(ToolChoice, bool), Api
             ToolChoice::Named(name)
         }
         other => {
-            let message = format!("'tool_choice.type' must be auto, any, tool or none, got '{other}'");
+            let message =
+                format!("'tool_choice.type' must be auto, any, tool or none, got '{other}'");
             return Err(ApiError::invalid("tool_choice.type", message));
         }
     };
@@ -87,8 +94,10 @@ mod tests {
 
     #[test]
     fn tools_come_out_as_templates_want_them() {
-        let ToolUse { tools, choice, in_parallel, .. } = taken(json!({"tools": [tool("f")]})).unwrap().unwrap();
-        let function = r#"{"name":"f","description":null,"parameters":{"properties":{},"type":"object"}}"#;
+        let ToolUse { tools, choice, in_parallel, .. } =
+            taken(json!({"tools": [tool("f")]})).unwrap().unwrap();
+        let function =
+            r#"{"name":"f","description":null,"parameters":{"properties":{},"type":"object"}}"#;
         assert_eq!(tools.to_string(), format!(r#"[{{"type":"function","function":{function}}}]"#));
         assert_eq!((choice, in_parallel), (ToolChoice::Auto, true));
         assert!(taken(json!({"tools": [], "tool_choice": {"type": "auto"}})).unwrap().is_none());
@@ -103,11 +112,19 @@ mod tests {
             Ok(taken.unwrap().tools[0]["function"]["parameters"].clone())
         };
         let examples = json!([{"a": 1}, {"b": 2}]);
-        assert_eq!(schema(json!({"input_examples": examples})), Ok(json!({"type": "object", "examples": examples})));
-        let both = schema(json!({"input_schema": {"examples": [{}]}, "input_examples": [{"a": 1}]})).unwrap();
+        assert_eq!(
+            schema(json!({"input_examples": examples})),
+            Ok(json!({"type": "object", "examples": examples}))
+        );
+        let both =
+            schema(json!({"input_schema": {"examples": [{}]}, "input_examples": [{"a": 1}]}))
+                .unwrap();
         assert_eq!(both["examples"], json!([{}, {"a": 1}]));
         assert_eq!(schema(json!({"input_examples": []})), Ok(json!({"type": "object"})));
-        assert_eq!(schema(json!({"input_examples": ["x"]})), Err("tools[0].input_examples".to_owned()));
+        assert_eq!(
+            schema(json!({"input_examples": ["x"]})),
+            Err("tools[0].input_examples".to_owned())
+        );
         let wrong = json!({"input_schema": {"examples": 1}, "input_examples": [{}]});
         assert_eq!(schema(wrong), Err("tools[0].input_schema.examples".to_owned()));
     }
@@ -120,7 +137,8 @@ mod tests {
             (json!({"type": "none"}), (ToolChoice::None, true)),
             (json!({"type": "tool", "name": "f"}), (ToolChoice::Named("f".to_owned()), true)),
         ] {
-            let taken = taken(json!({"tools": [tool("f")], "tool_choice": choice})).unwrap().unwrap();
+            let taken =
+                taken(json!({"tools": [tool("f")], "tool_choice": choice})).unwrap().unwrap();
             assert_eq!((taken.choice, taken.in_parallel), expected);
         }
     }
@@ -128,18 +146,36 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (body, field) in [
-            (json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}), "tools[0].type"),
+            (
+                json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+                "tools[0].type",
+            ),
             (json!({"tools": [{"input_schema": {}}]}), "tools[0].name"),
             (json!({"tools": [tool("f"), {"name": "g"}]}), "tools[1].input_schema"),
             (json!({"tools": [{"name": "f", "input_schema": []}]}), "tools[0].input_schema"),
-            (json!({"tools": [{"name": "f", "input_schema": {}, "defer_loading": true}]}), "tools[0].defer_loading"),
-            (json!({"tools": [{"name": "f", "input_schema": {}, "parameters": {}}]}), "tools[0].parameters"),
+            (
+                json!({"tools": [{"name": "f", "input_schema": {}, "defer_loading": true}]}),
+                "tools[0].defer_loading",
+            ),
+            (
+                json!({"tools": [{"name": "f", "input_schema": {}, "parameters": {}}]}),
+                "tools[0].parameters",
+            ),
             (json!({"tools": vec![tool("f"); 1025]}), "tools"),
             (json!({"tools": [tool("f")], "tool_choice": "auto"}), "tool_choice"),
-            (json!({"tools": [tool("f")], "tool_choice": {"type": "required"}}), "tool_choice.type"),
+            (
+                json!({"tools": [tool("f")], "tool_choice": {"type": "required"}}),
+                "tool_choice.type",
+            ),
             (json!({"tools": [tool("f")], "tool_choice": {"type": "tool"}}), "tool_choice.name"),
-            (json!({"tools": [tool("f")], "tool_choice": {"type": "tool", "name": "g"}}), "tool_choice.name"),
-            (json!({"tools": [tool("f")], "tool_choice": {"type": "any", "x": 1}}), "tool_choice.x"),
+            (
+                json!({"tools": [tool("f")], "tool_choice": {"type": "tool", "name": "g"}}),
+                "tool_choice.name",
+            ),
+            (
+                json!({"tools": [tool("f")], "tool_choice": {"type": "any", "x": 1}}),
+                "tool_choice.x",
+            ),
             (json!({"tool_choice": {"type": "any"}}), "tool_choice"),
         ] {
             assert_eq!(taken(body).err().unwrap().param.as_deref(), Some(field));

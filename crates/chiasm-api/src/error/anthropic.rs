@@ -15,7 +15,9 @@ pub(super) fn error_body(error: &ApiError) -> Value {
         ErrorKind::Unavailable | ErrorKind::Overloaded => "overloaded_error",
         ErrorKind::TimedOut => "timeout_error",
         ErrorKind::Internal | ErrorKind::BadGateway => "api_error",
-        ErrorKind::Invalid | ErrorKind::UnsupportedType | ErrorKind::Unprocessable => "invalid_request_error",
+        ErrorKind::Invalid | ErrorKind::UnsupportedType | ErrorKind::Unprocessable => {
+            "invalid_request_error"
+        }
     };
     let message = &error.message;
     let message = match error.param.as_deref().filter(|param| !message.contains(param)) {

@@ -50,7 +50,8 @@ impl RequestBody for ForwardBody {
         let Value::Object(fields) = intake.read::<Value>()? else {
             return Err(ApiError::invalid("body", "must be a JSON object"));
         };
-        let model = place_of_model(intake.json())?.map(|place| intake.in_body(place.start)..intake.in_body(place.end));
+        let model = place_of_model(intake.json())?
+            .map(|place| intake.in_body(place.start)..intake.in_body(place.end));
         let name = fields.get("model").and_then(Value::as_str).map(str::to_owned);
         intake.take_for("body", body.len() as u64)?;
         Ok((Self { body, model, name, fields: Arc::new(fields) }, intake.into_charge()))

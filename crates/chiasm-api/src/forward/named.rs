@@ -1,4 +1,5 @@
-//! Conversations whose images have names of ours, for servers that know items by the names that they are given.
+//! Conversations whose images have names of ours, for servers that know items by the names that
+//! they are given.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -27,8 +28,10 @@ fn is_image(part: &Fields) -> bool {
 /// The server does not fetch an image's URL again: it may find another image there by then, and
 /// would take that for this one in every later request.
 pub fn with_names(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
-    let images: Vec<(EncodedItem, String)> =
-        items.iter().map(|item| Some((item.source.encoded()?, item.name()))).collect::<Option<_>>()?;
+    let images: Vec<(EncodedItem, String)> = items
+        .iter()
+        .map(|item| Some((item.source.encoded()?, item.name())))
+        .collect::<Option<_>>()?;
     if parts(fields).filter(|part| is_image(part)).count() != images.len() {
         return None;
     }
@@ -36,19 +39,29 @@ pub fn with_names(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(bytes / 3 * 4 + (16 << 10));
     let mut images = images.iter();
     let written = write_object(&mut out, fields, |out, name, value| match value {
-        Value::Array(messages) if name == "messages" => write_list(out, messages, |out, message| match message {
-            Value::Object(message) => write_object(out, message, |out, name, value| match value {
-                Value::Array(parts) if name == "content" => write_list(out, parts, |out, part| {
-                    let image = part.as_object().filter(|part| is_image(part));
-                    match image.and_then(|part| images.next().map(|image| (part, image))) {
-                        Some((part, (image, name))) => write_image(out, part, image, name),
-                        None => serde_json::to_writer(out, part),
-                    }
-                }),
-                value => serde_json::to_writer(out, value),
-            }),
-            message => serde_json::to_writer(out, message),
-        }),
+        Value::Array(messages) if name == "messages" => {
+            write_list(out, messages, |out, message| match message {
+                Value::Object(message) => {
+                    write_object(out, message, |out, name, value| match value {
+                        Value::Array(parts) if name == "content" => {
+                            write_list(out, parts, |out, part| {
+                                let image = part.as_object().filter(|part| is_image(part));
+                                match image
+                                    .and_then(|part| images.next().map(|image| (part, image)))
+                                {
+                                    Some((part, (image, name))) => {
+                                        write_image(out, part, image, name)
+                                    }
+                                    None => serde_json::to_writer(out, part),
+                                }
+                            })
+                        }
+                        value => serde_json::to_writer(out, value),
+                    })
+                }
+                message => serde_json::to_writer(out, message),
+            })
+        }
         value => serde_json::to_writer(out, value),
     });
     written.is_ok().then_some(out)
@@ -141,7 +154,10 @@ mod tests {
                 json!({"type": "image_url", "image_url": {"url": "http://a", "detail": "low", "x": [1]}, "y": "\""}),
                 json!({"type": "image_url", "image_url": {"detail": "low", "x": [1], "url": ours}, "y": "\"", "uuid": "n"}),
             ),
-            (json!({"image_url": "http://a"}), json!({"type": "image_url", "image_url": {"url": ours}, "uuid": "n"})),
+            (
+                json!({"image_url": "http://a"}),
+                json!({"type": "image_url", "image_url": {"url": ours}, "uuid": "n"}),
+            ),
             (
                 json!({"type": "input_image", "image_url": "http://a", "detail": "high"}),
                 json!({"type": "image_url", "image_url": {"url": ours}, "detail": "high", "uuid": "n"}),

@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::openai::media_parts::MediaKind;
 
-/// The parts of a body that come before each other in a prompt, whatever their order in the body is.
+/// The parts of a body that come before each other in a prompt, whatever their order in the body
+/// is.
 const PARTS: [&str; 6] = ["tools", "system", "instructions", "messages", "input", "prompt"];
 /// The parts that have media items.
 const MESSAGES: [&str; 2] = ["messages", "input"];
@@ -25,7 +26,10 @@ const DATA: &str = "data:";
 /// the prompt about as long here as for workers that count its tokens.
 pub fn pieces(fields: &Map<String, Value>, items: &[usize]) -> Vec<TokenId> {
     let mut texts = Vec::new();
-    MESSAGES.iter().filter_map(|list| fields.get(*list)).for_each(|messages| find_items(messages, &mut texts));
+    MESSAGES
+        .iter()
+        .filter_map(|list| fields.get(*list))
+        .for_each(|messages| find_items(messages, &mut texts));
     let counts = texts.iter().enumerate().map(|(at, text)| {
         let known = items.get(at).filter(|_| items.len() == texts.len());
         (text.as_ptr(), known.copied().unwrap_or(PIECES_OF_ITEM))
@@ -124,11 +128,12 @@ mod tests {
 
     #[test]
     fn what_is_added_to_a_conversation_leaves_what_was_before_it() {
-        let picture =
-            |data: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}});
+        let picture = |data: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}});
         let first = json!({"role": "user", "content": [picture("AAAA"), {"type": "text", "text": "what?"}]});
         let one = of(&json!({"messages": [first], "max_tokens": 5, "stream": true}));
-        let two = of(&json!({"stream": false, "messages": [first, {"role": "assistant", "content": "it is"}]}));
+        let two = of(
+            &json!({"stream": false, "messages": [first, {"role": "assistant", "content": "it is"}]}),
+        );
         assert!(two.len() > one.len() && two.starts_with(&one));
         let mut other = first.clone();
         other["content"][0] = picture("AAAB");
@@ -140,8 +145,7 @@ mod tests {
 
     #[test]
     fn an_image_is_as_long_as_its_tokens_where_they_are_known() {
-        let part =
-            |data: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}});
+        let part = |data: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}});
         let body = json!({"messages": [{"role": "user", "content": [part("AAAA"), part("AAAB")]}]});
         let fields = body.as_object().unwrap();
         let count = |images: &[usize]| pieces(fields, images).len();
@@ -160,14 +164,21 @@ mod tests {
             body(json!({"image_url": "http://a/b.png"})),
             body(json!({"type": "video_url", "video_url": {"url": "http://a/b.mp4"}})),
             body(json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})),
-            body(json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}})),
+            body(
+                json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}),
+            ),
             body(json!({"type": "image", "source": {"type": "url", "url": "http://a/b.png"}})),
             json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a"}]}]}),
         ] {
             let pieces = of(&part).len();
-            assert!(pieces.abs_diff(expected) < 40 && pieces > PIECES_OF_ITEM, "{pieces}, not {expected}: {part}");
+            assert!(
+                pieces.abs_diff(expected) < 40 && pieces > PIECES_OF_ITEM,
+                "{pieces}, not {expected}: {part}"
+            );
         }
-        let text = body(json!({"type": "document", "source": {"type": "text", "data": "word ".repeat(8000)}}));
+        let text = body(
+            json!({"type": "document", "source": {"type": "text", "data": "word ".repeat(8000)}}),
+        );
         assert!(of(&text).len() > 10_000, "a text is one");
     }
 

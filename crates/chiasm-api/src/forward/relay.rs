@@ -249,7 +249,8 @@ fn whole_events(bytes: &[u8], from: usize) -> usize {
 /// Returns `true` if a chunk has a finish reason.
 fn has_finish(data: &[u8]) -> bool {
     const FIELD: &[u8] = b"\"finish_reason\":";
-    memmem::find_iter(data, FIELD).any(|at| data[at + FIELD.len()..].trim_ascii_start().starts_with(b"\""))
+    memmem::find_iter(data, FIELD)
+        .any(|at| data[at + FIELD.len()..].trim_ascii_start().starts_with(b"\""))
 }
 
 /// Returns an event's sequence number. Quotes within strings are escaped, so that no text is taken
@@ -271,7 +272,11 @@ mod tests {
 
     /// Relays pieces. Returns the bytes that go to the client.
     fn relayed(relay: &mut EventRelay, pieces: &[&[u8]]) -> Vec<u8> {
-        pieces.iter().filter_map(|piece| relay.push(Bytes::copy_from_slice(piece))).flatten().collect()
+        pieces
+            .iter()
+            .filter_map(|piece| relay.push(Bytes::copy_from_slice(piece)))
+            .flatten()
+            .collect()
     }
 
     #[test]
@@ -280,7 +285,10 @@ mod tests {
             let mut relay = EventRelay::new(StreamApi::Completions);
             for (number, piece) in CHAT.chunks(size).enumerate() {
                 let sent = relay.push(Bytes::copy_from_slice(piece)).unwrap_or_default();
-                assert!(sent.is_empty() || sent.ends_with(b"\n\n") || sent.ends_with(b"\n\r\n"), "{size} {number}");
+                assert!(
+                    sent.is_empty() || sent.ends_with(b"\n\n") || sent.ends_with(b"\n\r\n"),
+                    "{size} {number}"
+                );
             }
             assert_eq!(relay.ending(false), Ending::Whole, "{size}");
         }
@@ -308,7 +316,11 @@ mod tests {
         let failure = &b"data: {\"error\": {\"code\": 500, \"message\": \"gone\"}}\n\n"[..];
         let refusal = &b"data: {\"id\": 1, \"error\": {\"code\": 400}}\n\n"[..];
         let failed = StreamOutcome::Failed("gone".to_owned());
-        let cases = [(CHAT, StreamOutcome::Finished), (failure, failed), (refusal, StreamOutcome::Finished)];
+        let cases = [
+            (CHAT, StreamOutcome::Finished),
+            (failure, failed),
+            (refusal, StreamOutcome::Finished),
+        ];
         for (first, outcome) in cases {
             for second in [CHAT, failure, b""] {
                 let mut relay = EventRelay::new(StreamApi::Completions);
@@ -324,7 +336,12 @@ mod tests {
         let mut relay = EventRelay::new(StreamApi::Responses);
         relayed(&mut relay, &[b"event: response.failed\ndata: {\"type\":\"response.f"]);
         assert!(relay.finish().is_some() && relay.outcome() == failed);
-        let long = [&b"event: response.failed\ndata: {\"pad\":\""[..], &[b'x'; MAX_HELD_BYTES], b"\"}\n\n"].concat();
+        let long = [
+            &b"event: response.failed\ndata: {\"pad\":\""[..],
+            &[b'x'; MAX_HELD_BYTES],
+            b"\"}\n\n",
+        ]
+        .concat();
         let mut relay = EventRelay::new(StreamApi::Responses);
         relayed(&mut relay, &[&long[..MAX_HELD_BYTES + 9], &long[MAX_HELD_BYTES + 9..]]);
         assert_eq!(relay.outcome(), failed);
@@ -361,8 +378,12 @@ mod tests {
     fn failure_takes_the_next_sequence_number() {
         let mut relay = EventRelay::new(StreamApi::Responses);
         let text = br#""delta":"\"sequence_number\":99""#;
-        let event =
-            [&b"event: response.output_text.delta\ndata: {\"sequence_number\": 41,"[..], text, b"}\n\n"].concat();
+        let event = [
+            &b"event: response.output_text.delta\ndata: {\"sequence_number\": 41,"[..],
+            text,
+            b"}\n\n",
+        ]
+        .concat();
         relayed(&mut relay, &[&event, b"event: x\ndata: {\"sequence_number\":50"]);
         assert_eq!(relay.sequence_number(), 42);
     }

@@ -79,9 +79,14 @@ pub(super) struct Beside<'a> {
 
 impl ChunkHead {
     /// The head of an answer's chunks.
-    pub(super) fn new(AnswerHead { id, created, model }: &AnswerHead, object: &'static str) -> Self {
+    pub(super) fn new(
+        AnswerHead { id, created, model }: &AnswerHead,
+        object: &'static str,
+    ) -> Self {
         let [id, object, model] = [id, object, model].map(Value::from);
-        let head = format!(r#"data: {{"id":{id},"object":{object},"created":{created},"model":{model},"choices":"#);
+        let head = format!(
+            r#"data: {{"id":{id},"object":{object},"created":{created},"model":{model},"choices":"#
+        );
         Self(head.into_bytes())
     }
 
@@ -91,7 +96,12 @@ impl ChunkHead {
     }
 
     /// Appends a chunk with these choices, an array.
-    pub(super) fn write(&self, events: &mut Vec<u8>, choices: &impl Serialize, beside: &Beside<'_>) {
+    pub(super) fn write(
+        &self,
+        events: &mut Vec<u8>,
+        choices: &impl Serialize,
+        beside: &Beside<'_>,
+    ) {
         let begin = events.len();
         events.extend_from_slice(&self.0);
         let mut written = serde_json::to_writer(&mut *events, choices);

@@ -50,7 +50,11 @@ impl RequestBody for ChatRequest {
 }
 
 /// Takes the fields that decide what a conversation becomes as a prompt.
-pub(super) fn take_chat(fields: &mut Fields, messages: Messages, tools: Option<&ToolUse>) -> Result<Chat, ApiError> {
+pub(super) fn take_chat(
+    fields: &mut Fields,
+    messages: Messages,
+    tools: Option<&ToolUse>,
+) -> Result<Chat, ApiError> {
     let Messages { messages, media } = messages;
     let chat = Chat {
         messages,
@@ -72,11 +76,14 @@ pub(super) fn take_chat(fields: &mut Fields, messages: Messages, tools: Option<&
     Ok(chat)
 }
 
-/// Takes the variables of the chat template. `documents` is one of them, which vLLM has a field for.
+/// Takes the variables of the chat template. `documents` is one of them, which vLLM has a field
+/// for.
 fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
-    let mut variables: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
+    let mut variables: Map<String, Value> =
+        fields.take("chat_template_kwargs")?.unwrap_or_default();
     if let Some(documents) = fields.take::<Vec<Map<String, Value>>>("documents")? {
-        variables.insert("documents".to_owned(), documents.into_iter().map(Value::Object).collect());
+        variables
+            .insert("documents".to_owned(), documents.into_iter().map(Value::Object).collect());
     }
     Ok(variables)
 }
@@ -114,7 +121,10 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_refused_by_name() {
-        assert_eq!(refused(json!({"reasoning_effort": "huge"})).as_deref(), Some("reasoning_effort"));
+        assert_eq!(
+            refused(json!({"reasoning_effort": "huge"})).as_deref(),
+            Some("reasoning_effort")
+        );
         assert_eq!(refused(json!({"reasoning_effort": "high"})), None);
         assert_eq!(refused(json!({"temprature": 1})).as_deref(), Some("temprature"));
         assert_eq!(refused(json!({})), None);
@@ -125,7 +135,9 @@ mod tests {
         let documents = json!([{"title": "t", "text": "x"}]);
         let body = json!({"messages": [{"role": "user", "content": "x"}], "documents": documents,
             "chat_template_kwargs": {"documents": [], "a": 1}});
-        let Prompt::Chat(chat) = parse(body).unwrap().generate.prompt else { panic!("a conversation") };
+        let Prompt::Chat(chat) = parse(body).unwrap().generate.prompt else {
+            panic!("a conversation")
+        };
         assert_eq!(Value::Object(chat.template_kwargs), json!({"documents": documents, "a": 1}));
         assert_eq!(refused(json!({"documents": ["x"]})).as_deref(), Some("documents"));
     }
@@ -140,7 +152,10 @@ mod tests {
     #[test]
     fn top_logprobs_need_logprobs() {
         assert_eq!(refused(json!({"top_logprobs": 2})).as_deref(), Some("top_logprobs"));
-        assert_eq!(refused(json!({"top_logprobs": 21, "logprobs": true})).as_deref(), Some("top_logprobs"));
+        assert_eq!(
+            refused(json!({"top_logprobs": 21, "logprobs": true})).as_deref(),
+            Some("top_logprobs")
+        );
         assert_eq!(refused(json!({"top_logprobs": 2, "logprobs": true})), None);
     }
 

@@ -1,4 +1,5 @@
-//! `POST /v1/completions`: plain text or token ids in, text out. A list of prompts is answered in one body.
+//! `POST /v1/completions`: plain text or token ids in, text out. A list of prompts is answered in
+//! one body.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -92,7 +93,8 @@ impl RequestBody for CompletionRequest {
         let mut common = Common::take(&mut fields)?;
         let echo = fields.take("echo")?.unwrap_or(false);
         let (least, range) = if echo { (0, "0 or more") } else { (1, "at least 1") };
-        let max_tokens = fields.take_in("max_tokens", least.., range)?.unwrap_or(DEFAULT_MAX_TOKENS);
+        let max_tokens =
+            fields.take_in("max_tokens", least.., range)?.unwrap_or(DEFAULT_MAX_TOKENS);
         // An engine makes one token at least, which is not shown then.
         common.sampling.max_tokens = Some(max_tokens.max(1));
         common.sampling.logprobs = fields.take_in("logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?;
@@ -114,7 +116,9 @@ impl RequestBody for CompletionRequest {
         common.check_given(choices)?;
         fields.refuse_unless("suffix", |v| v == "")?;
         for field in ["tools", "tool_choice"] {
-            fields.refuse_unless(field, |v| v == "none" || v == "auto" || v == &Value::Array(Vec::new()))?;
+            fields.refuse_unless(field, |v| {
+                v == "none" || v == "auto" || v == &Value::Array(Vec::new())
+            })?;
         }
         fields.ignore(&["parallel_tool_calls"]);
         fields.refuse_unless("add_special_tokens", |v| v == true)?;
@@ -152,23 +156,30 @@ pub fn answer<'a>(
     usage: Usage,
     nvext: Option<Nvext>,
 ) -> impl Serialize + 'a {
-    let choice = |(index, ShownChoice { choice, prompt_tokens, echoed }): (usize, &'a ShownChoice)| Choice {
-        index,
-        text: shown_text(&choice.events, echoed.as_deref()),
-        logprobs: choice.logprobs.as_ref().map(|tokens| {
-            let (of_prompt, mut told) = (choice.prompt_logprobs.as_ref(), Told::default());
-            let mut lists = echoed.as_ref().map(|echoed| echoed.lists(tokenizer, of_prompt)).unwrap_or_default();
-            if echoed.as_ref().is_none_or(|echoed| !echoed.only) {
-                lists.add(tokenizer, tokens, &mut told);
-            }
-            lists.finish(&mut told)
-        }),
-        finish_reason: Some(finish::reason(&choice.finish)),
-        stop_reason: finish::stop_reason(&choice.finish),
-        token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
-        prompt_token_ids: prompt_tokens.as_ref().map(|tokens| Ids(tokens)),
-        prompt_logprobs: choice.prompt_logprobs.as_ref().map(|logprobs| PromptLogprobsBody { tokenizer, logprobs }),
-    };
+    let choice =
+        |(index, ShownChoice { choice, prompt_tokens, echoed }): (usize, &'a ShownChoice)| Choice {
+            index,
+            text: shown_text(&choice.events, echoed.as_deref()),
+            logprobs: choice.logprobs.as_ref().map(|tokens| {
+                let (of_prompt, mut told) = (choice.prompt_logprobs.as_ref(), Told::default());
+                let mut lists = echoed
+                    .as_ref()
+                    .map(|echoed| echoed.lists(tokenizer, of_prompt))
+                    .unwrap_or_default();
+                if echoed.as_ref().is_none_or(|echoed| !echoed.only) {
+                    lists.add(tokenizer, tokens, &mut told);
+                }
+                lists.finish(&mut told)
+            }),
+            finish_reason: Some(finish::reason(&choice.finish)),
+            stop_reason: finish::stop_reason(&choice.finish),
+            token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
+            prompt_token_ids: prompt_tokens.as_ref().map(|tokens| Ids(tokens)),
+            prompt_logprobs: choice
+                .prompt_logprobs
+                .as_ref()
+                .map(|logprobs| PromptLogprobsBody { tokenizer, logprobs }),
+        };
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
     Body { usage: Some(usage), nvext, ..head.body(OBJECT, choices) }
 }
@@ -183,7 +194,8 @@ pub struct Shown<'a> {
     pub with_ids: bool,
     /// The prompt's tokens, in a choice's first chunk if they were asked for.
     pub prompt_tokens: Option<&'a [TokenId]>,
-    /// The prompt, and the lists of its log probabilities, in the first chunk of a choice that begins with it.
+    /// The prompt, and the lists of its log probabilities, in the first chunk of a choice that
+    /// begins with it.
     pub echoed: Option<(&'a Echoed, Lists)>,
     /// The usage so far, if it was asked for.
     pub usage: Option<Usage>,
@@ -206,7 +218,8 @@ impl Chunks {
     /// Appends one chunk of a stream.
     pub fn write_delta(&self, events: &mut Vec<u8>, delta: &ChoiceDelta, shown: Shown<'_>) {
         let Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext } = shown;
-        let (echoed, mut lists) = echoed.map_or((None, Lists::default()), |(echoed, lists)| (Some(echoed), lists));
+        let (echoed, mut lists) =
+            echoed.map_or((None, Lists::default()), |(echoed, lists)| (Some(echoed), lists));
         let choice = Choice {
             index,
             text: shown_text(&delta.events, echoed),
@@ -291,13 +304,22 @@ mod tests {
 
     #[test]
     fn none_but_the_prompt_may_be_asked_for_with_echo_alone() {
-        let echo = |body: Value| parse(body).map(|request| request.echo.map(|echo| (echo.texts, echo.only)));
-        assert_eq!(echo(json!({"prompt": "a", "echo": true})).unwrap(), Some((vec![Some("a".to_owned())], false)));
-        assert_eq!(echo(json!({"prompt": [1], "echo": true, "max_tokens": 0})).unwrap(), Some((vec![None], true)));
+        let echo = |body: Value| {
+            parse(body).map(|request| request.echo.map(|echo| (echo.texts, echo.only)))
+        };
+        assert_eq!(
+            echo(json!({"prompt": "a", "echo": true})).unwrap(),
+            Some((vec![Some("a".to_owned())], false))
+        );
+        assert_eq!(
+            echo(json!({"prompt": [1], "echo": true, "max_tokens": 0})).unwrap(),
+            Some((vec![None], true))
+        );
         assert_eq!(echo(json!({"prompt": "a", "echo": false})).unwrap(), None);
         let error = parse(json!({"prompt": "a", "max_tokens": 0})).err().unwrap();
         assert_eq!(error.param.as_deref(), Some("max_tokens"));
-        let asked = parse(json!({"prompt": "a", "echo": true, "logprobs": 2, "stream": true})).unwrap();
+        let asked =
+            parse(json!({"prompt": "a", "echo": true, "logprobs": 2, "stream": true})).unwrap();
         assert_eq!(asked.generate[0].sampling.prompt_logprobs, Some(2));
     }
 

@@ -1,4 +1,5 @@
-//! A JSON object whose fields are taken one by one, so that whatever nobody took can be refused by name.
+//! A JSON object whose fields are taken one by one, so that whatever nobody took can be refused by
+//! name.
 
 use std::fmt::Display;
 use std::ops::RangeBounds;
@@ -8,7 +9,8 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// The fields of one JSON object that have not been taken yet, and where the object is in the request.
+/// The fields of one JSON object that have not been taken yet, and where the object is in the
+/// request.
 pub struct Fields {
     path: String,
     map: Map<String, Value>,
@@ -34,7 +36,10 @@ impl Fields {
 
     /// What `take` takes of a request, which must have no other fields.
     #[cfg(test)]
-    pub fn all_taken<T>(body: Value, take: impl FnOnce(&mut Self) -> Result<T, ApiError>) -> Result<T, ApiError> {
+    pub fn all_taken<T>(
+        body: Value,
+        take: impl FnOnce(&mut Self) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
         let mut fields = Self::new(body, "")?;
         let taken = take(&mut fields)?;
         fields.finish()?;
@@ -77,13 +82,21 @@ impl Fields {
             && !range.contains(value)
         {
             let name = self.name(field);
-            return Err(ApiError::invalid(&name, format!("'{name}' must be {range_text}, got {value}")));
+            return Err(ApiError::invalid(
+                &name,
+                format!("'{name}' must be {range_text}, got {value}"),
+            ));
         }
         Ok(value)
     }
 
-    /// Takes a field that Chiasm does not implement: refused unless it has a value that asks for nothing.
-    pub fn refuse_unless(&mut self, field: &str, asks_for_nothing: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
+    /// Takes a field that Chiasm does not implement: refused unless it has a value that asks for
+    /// nothing.
+    pub fn refuse_unless(
+        &mut self,
+        field: &str,
+        asks_for_nothing: impl Fn(&Value) -> bool,
+    ) -> Result<(), ApiError> {
         match self.map.shift_remove(field) {
             Some(value) if !value.is_null() && !asks_for_nothing(&value) => {
                 Err(ApiError::unsupported(self.name(field)))
@@ -108,12 +121,15 @@ impl Fields {
     }
 }
 
-/// A number such as `16.0` as the integer that it is: clients whose JSON has one kind of number, such as Gson's maps, write all so.
+/// A number such as `16.0` as the integer that it is: clients whose JSON has one kind of number,
+/// such as Gson's maps, write all so.
 fn integer(value: Value) -> Value {
     /// Those below are exact.
     const BOUND: f64 = (1_u64 << 53) as f64;
     match value.as_f64() {
-        Some(number) if value.is_f64() && number.fract() == 0.0 && number.abs() < BOUND => Value::from(number as i64),
+        Some(number) if value.is_f64() && number.fract() == 0.0 && number.abs() < BOUND => {
+            Value::from(number as i64)
+        }
         _ => value,
     }
 }
@@ -145,13 +161,18 @@ mod tests {
 
     #[test]
     fn an_integer_may_be_written_as_a_float() {
-        let taken = |value: Value| Fields::new(json!({"n": value}), "").unwrap().take::<u64>("n").map_err(|_| ());
+        let taken = |value: Value| {
+            Fields::new(json!({"n": value}), "").unwrap().take::<u64>("n").map_err(|_| ())
+        };
         assert_eq!(taken(json!(16.0)), Ok(Some(16)));
         for wrong in [json!(16.5), json!(-16.0), json!(1e300), json!("16.0"), json!([16.0])] {
             assert_eq!(taken(wrong), Err(()));
         }
         let mut fields = Fields::new(json!({"t": 1.0, "u": 0.5}), "").unwrap();
-        assert_eq!((fields.take::<f64>("t").unwrap(), fields.take::<f64>("u").unwrap()), (Some(1.0), Some(0.5)));
+        assert_eq!(
+            (fields.take::<f64>("t").unwrap(), fields.take::<f64>("u").unwrap()),
+            (Some(1.0), Some(0.5))
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Fields of OpenAI's APIs whose being ignored changes nothing of what a client gets. The list is reviewed field by field:
-//! `docs/serving.md` says of each why it is here, or why a similar one is refused.
+//! Fields of OpenAI's APIs whose being ignored changes nothing of what a client gets. The list is
+//! reviewed field by field: `docs/serving.md` says of each why it is here, or why a similar one is
+//! refused.
 
 use serde_json::{Map, Value};
 
@@ -7,10 +8,16 @@ use super::fields::Fields;
 use crate::error::ApiError;
 
 /// Who asks, in which session, and how OpenAI bills, schedules and caches it: strings.
-const TEXTS: [&str; 6] =
-    ["user", "session_id", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention"];
-/// What OpenAI files an answer under, how it caches the prompt, and what the answer may look like, which only makes it come sooner:
-/// objects.
+const TEXTS: [&str; 6] = [
+    "user",
+    "session_id",
+    "safety_identifier",
+    "service_tier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+];
+/// What OpenAI files an answer under, how it caches the prompt, and what the answer may look like,
+/// which only makes it come sooner: objects.
 const OBJECTS: [&str; 3] = ["metadata", "prompt_cache_options", "prediction"];
 
 /// Takes them. Their values have the types that OpenAI asks for, and are looked at no further.

@@ -1,7 +1,9 @@
-//! What a request's body becomes while it is read: bounded in number, and counted in bytes before it is built.
+//! What a request's body becomes while it is read: bounded in number, and counted in bytes before
+//! it is built.
 //!
-//! A body is read once, by visitors that build what the request asks for and nothing between. JSON of few bytes can take many
-//! times its own memory (`[[],[]]`, `{},{}`), so each of them asks the [`Intake`] first.
+//! A body is read once, by visitors that build what the request asks for and nothing between. JSON
+//! of few bytes can take many times its own memory (`[[],[]]`, `{},{}`), so each of them asks the
+//! [`Intake`] first.
 
 mod shortened;
 
@@ -23,16 +25,19 @@ use crate::error::ApiError;
 
 use shortened::Shortened;
 
-/// What planning takes at most for a byte of a prompt's text: copies in the template's values, the rendered prompt and its tokens.
+/// What planning takes at most for a byte of a prompt's text: copies in the template's values, the
+/// rendered prompt and its tokens.
 pub const PLANNED_BYTES: u64 = 8;
-/// What planning takes for a message and for a part of its content, beside their text: objects and names in the template's values.
+/// What planning takes for a message and for a part of its content, beside their text: objects and
+/// names in the template's values.
 const PLANNED_MESSAGE_BYTES: u64 = 3 << 10;
 const PLANNED_PART_BYTES: u64 = 1 << 10;
 /// Bytes are taken from the budget in steps: most requests need one.
 const STEP: u64 = 1 << 10;
 /// What an allocation takes beside its content.
 const ALLOCATION: u64 = 16;
-/// Text up to this size is rather copied than that it keeps the whole body in memory: a URL, not a file.
+/// Text up to this size is rather copied than that it keeps the whole body in memory: a URL, not a
+/// file.
 const FEW_BYTES: usize = 8 << 10;
 /// What some clients write before all UTF-8, as Python's JSON reader allows.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -42,8 +47,8 @@ const MAX_NAME_BYTES: usize = 256;
 /// One body on its way to a request.
 pub struct Intake {
     body: Bytes,
-    /// What is read in place of the body, if that saves much. What is kept of its strings is taken from the body: [`Intake::own`],
-    /// [`Intake::own_prompt`] and [`Intake::share`] see to that.
+    /// What is read in place of the body, if that saves much. What is kept of its strings is taken
+    /// from the body: [`Intake::own`], [`Intake::own_prompt`] and [`Intake::share`] see to that.
     shortened: Option<Shortened>,
     budget: ByteBudget,
     charge: Charge,
@@ -60,7 +65,8 @@ pub struct Intake {
     pub media: Vec<MediaRef>,
     /// Lists and objects around the JSON value that is being read.
     pub depth: usize,
-    /// The template that the request's messages are for, if there is one: it may know more roles and fields than the API.
+    /// The template that the request's messages are for, if there is one: it may know more roles
+    /// and fields than the API.
     pub template: Option<ChatTemplate>,
 }
 
@@ -82,7 +88,11 @@ struct Countdown {
 impl Intake {
     /// Nothing is built of `body` yet. A byte order mark before it is no part of it.
     pub fn new(body: Bytes, limits: &BodyLimits, budget: &ByteBudget) -> Self {
-        let body = if body.starts_with(BYTE_ORDER_MARK) { body.slice(BYTE_ORDER_MARK.len()..) } else { body };
+        let body = if body.starts_with(BYTE_ORDER_MARK) {
+            body.slice(BYTE_ORDER_MARK.len()..)
+        } else {
+            body
+        };
         let countdown = |limit, what, flag| Countdown { limit, left: limit, what, flag };
         Self {
             body,
@@ -107,7 +117,8 @@ impl Intake {
     /// Reads the whole body.
     ///
     /// # Errors
-    /// 400 for what is no JSON or has a wrong type, 413 and 503 for what is too much; each names the field.
+    /// 400 for what is no JSON or has a wrong type, 413 and 503 for what is too much; each names
+    /// the field.
     pub fn read<T>(&mut self) -> Result<T, ApiError>
     where
         for<'a, 'de> Seed<'a, T>: Visitor<'de, Value = T>,
@@ -120,7 +131,8 @@ impl Intake {
         read.and_then(|value| json.end().map(|()| value)).map_err(|error| self.fault(&error))
     }
 
-    /// The JSON that [`Intake::read`] reads: the body, or the body without the bulk of its longest strings.
+    /// The JSON that [`Intake::read`] reads: the body, or the body without the bulk of its longest
+    /// strings.
     pub fn json(&self) -> &Bytes {
         self.shortened.as_ref().map_or(&self.body, |short| &short.json)
     }
@@ -146,7 +158,10 @@ impl Intake {
     }
 
     /// The name of an object's next field.
-    pub fn name<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
+    pub fn name<'de, A: MapAccess<'de>>(
+        &mut self,
+        map: &mut A,
+    ) -> Result<Option<Cow<'de, str>>, A::Error> {
         let Some(Text(name)) = map.next_key()? else { return Ok(None) };
         if name.len() > MAX_NAME_BYTES {
             let message = format!("a field's name has more than {MAX_NAME_BYTES} bytes");
@@ -163,7 +178,8 @@ impl Intake {
         outer
     }
 
-    /// Goes back to where `enter` was called. Not done after an error, which names where the reader is.
+    /// Goes back to where `enter` was called. Not done after an error, which names where the reader
+    /// is.
     pub fn leave(&mut self, outer: usize) {
         self.field.truncate(outer);
     }
@@ -190,7 +206,10 @@ impl Intake {
         self.take(PLANNED_PART_BYTES)
     }
 
-    fn count<E: Error>(&mut self, which: impl FnOnce(&mut Room) -> &mut Countdown) -> Result<(), E> {
+    fn count<E: Error>(
+        &mut self,
+        which: impl FnOnce(&mut Room) -> &mut Countdown,
+    ) -> Result<(), E> {
         let Countdown { limit, left, what, flag } = which(&mut self.room);
         if let Some(less) = left.checked_sub(1) {
             *left = less;
@@ -203,7 +222,10 @@ impl Intake {
     /// Counts `bytes` that are about to be built.
     pub fn take<E: Error>(&mut self, bytes: u64) -> Result<(), E> {
         self.built += bytes;
-        let Some(more) = self.built.checked_sub(self.charge.bytes()).filter(|&more| more > 0) else { return Ok(()) };
+        let Some(more) = self.built.checked_sub(self.charge.bytes()).filter(|&more| more > 0)
+        else {
+            return Ok(());
+        };
         self.charge
             .grow(more.next_multiple_of(STEP))
             .or_else(|_| self.charge.grow(more))
@@ -220,7 +242,8 @@ impl Intake {
         if self.body.len() as u64 + self.built <= self.budget.limit() {
             return self.refuse_here(|field| ApiError::from(busy).at(field));
         }
-        let message = "the request takes more memory than there may be (--max-bytes-in-flight)".to_owned();
+        let message =
+            "the request takes more memory than there may be (--max-bytes-in-flight)".to_owned();
         self.refuse_here(|field| ApiError::too_many(field, message))
     }
 
@@ -228,7 +251,9 @@ impl Intake {
     pub fn push<T, E: Error>(&mut self, list: &mut Vec<T>, item: T) -> Result<(), E> {
         if list.len() == list.capacity() {
             let more = list.capacity().max(4);
-            self.take((more * size_of::<T>()) as u64 + if list.is_empty() { ALLOCATION } else { 0 })?;
+            self.take(
+                (more * size_of::<T>()) as u64 + if list.is_empty() { ALLOCATION } else { 0 },
+            )?;
             list.reserve_exact(more);
         }
         list.push(item);
@@ -261,7 +286,8 @@ impl Intake {
             return String::from_utf8(self.body[whole].to_vec()).map_err(E::custom);
         }
         if !self.is_borrowed(text) {
-            // The parser spelt out its escapes; it keeps that memory, and doubles it as it needs more.
+            // The parser spelt out its escapes; it keeps that memory, and doubles it as it needs
+            // more.
             let more = (2 * text.len() as u64).saturating_sub(self.scratch);
             self.scratch += more;
             self.take(more)?;
@@ -270,8 +296,8 @@ impl Intake {
         Ok(text.to_owned())
     }
 
-    /// The bytes of text that may be as large as the body itself, without a copy if nothing in it is escaped. The body stays in
-    /// memory for as long as they do.
+    /// The bytes of text that may be as large as the body itself, without a copy if nothing in it
+    /// is escaped. The body stays in memory for as long as they do.
     pub fn share<E: Error>(&mut self, text: &str) -> Result<Bytes, E> {
         if let Some(whole) = self.whole(text) {
             return Ok(self.body.slice(whole));
@@ -302,17 +328,23 @@ impl Intake {
     }
 
     /// A field's string; `None` for null.
-    pub fn text<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<String>, A::Error> {
+    pub fn text<'de, A: MapAccess<'de>>(
+        &mut self,
+        map: &mut A,
+    ) -> Result<Option<String>, A::Error> {
         self.borrowed(map)?.map(|text| self.own(&text)).transpose()
     }
 
     /// A field's string, which is not kept; `None` for null.
-    pub fn borrowed<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
+    pub fn borrowed<'de, A: MapAccess<'de>>(
+        &mut self,
+        map: &mut A,
+    ) -> Result<Option<Cow<'de, str>>, A::Error> {
         Ok(map.next_value::<Option<Text<'de>>>()?.map(|Text(text)| text))
     }
 
-    /// Reads a field of a part that nothing is known of but what the template does with it. Adds it to `fields` if the template reads
-    /// it, else leaves it in `first` as [`Self::unknown`] does.
+    /// Reads a field of a part that nothing is known of but what the template does with it. Adds it
+    /// to `fields` if the template reads it, else leaves it in `first` as [`Self::unknown`] does.
     pub fn of_template<'de, A: MapAccess<'de>>(
         &mut self,
         map: &mut A,
@@ -332,8 +364,13 @@ impl Intake {
         self.insert(fields, name, value)
     }
 
-    /// Reads a field that nothing is known of. Leaves the first one that is not null in `first`, by its full name.
-    pub fn unknown<'de, A: MapAccess<'de>>(&mut self, map: &mut A, first: &mut Option<String>) -> Result<(), A::Error> {
+    /// Reads a field that nothing is known of. Leaves the first one that is not null in `first`, by
+    /// its full name.
+    pub fn unknown<'de, A: MapAccess<'de>>(
+        &mut self,
+        map: &mut A,
+        first: &mut Option<String>,
+    ) -> Result<(), A::Error> {
         let value: Value = map.next_value_seed(self.seed())?;
         if !value.is_null() {
             first.get_or_insert_with(|| self.field.clone());
@@ -390,7 +427,8 @@ impl Intake {
 #[derive(Deserialize)]
 pub struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
-/// Builds a `T` within the bounds of an intake. Its implementations of [`Visitor`] say how, type by type.
+/// Builds a `T` within the bounds of an intake. Its implementations of [`Visitor`] say how, type by
+/// type.
 pub struct Seed<'a, T> {
     /// The body that is read.
     pub intake: &'a mut Intake,

@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::prompt_logprobs::{LOWEST, MAX_CONTEXT, PromptLogprobsBody, text_of};
 
-/// A log probability in as few digits as tell it from all others. As a 64-bit number it would get nine more that it does not have.
+/// A log probability in as few digits as tell it from all others. As a 64-bit number it would get
+/// nine more that it does not have.
 fn shortest(logprob: f32) -> Value {
     logprob.max(LOWEST).to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
@@ -33,9 +34,17 @@ struct ChatToken<'a> {
 }
 
 /// Returns the JSON of a token with its alternatives, as chats and responses have it.
-pub fn token_json(tokenizer: &Tokenizer, logprob: &TokenLogprob) -> serde_json::Result<Box<RawValue>> {
+pub fn token_json(
+    tokenizer: &Tokenizer,
+    logprob: &TokenLogprob,
+) -> serde_json::Result<Box<RawValue>> {
     let TokenLogprob { token, logprob, top: candidates } = logprob;
-    to_raw_value(&ChatToken::new(tokenizer, *token, *logprob, Some(Candidates { tokenizer, candidates })))
+    to_raw_value(&ChatToken::new(
+        tokenizer,
+        *token,
+        *logprob,
+        Some(Candidates { tokenizer, candidates }),
+    ))
 }
 
 struct Candidates<'a> {
@@ -44,7 +53,12 @@ struct Candidates<'a> {
 }
 
 impl<'a> ChatToken<'a> {
-    fn new(tokenizer: &Tokenizer, token: TokenId, logprob: f32, top_logprobs: Option<Candidates<'a>>) -> Self {
+    fn new(
+        tokenizer: &Tokenizer,
+        token: TokenId,
+        logprob: f32,
+        top_logprobs: Option<Candidates<'a>>,
+    ) -> Self {
         let (text, bytes) = (tokenizer.decode(&[token], false), tokenizer.token_bytes(token));
         Self { token: text, logprob: logprob.max(LOWEST), bytes, top_logprobs }
     }
@@ -56,9 +70,16 @@ impl Serialize for ChatLogprobs<'_> {
         impl Serialize for Content<'_> {
             fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 let Self(tokenizer, tokens) = *self;
-                to.collect_seq(tokens.iter().map(|TokenLogprob { token, logprob, top: candidates }| {
-                    ChatToken::new(tokenizer, *token, *logprob, Some(Candidates { tokenizer, candidates }))
-                }))
+                to.collect_seq(tokens.iter().map(
+                    |TokenLogprob { token, logprob, top: candidates }| {
+                        ChatToken::new(
+                            tokenizer,
+                            *token,
+                            *logprob,
+                            Some(Candidates { tokenizer, candidates }),
+                        )
+                    },
+                ))
             }
         }
         let mut object = to.serialize_struct("logprobs", 1)?;
@@ -70,7 +91,11 @@ impl Serialize for ChatLogprobs<'_> {
 impl Serialize for Candidates<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Self { tokenizer, candidates } = self;
-        to.collect_seq(candidates.iter().map(|&(token, logprob)| ChatToken::new(tokenizer, token, logprob, None)))
+        to.collect_seq(
+            candidates
+                .iter()
+                .map(|&(token, logprob)| ChatToken::new(tokenizer, token, logprob, None)),
+        )
     }
 }
 
@@ -92,11 +117,19 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// Adds the tokens of a prompt, the first of which has no log probability, with at most `top` alternatives to each.
-    pub fn add_prompt(&mut self, tokenizer: &Tokenizer, tokens: &[TokenId], logprobs: &PromptLogprobs, top: u32) {
+    /// Adds the tokens of a prompt, the first of which has no log probability, with at most `top`
+    /// alternatives to each.
+    pub fn add_prompt(
+        &mut self,
+        tokenizer: &Tokenizer,
+        tokens: &[TokenId],
+        logprobs: &PromptLogprobs,
+        top: u32,
+    ) {
         let body = PromptLogprobsBody { tokenizer, logprobs };
         for (position, &token) in tokens.iter().enumerate() {
-            let mut candidates = position.checked_sub(1).map_or_else(Vec::new, |position| body.candidates(position));
+            let mut candidates =
+                position.checked_sub(1).map_or_else(Vec::new, |position| body.candidates(position));
             // The token itself is always told.
             candidates.truncate(top as usize + 1);
             let Some((_, own)) = candidates.first() else {
@@ -104,8 +137,9 @@ impl Lists {
                 continue;
             };
             let (text, logprob) = (own.decoded_token.clone(), shortest(own.logprob));
-            let top =
-                candidates.into_iter().map(|(_, candidate)| (candidate.decoded_token, shortest(candidate.logprob)));
+            let top = candidates
+                .into_iter()
+                .map(|(_, candidate)| (candidate.decoded_token, shortest(candidate.logprob)));
             self.push(text, logprob, Value::Object(top.collect()));
         }
     }
@@ -114,8 +148,11 @@ impl Lists {
     pub(super) fn add(&mut self, tokenizer: &Tokenizer, tokens: &[TokenLogprob], told: &mut Told) {
         for chosen in tokens {
             let text = |token: TokenId| text_of(tokenizer, token, &told.last);
-            let mut top: Map<String, Value> =
-                chosen.top.iter().map(|&(token, logprob)| (text(token), shortest(logprob))).collect();
+            let mut top: Map<String, Value> = chosen
+                .top
+                .iter()
+                .map(|&(token, logprob)| (text(token), shortest(logprob)))
+                .collect();
             // The chosen token is always told, so there may be one more than asked for.
             top.entry(text(chosen.token)).or_insert(shortest(chosen.logprob));
             self.push(text(chosen.token), shortest(chosen.logprob), Value::Object(top));
@@ -159,7 +196,11 @@ mod tests {
             let value = shortest(logprob);
             assert_eq!(value.to_string(), shown);
             assert_eq!(serde_json::to_string(&logprob.max(LOWEST)).unwrap(), shown, "in chats");
-            assert_eq!(value.as_f64().map(|value| value as f32), Some(logprob.max(LOWEST)), "the same number");
+            assert_eq!(
+                value.as_f64().map(|value| value as f32),
+                Some(logprob.max(LOWEST)),
+                "the same number"
+            );
         }
     }
 }

@@ -24,7 +24,8 @@ pub struct LoadRequest {
 impl RequestBody for LoadRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let mut fields = Fields::new(intake.read::<Value>()?, "")?;
-        let (name, path) = (take_text(&mut fields, "lora_name")?, take_text(&mut fields, "lora_path")?);
+        let (name, path) =
+            (take_text(&mut fields, "lora_name")?, take_text(&mut fields, "lora_path")?);
         fields.refuse_unless("is_3d_lora_weight", |value| value.as_bool() == Some(false))?;
         let in_place = fields.take("load_inplace")?.unwrap_or(false);
         fields.finish()?;
@@ -52,7 +53,10 @@ impl RequestBody for UnloadRequest {
 fn take_text(fields: &mut Fields, name: &str) -> Result<String, ApiError> {
     let text: String = fields.take(name)?.ok_or_else(|| ApiError::missing(name))?;
     if text.is_empty() || text.len() > MAX_BYTES || text.contains('\0') {
-        return Err(ApiError::invalid(name, format!("'{name}' must have from 1 to {MAX_BYTES} bytes, none of them 0")));
+        return Err(ApiError::invalid(
+            name,
+            format!("'{name}' must have from 1 to {MAX_BYTES} bytes, none of them 0"),
+        ));
     }
     Ok(text)
 }
@@ -66,7 +70,8 @@ mod tests {
     #[test]
     fn an_adapter_has_name_and_path() {
         let parse = |body: Value| LoadRequest::parse(Intake::of(&body)).map(|(request, _)| request);
-        let request = parse(json!({"lora_name": "a", "lora_path": "/x", "load_inplace": true})).unwrap();
+        let request =
+            parse(json!({"lora_name": "a", "lora_path": "/x", "load_inplace": true})).unwrap();
         assert!(request.in_place);
         assert_eq!((request.name.as_str(), request.path.as_str()), ("a", "/x"));
         for (body, param) in [
@@ -76,16 +81,24 @@ mod tests {
             (json!({"lora_name": "a", "lora_path": "\0"}), "lora_path"),
             (json!({"lora_name": "a", "lora_path": 1}), "lora_path"),
             (json!({"lora_name": "a", "lora_path": "/x", "rank": 8}), "rank"),
-            (json!({"lora_name": "a", "lora_path": "/x", "is_3d_lora_weight": true}), "is_3d_lora_weight"),
+            (
+                json!({"lora_name": "a", "lora_path": "/x", "is_3d_lora_weight": true}),
+                "is_3d_lora_weight",
+            ),
             (json!([]), "body"),
         ] {
-            assert_eq!(parse(body.clone()).err().and_then(|error| error.param).as_deref(), Some(param), "{body}");
+            assert_eq!(
+                parse(body.clone()).err().and_then(|error| error.param).as_deref(),
+                Some(param),
+                "{body}"
+            );
         }
     }
 
     #[test]
     fn the_id_of_an_adapter_that_goes_is_not_looked_at() {
-        let (request, _) = UnloadRequest::parse(Intake::of(&json!({"lora_name": "a", "lora_int_id": 3}))).unwrap();
+        let (request, _) =
+            UnloadRequest::parse(Intake::of(&json!({"lora_name": "a", "lora_int_id": 3}))).unwrap();
         assert_eq!(request.name, "a");
         assert!(UnloadRequest::parse(Intake::of(&json!({}))).is_err());
     }

@@ -38,10 +38,30 @@ impl MediaKind {
 
 /// The kinds of parts that hold media items.
 pub static MEDIA_KINDS: [MediaKind; 4] = [
-    MediaKind { types: &["image_url", "input_image"], field: "image_url", modality: Modality::Image, is_inline: false },
-    MediaKind { types: &["video_url"], field: "video_url", modality: Modality::Video, is_inline: false },
-    MediaKind { types: &["audio_url"], field: "audio_url", modality: Modality::Audio, is_inline: false },
-    MediaKind { types: &["input_audio"], field: "input_audio", modality: Modality::Audio, is_inline: true },
+    MediaKind {
+        types: &["image_url", "input_image"],
+        field: "image_url",
+        modality: Modality::Image,
+        is_inline: false,
+    },
+    MediaKind {
+        types: &["video_url"],
+        field: "video_url",
+        modality: Modality::Video,
+        is_inline: false,
+    },
+    MediaKind {
+        types: &["audio_url"],
+        field: "audio_url",
+        modality: Modality::Audio,
+        is_inline: false,
+    },
+    MediaKind {
+        types: &["input_audio"],
+        field: "input_audio",
+        modality: Modality::Audio,
+        is_inline: true,
+    },
 ];
 
 /// The place of an item: a URL, the name that it came with before, or both.
@@ -74,7 +94,10 @@ impl<'de> Visitor<'de> for Seed<'_, Option<MediaUrl>> {
         while let Some(name) = intake.name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
-                "url" => media.url = intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?,
+                "url" => {
+                    media.url =
+                        intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?
+                }
                 "uuid" => media.uuid = take_uuid(intake, &mut map)?,
                 // vLLM ignores it too: the model's processor alone decides on the resolution.
                 "detail" => drop(intake.borrowed(&mut map)?),
@@ -121,11 +144,17 @@ impl<'de> Visitor<'de> for Seed<'_, Option<InputAudio>> {
 }
 
 /// A client's name for an item: for sending it once and naming it later. It is not its identity.
-pub(super) fn take_uuid<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Option<String>, A::Error> {
+pub(super) fn take_uuid<'de, A: MapAccess<'de>>(
+    intake: &mut Intake,
+    map: &mut A,
+) -> Result<Option<String>, A::Error> {
     let uuid = intake.text(map)?;
     if uuid.as_ref().is_some_and(|uuid| !(1..=MediaName::MAX_BYTES).contains(&uuid.len())) {
         return Err(intake.refuse_here(|field| {
-            ApiError::invalid(field, format!("'{field}' must have 1 to {} bytes", MediaName::MAX_BYTES))
+            ApiError::invalid(
+                field,
+                format!("'{field}' must have 1 to {} bytes", MediaName::MAX_BYTES),
+            )
         }));
     }
     Ok(uuid)

@@ -1,4 +1,5 @@
-//! `messages` of a chat request: roles, content as a string or as parts, and the media items in them.
+//! `messages` of a chat request: roles, content as a string or as parts, and the media items in
+//! them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,7 +25,8 @@ struct TextKind {
     field: &'static str,
 }
 
-/// Those of vLLM (`TEXT_PART_TYPES` of `renderers/chat_utils.py`): what clients of several APIs keep of a conversation comes back so.
+/// Those of vLLM (`TEXT_PART_TYPES` of `renderers/chat_utils.py`): what clients of several APIs
+/// keep of a conversation comes back so.
 const TEXT_KINDS: [TextKind; 3] = [
     TextKind { types: &["text", "input_text", "output_text"], field: "text" },
     TextKind { types: &["refusal"], field: "refusal" },
@@ -60,7 +62,10 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
 }
 
 /// Reads `messages`, of which there is at least one. Their media items are the intake's.
-pub fn message_list<'de, T, A: SeqAccess<'de>>(intake: &mut Intake, seq: &mut A) -> Result<Vec<T>, A::Error>
+pub fn message_list<'de, T, A: SeqAccess<'de>>(
+    intake: &mut Intake,
+    seq: &mut A,
+) -> Result<Vec<T>, A::Error>
 where
     for<'a> Seed<'a, T>: Visitor<'de, Value = T>,
 {
@@ -75,7 +80,10 @@ where
 }
 
 /// Reads a list whose elements are named by their index.
-pub fn elements<'de, T, A: SeqAccess<'de>>(intake: &mut Intake, seq: &mut A) -> Result<Vec<T>, A::Error>
+pub fn elements<'de, T, A: SeqAccess<'de>>(
+    intake: &mut Intake,
+    seq: &mut A,
+) -> Result<Vec<T>, A::Error>
 where
     for<'a> Seed<'a, T>: Visitor<'de, Value = T>,
 {
@@ -115,8 +123,8 @@ impl<'de> Visitor<'de> for Seed<'_, ChatMessage> {
                 "name" => message.name = intake.text(&mut map)?,
                 "tool_call_id" => message.tool_call_id = intake.text(&mut map)?,
                 "tool_calls" => {
-                    message.tool_calls =
-                        Some(map.next_value_seed(intake.seed())?).filter(|calls: &Value| !calls.is_null());
+                    message.tool_calls = Some(map.next_value_seed(intake.seed())?)
+                        .filter(|calls: &Value| !calls.is_null());
                 }
                 // An answer comes back with both of its names, or with one. vLLM's own comes first.
                 "reasoning" => {
@@ -126,7 +134,8 @@ impl<'de> Visitor<'de> for Seed<'_, ChatMessage> {
                     let reasoning = take_prompt_text(intake, &mut map)?;
                     message.reasoning = message.reasoning.or(reasoning);
                 }
-                // They do not change the prompt: what OpenAI and LiteLLM tell beside an answer, and what Anthropic is to cache.
+                // They do not change the prompt: what OpenAI and LiteLLM tell beside an answer, and
+                // what Anthropic is to cache.
                 "refusal" | "annotations" | "provider_specific_fields" | "cache_control" => {
                     drop(map.next_value_seed(intake.seed::<Value>())?);
                 }
@@ -142,23 +151,29 @@ impl<'de> Visitor<'de> for Seed<'_, ChatMessage> {
 }
 
 /// A field's text, which becomes a part of the prompt; `None` for null.
-fn take_prompt_text<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Option<String>, A::Error> {
+fn take_prompt_text<'de, A: MapAccess<'de>>(
+    intake: &mut Intake,
+    map: &mut A,
+) -> Result<Option<String>, A::Error> {
     intake.borrowed(map)?.map(|text| intake.own_prompt(&text)).transpose()
 }
 
 /// What a message of a role must and must not have.
 fn check<E: Error>(intake: &mut Intake, role: &str, message: &ChatMessage) -> Result<(), E> {
-    let is_known = ROLES.contains(&role) || intake.template.as_ref().is_some_and(|template| template.knows_role(role));
+    let is_known = ROLES.contains(&role)
+        || intake.template.as_ref().is_some_and(|template| template.knows_role(role));
     let error = if !is_known {
         let name = intake.below(".role");
-        let known = "system, developer, user, assistant, tool or one that the model's chat template names";
+        let known =
+            "system, developer, user, assistant, tool or one that the model's chat template names";
         ApiError::invalid(&name, format!("'{name}' must be {known}, got '{role}'"))
     } else if role != "assistant" && message.tool_calls.as_ref().is_some_and(calls_something) {
         ApiError::invalid(intake.below(".tool_calls"), "only an assistant message has tool calls")
     } else if message.reasoning.is_some() && role != "assistant" {
         ApiError::invalid(intake.below(".reasoning"), "only an assistant message has reasoning")
     } else if message.content.is_none() && role != "assistant" {
-        // An answer that says nothing has none: a refusal, reasoning that was left out of it. vLLM asks nobody for content.
+        // An answer that says nothing has none: a refusal, reasoning that was left out of it. vLLM
+        // asks nobody for content.
         ApiError::missing(&intake.below(".content"))
     } else {
         return Ok(());
@@ -166,7 +181,8 @@ fn check<E: Error>(intake: &mut Intake, role: &str, message: &ChatMessage) -> Re
     Err(intake.refuse(error))
 }
 
-/// Whether these are tool calls. Clients that write all fields of a message have an empty list in any.
+/// Whether these are tool calls. Clients that write all fields of a message have an empty list in
+/// any.
 fn calls_something(calls: &Value) -> bool {
     calls.as_array().is_none_or(|list| !list.is_empty())
 }
@@ -243,7 +259,8 @@ impl PartFields {
                 (_, Some(index), _) => fields.texts[index] = take_prompt_text(intake, map)?,
                 (_, _, Some(index)) => {
                     let url = if MEDIA_KINDS[index].is_inline {
-                        map.next_value_seed(intake.seed::<Option<InputAudio>>())?.map(|InputAudio(url)| url)
+                        map.next_value_seed(intake.seed::<Option<InputAudio>>())?
+                            .map(|InputAudio(url)| url)
                     } else {
                         map.next_value_seed(intake.seed())?
                     };
@@ -259,20 +276,33 @@ impl PartFields {
     /// What its type makes of them.
     fn part<E: Error>(mut self, intake: &mut Intake) -> Result<ChatPart, E> {
         // An item need not say what it is, as it need not in vLLM.
-        let of_item = || MEDIA_KINDS.iter().zip(&self.media).find(|(_, url)| url.is_some()).map(|(kind, _)| kind.field);
+        let of_item = || {
+            MEDIA_KINDS
+                .iter()
+                .zip(&self.media)
+                .find(|(_, url)| url.is_some())
+                .map(|(kind, _)| kind.field)
+        };
         let Some(kind) = self.kind.take().or_else(|| of_item().map(str::to_owned)) else {
             return Err(intake.missing(".type"));
         };
         let is_asked = |types: &[&str]| types.contains(&&*kind);
         let text = TEXT_KINDS.iter().zip(&mut self.texts).find(|(known, _)| is_asked(known.types));
         let text = text.map(|(asked, text)| (asked, text.take()));
-        let media = MEDIA_KINDS.iter().zip(&mut self.media).find(|(known, _)| is_asked(known.types));
+        let media =
+            MEDIA_KINDS.iter().zip(&mut self.media).find(|(known, _)| is_asked(known.types));
         let media = media.map(|(asked, url)| (asked, url.take().unwrap_or_default()));
         // Fields of other types, which nobody would look at.
-        let other_media =
-            MEDIA_KINDS.iter().zip(&self.media).find(|(_, url)| url.is_some()).map(|(kind, _)| kind.field);
-        let other_text =
-            TEXT_KINDS.iter().zip(&self.texts).find(|(_, text)| text.is_some()).map(|(kind, _)| kind.field);
+        let other_media = MEDIA_KINDS
+            .iter()
+            .zip(&self.media)
+            .find(|(_, url)| url.is_some())
+            .map(|(kind, _)| kind.field);
+        let other_text = TEXT_KINDS
+            .iter()
+            .zip(&self.texts)
+            .find(|(_, text)| text.is_some())
+            .map(|(kind, _)| kind.field);
         let uuid_of_text = (text.is_some() && self.uuid.is_some()).then_some("uuid");
         let detail = (self.has_detail && kind != "input_image").then_some("detail");
         let other = other_media.or(other_text).or(uuid_of_text).or(detail);

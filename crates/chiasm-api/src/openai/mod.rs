@@ -1,4 +1,5 @@
-//! OpenAI's protocol: request bodies to [`GenerateRequest`](chiasm_request::GenerateRequest), and results back to bodies and chunks.
+//! OpenAI's protocol: request bodies to [`GenerateRequest`](chiasm_request::GenerateRequest), and
+//! results back to bodies and chunks.
 
 mod body;
 mod body_limits;

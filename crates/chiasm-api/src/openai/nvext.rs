@@ -1,4 +1,5 @@
-//! `nvext.extra_fields`: what a client wants to know beside its answer, asked for and told as in Dynamo's API.
+//! `nvext.extra_fields`: what a client wants to know beside its answer, asked for and told as in
+//! Dynamo's API.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -68,14 +69,16 @@ impl ExtraFields {
         Ok(asked)
     }
 
-    /// Returns the fields that were asked for, of a request that took `total` so far; `None` if none were.
+    /// Returns the fields that were asked for, of a request that took `total` so far; `None` if
+    /// none were.
     pub fn for_request(self, attempted: &RouteOutcome, total: Duration) -> Option<Nvext> {
         let Self { timing, worker_id } = self;
         let worker = attempted.worker.0;
         let prefilled = attempted.prefilled.map_or(worker, |by| by.worker.0);
         (timing || worker_id).then(|| Nvext {
             timing: timing.then(|| Timing::of(attempted, total)),
-            worker_id: worker_id.then_some(WorkerIds { prefill_worker_id: prefilled, decode_worker_id: worker }),
+            worker_id: worker_id
+                .then_some(WorkerIds { prefill_worker_id: prefilled, decode_worker_id: worker }),
         })
     }
 }
@@ -83,10 +86,14 @@ impl ExtraFields {
 impl Timing {
     fn of(attempted: &RouteOutcome, total: Duration) -> Self {
         let RouteOutcome { prompt_tokens, prefill, prefill_wait, first_token, .. } = *attempted;
-        let received = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(total);
-        let prefilling = first_token.zip(prefill_wait).map(|(first_token, wait)| first_token.saturating_sub(wait));
-        let hit_rate =
-            first_token.map(|_| (1e4 * prefill.cached_tokens as f64 / prompt_tokens.max(1) as f64).round() / 1e4);
+        let received =
+            SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(total);
+        let prefilling = first_token
+            .zip(prefill_wait)
+            .map(|(first_token, wait)| first_token.saturating_sub(wait));
+        let hit_rate = first_token.map(|_| {
+            (1e4 * prefill.cached_tokens as f64 / prompt_tokens.max(1) as f64).round() / 1e4
+        });
         Self {
             request_received_ms: received.as_millis() as u64,
             prefill_wait_time_ms: prefill_wait.map(milliseconds),
@@ -120,8 +127,14 @@ mod tests {
             refused(json!({"extra_fields": ["timing", "engine_data"]})).as_deref(),
             Some("nvext.extra_fields[1]")
         );
-        assert_eq!(refused(json!({"extra_fields": "timing"})).as_deref(), Some("nvext.extra_fields"));
-        assert_eq!(refused(json!({"greed_sampling": true})).as_deref(), Some("nvext.greed_sampling"));
+        assert_eq!(
+            refused(json!({"extra_fields": "timing"})).as_deref(),
+            Some("nvext.extra_fields")
+        );
+        assert_eq!(
+            refused(json!({"greed_sampling": true})).as_deref(),
+            Some("nvext.greed_sampling")
+        );
         assert_eq!(refused(json!("timing")).as_deref(), Some("nvext"));
         assert_eq!(refused(json!({"extra_fields": ["worker_id", "timing"]})), None);
         assert_eq!(refused(json!({"extra_fields": null})), None);

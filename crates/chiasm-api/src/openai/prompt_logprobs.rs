@@ -14,8 +14,8 @@ const REPLACEMENT: char = '\u{FFFD}';
 /// Most tokens that a character is looked for in.
 pub(super) const MAX_CONTEXT: usize = 4;
 
-/// A list: null for the first token, then an object for each, of its own log probability and those of the likeliest tokens, by their
-/// ids.
+/// A list: null for the first token, then an object for each, of its own log probability and those
+/// of the likeliest tokens, by their ids.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PromptLogprobsBody<'a> {
     pub(super) tokenizer: &'a Tokenizer,
@@ -55,20 +55,29 @@ impl Serialize for Position {
 }
 
 impl PromptLogprobsBody<'_> {
-    /// The candidates of a position, the token that stands there first. What comes twice has the place of the first and the rank of the
-    /// second (`append_logprobs_for_next_position` in `vllm/logprobs.py`).
+    /// The candidates of a position, the token that stands there first. What comes twice has the
+    /// place of the first and the rank of the second (`append_logprobs_for_next_position` in
+    /// `vllm/logprobs.py`).
     pub(super) fn candidates(&self, position: usize) -> Vec<(TokenId, Candidate)> {
         let Some((tokens, logprobs)) = self.logprobs.at(position) else { return Vec::new() };
         let before = position.saturating_sub(MAX_CONTEXT)..position;
-        let context: Vec<TokenId> = before.filter_map(|at| self.logprobs.at(at)?.0.first().copied()).collect();
+        let context: Vec<TokenId> =
+            before.filter_map(|at| self.logprobs.at(at)?.0.first().copied()).collect();
         let mut candidates: Vec<(TokenId, Candidate)> = Vec::with_capacity(tokens.len());
         for (rank, (&token, &logprob)) in (0..).zip(tokens.iter().zip(logprobs)) {
-            let rank = if rank == 0 { self.logprobs.ranks.get(position).copied().unwrap_or(0) } else { rank };
+            let rank = if rank == 0 {
+                self.logprobs.ranks.get(position).copied().unwrap_or(0)
+            } else {
+                rank
+            };
             match candidates.iter_mut().find(|(known, _)| *known == token) {
                 Some((_, candidate)) => candidate.rank = rank,
                 None => {
                     let decoded_token = text_of(self.tokenizer, token, &context);
-                    candidates.push((token, Candidate { logprob: logprob.max(LOWEST), rank, decoded_token }));
+                    candidates.push((
+                        token,
+                        Candidate { logprob: logprob.max(LOWEST), rank, decoded_token },
+                    ));
                 }
             }
         }
@@ -76,10 +85,12 @@ impl PromptLogprobsBody<'_> {
     }
 }
 
-/// The text of a token behind others. A character in several tokens is the text of the last of them, and the others have none
-/// (`LogprobsProcessor._correct_decoded_token` in `vllm/v1/engine/logprobs.py`).
+/// The text of a token behind others. A character in several tokens is the text of the last of
+/// them, and the others have none (`LogprobsProcessor._correct_decoded_token` in
+/// `vllm/v1/engine/logprobs.py`).
 pub(super) fn text_of(tokenizer: &Tokenizer, token: TokenId, context: &[TokenId]) -> String {
-    let alone = |token: TokenId| String::from_utf8_lossy(&tokenizer.token_bytes(token)).into_owned();
+    let alone =
+        |token: TokenId| String::from_utf8_lossy(&tokenizer.token_bytes(token)).into_owned();
     let is_half = |text: &str| text.ends_with(REPLACEMENT);
     let text = alone(token);
     if !is_half(&text) {
@@ -91,9 +102,11 @@ pub(super) fn text_of(tokenizer: &Tokenizer, token: TokenId, context: &[TokenId]
         if is_half(&whole) {
             continue;
         }
-        let told = before.iter().rposition(|&token| !is_half(&alone(token))).map_or(0, |last| last + 1);
+        let told =
+            before.iter().rposition(|&token| !is_half(&alone(token))).map_or(0, |last| last + 1);
         let told = tokenizer.decode(&before[..told], false);
-        let same = whole.chars().zip(told.chars()).take_while(|(ours, theirs)| ours == theirs).count();
+        let same =
+            whole.chars().zip(told.chars()).take_while(|(ours, theirs)| ours == theirs).count();
         return whole.chars().skip(same).collect();
     }
     String::new()

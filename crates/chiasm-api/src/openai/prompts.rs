@@ -73,11 +73,15 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Prompts>> {
             match element {
                 Element::Token(token) if prompts.is_empty() => intake.push(&mut tokens, token)?,
                 Element::Prompt(prompt)
-                    if tokens.is_empty() && prompts.first().is_none_or(|first| are_alike(first, &prompt)) =>
+                    if tokens.is_empty()
+                        && prompts.first().is_none_or(|first| are_alike(first, &prompt)) =>
                 {
                     prompts.push(prompt);
                 }
-                _ => return Err(intake.refuse(ApiError::invalid("prompt", format!("'prompt' must be {FORMS}")))),
+                _ => {
+                    return Err(intake
+                        .refuse(ApiError::invalid("prompt", format!("'prompt' must be {FORMS}"))));
+                }
             }
             if prompts.len() > MAX_PROMPTS {
                 break;
@@ -114,7 +118,10 @@ impl<'de> Visitor<'de> for Seed<'_, Element> {
     }
 }
 
-fn read_tokens<'de, A: SeqAccess<'de>>(intake: &mut Intake, mut seq: A) -> Result<Vec<TokenId>, A::Error> {
+fn read_tokens<'de, A: SeqAccess<'de>>(
+    intake: &mut Intake,
+    mut seq: A,
+) -> Result<Vec<TokenId>, A::Error> {
     let mut tokens = Vec::new();
     while let Some(id) = seq.next_element()? {
         intake.push(&mut tokens, token(id)?)?;

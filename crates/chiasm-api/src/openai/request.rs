@@ -1,5 +1,5 @@
-//! A request's whole body: the one field that may be large has a type of its own, the others are JSON values until they are
-//! taken.
+//! A request's whole body: the one field that may be large has a type of its own, the others are
+//! JSON values until they are taken.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! The sampling fields that both completion endpoints share. Ranges are those of vLLM's `SamplingParams`.
+//! The sampling fields that both completion endpoints share. Ranges are those of vLLM's
+//! `SamplingParams`.
 
 use chiasm_backend::Repetition;
 use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget, ToolUse};
@@ -24,15 +25,18 @@ const MAX_STOP_TOKENS: usize = 4096;
 /// Most tokens with a bias, and most that are allowed. Each continuation has them.
 const MAX_BIASES: usize = 4096;
 const MAX_ALLOWED: usize = 1 << 16;
-/// Most words that must not be generated; vLLM has room for two token sequences of each (`VLLM_MAX_NUM_BAD_WORDS`).
+/// Most words that must not be generated; vLLM has room for two token sequences of each
+/// (`VLLM_MAX_NUM_BAD_WORDS`).
 const MAX_BAD_WORDS: usize = 500;
 /// Most bytes of all of them: they are made tokens for each prompt.
 const MAX_BAD_WORD_BYTES: usize = 16 << 10;
-/// Most token ids that all continuations of a request are given beside their prompts. Each has those of the request, in memory and in a
-/// message to an engine: a small body must not become gigabytes.
+/// Most token ids that all continuations of a request are given beside their prompts. Each has
+/// those of the request, in memory and in a message to an engine: a small body must not become
+/// gigabytes.
 const MAX_GIVEN: usize = 1 << 23;
-/// Largest numbers of a pattern that is repeated. An engine looks for each length of pattern behind each token, in Python and for one
-/// request after the other: those of a thousand lengths hold up all others by half a millisecond per step.
+/// Largest numbers of a pattern that is repeated. An engine looks for each length of pattern behind
+/// each token, in Python and for one request after the other: those of a thousand lengths hold up
+/// all others by half a millisecond per step.
 const MAX_PATTERN: u32 = 1000;
 /// vLLM's bound.
 const MAX_SALT_BYTES: usize = 1024;
@@ -109,14 +113,22 @@ impl Common {
         };
         // As in vLLM, which computes those without alternatives and tells nobody.
         if common.stream.is_some() && common.sampling.prompt_logprobs.is_some_and(|top| top > 0) {
-            return Err(ApiError::invalid("prompt_logprobs", "'prompt_logprobs' are not told in a stream"));
+            return Err(ApiError::invalid(
+                "prompt_logprobs",
+                "'prompt_logprobs' are not told in a stream",
+            ));
         }
         common.refuse_and_ignore(fields)?;
         Ok(common)
     }
 
     /// Returns the request for these fields and a conversation.
-    pub fn of_chat(&self, chat: Chat, tools: Option<ToolUse>, without_reasoning: bool) -> GenerateRequest {
+    pub fn of_chat(
+        &self,
+        chat: Chat,
+        tools: Option<ToolUse>,
+        without_reasoning: bool,
+    ) -> GenerateRequest {
         GenerateRequest {
             prompt: Prompt::Chat(chat),
             sampling: self.sampling.clone(),
@@ -159,10 +171,12 @@ impl Common {
             stop: _,
             include_stop: _,
         } = &self.sampling;
-        // A word may be as many tokens as it has bytes, and others behind a space; four bytes of a constraint are as long as an id.
+        // A word may be as many tokens as it has bytes, and others behind a space; four bytes of a
+        // constraint are as long as an id.
         let of_words = bad_words.iter().map(|word| 2 * word.len()).sum();
-        let (constrained, of_constraint) =
-            structured.as_ref().map_or(("", 0), |structured| (structured.field, structured.constraint.bytes() / 4));
+        let (constrained, of_constraint) = structured
+            .as_ref()
+            .map_or(("", 0), |structured| (structured.field, structured.constraint.bytes() / 4));
         let given: [(&str, usize); 5] = [
             ("allowed_token_ids", allowed_token_ids.len()),
             ("logit_bias", 3 * logit_bias.len()),
@@ -175,10 +189,14 @@ impl Common {
             return Ok(());
         }
         let most = given.into_iter().max_by_key(|(_, ids)| *ids).map_or("n", |(field, _)| field);
-        Err(ApiError::invalid(most, format!("'{most}' is too long for {choices} choices, each of which is given it")))
+        Err(ApiError::invalid(
+            most,
+            format!("'{most}' is too long for {choices} choices, each of which is given it"),
+        ))
     }
 
-    /// Fields of OpenAI's and vLLM's APIs that ask for nothing at their default, and those that never change the answer.
+    /// Fields of OpenAI's and vLLM's APIs that ask for nothing at their default, and those that
+    /// never change the answer.
     fn refuse_and_ignore(&self, fields: &mut Fields) -> Result<(), ApiError> {
         let empty = |value: &Value| match value {
             Value::Array(list) => list.is_empty(),
@@ -192,9 +210,12 @@ impl Common {
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
         fields.refuse_unless("best_of", |v| v.as_u64() == Some(u64::from(self.sampling.n)))?;
         fields.refuse_unless("modalities", |v| v == &json!(["text"]))?;
-        // They are between special tokens alone, of which an answer has none unless it is asked for them.
+        // They are between special tokens alone, of which an answer has none unless it is asked for
+        // them.
         let shows_none = self.sampling.skip_special_tokens.unwrap_or(true);
-        fields.refuse_unless("spaces_between_special_tokens", |v| v == true || (v == false && shows_none))?;
+        fields.refuse_unless("spaces_between_special_tokens", |v| {
+            v == true || (v == false && shows_none)
+        })?;
         harmless::take(fields)
     }
 }
@@ -203,12 +224,14 @@ impl Common {
 fn take_thinking_budget(fields: &mut Fields) -> Result<Option<ThinkingBudget>, ApiError> {
     const FIELD: &str = "thinking_token_budget";
     let range = -1..=i64::from(i32::MAX);
-    let tokens: Option<i64> = fields.take_in(FIELD, range, "-1 for no limit, or 0 to 2147483647")?;
+    let tokens: Option<i64> =
+        fields.take_in(FIELD, range, "-1 for no limit, or 0 to 2147483647")?;
     let tokens = tokens.and_then(|tokens| u32::try_from(tokens).ok());
     Ok(tokens.map(|tokens| ThinkingBudget { tokens, field: FIELD, only_if_thinking: false }))
 }
 
-/// Takes what counts as going round in circles. The bounds are those of vLLM's `RepetitionDetectionParams`.
+/// Takes what counts as going round in circles. The bounds are those of vLLM's
+/// `RepetitionDetectionParams`.
 fn take_repetition(fields: &mut Fields) -> Result<Option<Repetition>, ApiError> {
     const FIELD: &str = "repetition_detection";
     const RANGE: &str = "from 0 to 1000";
@@ -219,7 +242,8 @@ fn take_repetition(fields: &mut Fields) -> Result<Option<Repetition>, ApiError> 
     let count = fields.take_in("min_count", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
     fields.finish()?;
     if min_pattern > max_pattern {
-        let (name, most) = (format!("{FIELD}.min_pattern_size"), format!("{FIELD}.max_pattern_size"));
+        let (name, most) =
+            (format!("{FIELD}.min_pattern_size"), format!("{FIELD}.max_pattern_size"));
         return Err(ApiError::invalid(&name, format!("'{name}' must be at most '{most}'")));
     }
     if max_pattern == 0 {
@@ -259,7 +283,10 @@ pub fn take_stops(fields: &mut Fields, field: &str) -> Result<Vec<String>, ApiEr
 fn take_stop_tokens(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
     let ids: Vec<u32> = fields.take("stop_token_ids")?.unwrap_or_default();
     if ids.len() > MAX_STOP_TOKENS {
-        let message = format!("'stop_token_ids' has {} ids, at most {MAX_STOP_TOKENS} are allowed", ids.len());
+        let message = format!(
+            "'stop_token_ids' has {} ids, at most {MAX_STOP_TOKENS} are allowed",
+            ids.len()
+        );
         return Err(ApiError::invalid("stop_token_ids", message));
     }
     Ok(ids.into_iter().map(TokenId).collect())
@@ -276,7 +303,10 @@ fn take_biases(fields: &mut Fields) -> Result<Vec<(TokenId, f64)>, ApiError> {
         let token = token.parse().map(TokenId).map_err(no_token)?;
         match bias.as_f64() {
             Some(bias) if (-100.0..=100.0).contains(&bias) => Ok((token, bias)),
-            _ => Err(ApiError::invalid(field, format!("a bias must be a number from -100 to 100, got {bias}"))),
+            _ => Err(ApiError::invalid(
+                field,
+                format!("a bias must be a number from -100 to 100, got {bias}"),
+            )),
         }
     };
     biases.into_iter().map(bias).collect()
@@ -286,7 +316,9 @@ fn take_allowed(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
     const FIELD: &str = "allowed_token_ids";
     match fields.take::<Vec<u32>>(FIELD)? {
         None => Ok(Vec::new()),
-        Some(ids) if ids.is_empty() => Err(ApiError::invalid(FIELD, "it must allow some token, or be left out")),
+        Some(ids) if ids.is_empty() => {
+            Err(ApiError::invalid(FIELD, "it must allow some token, or be left out"))
+        }
         Some(ids) => {
             check_length(FIELD, ids.len(), MAX_ALLOWED)?;
             Ok(ids.into_iter().map(TokenId).collect())
@@ -300,13 +332,16 @@ fn take_bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     check_length(FIELD, words.len(), MAX_BAD_WORDS)?;
     for (i, word) in words.iter().enumerate() {
         if word.trim().is_empty() || word.len() > MAX_STOP_BYTES {
-            let message = format!("a bad word must have 1 to {MAX_STOP_BYTES} bytes that are no spaces alone");
+            let message = format!(
+                "a bad word must have 1 to {MAX_STOP_BYTES} bytes that are no spaces alone"
+            );
             return Err(ApiError::invalid(format!("{FIELD}[{i}]"), message));
         }
     }
     let bytes: usize = words.iter().map(String::len).sum();
     if bytes > MAX_BAD_WORD_BYTES {
-        let message = format!("'{FIELD}' has {bytes} bytes, at most {MAX_BAD_WORD_BYTES} are allowed");
+        let message =
+            format!("'{FIELD}' has {bytes} bytes, at most {MAX_BAD_WORD_BYTES} are allowed");
         return Err(ApiError::invalid(FIELD, message));
     }
     Ok(words)
@@ -379,7 +414,10 @@ mod tests {
         ] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
-        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 1})).as_deref(), Some("prompt_logprobs"));
+        assert_eq!(
+            refused(json!({"stream": true, "prompt_logprobs": 1})).as_deref(),
+            Some("prompt_logprobs")
+        );
         assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 0})), None);
         assert_eq!(refused(json!({"stop": ["a", ""]})).as_deref(), Some("stop[1]"));
         assert_eq!(refused(json!({"logit_bias": {"5": 101}})).as_deref(), Some("logit_bias.5"));
@@ -388,15 +426,20 @@ mod tests {
 
     #[test]
     fn what_each_continuation_is_given_is_bounded_for_all_of_them() {
-        let refused =
-            |body: Value, choices| common(body).unwrap().check_given(choices).err().and_then(|error| error.param);
+        let refused = |body: Value, choices| {
+            common(body).unwrap().check_given(choices).err().and_then(|error| error.param)
+        };
         let allowed = json!({"allowed_token_ids": vec![1; MAX_ALLOWED], "logit_bias": {"1": 1}});
         assert_eq!(refused(allowed.clone(), 127), None);
         assert_eq!(refused(allowed, 128).as_deref(), Some("allowed_token_ids"));
-        let regex = json!({"structured_outputs": {"regex": "a".repeat(200_000)}, "stop_token_ids": [1]});
+        let regex =
+            json!({"structured_outputs": {"regex": "a".repeat(200_000)}, "stop_token_ids": [1]});
         assert_eq!(refused(regex.clone(), 128), None);
         assert_eq!(refused(regex, 512).as_deref(), Some("structured_outputs.regex"));
-        assert_eq!(refused(json!({"bad_words": vec!["x".repeat(32); 500]}), 512).as_deref(), Some("bad_words"));
+        assert_eq!(
+            refused(json!({"bad_words": vec!["x".repeat(32); 500]}), 512).as_deref(),
+            Some("bad_words")
+        );
         assert_eq!(refused(json!({}), 512), None);
     }
 
@@ -432,11 +475,15 @@ mod tests {
             let taken = Fields::all_taken(extra, Common::take);
             taken.map(|common| common.sampling).map_err(|error| error.param.unwrap())
         };
-        let budget = |tokens: i64| taken(json!({"thinking_token_budget": tokens})).unwrap().thinking_budget;
+        let budget =
+            |tokens: i64| taken(json!({"thinking_token_budget": tokens})).unwrap().thinking_budget;
         assert_eq!(budget(-1), None);
-        let none = ThinkingBudget { tokens: 0, field: "thinking_token_budget", only_if_thinking: false };
+        let none =
+            ThinkingBudget { tokens: 0, field: "thinking_token_budget", only_if_thinking: false };
         assert_eq!(budget(0), Some(none));
-        let repetition = |value: Value| taken(json!({"repetition_detection": value})).map(|taken| taken.repetition);
+        let repetition = |value: Value| {
+            taken(json!({"repetition_detection": value})).map(|taken| taken.repetition)
+        };
         assert_eq!(repetition(json!({})), Ok(None));
         assert_eq!(repetition(json!({"min_count": 1})), Ok(None));
         let expected = Repetition { max_pattern: 4, min_pattern: 0, count: 2 };
@@ -445,7 +492,10 @@ mod tests {
             (json!({"max_pattern_size": 4}), "min_count"),
             (json!({"max_pattern_size": 4, "min_count": 1}), "min_count"),
             (json!({"min_pattern_size": 1}), "min_pattern_size"),
-            (json!({"max_pattern_size": 1, "min_pattern_size": 2, "min_count": 2}), "min_pattern_size"),
+            (
+                json!({"max_pattern_size": 1, "min_pattern_size": 2, "min_count": 2}),
+                "min_pattern_size",
+            ),
             (json!({"max_pattern_size": -1}), "max_pattern_size"),
             (json!({"max_pattern_size": 1001}), "max_pattern_size"),
             (json!({"pattern": 1}), "pattern"),

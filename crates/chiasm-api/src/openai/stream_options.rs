@@ -24,13 +24,16 @@ impl StreamOptions {
         let options = fields.take::<Value>("stream_options")?;
         match (stream, options) {
             (false, None) => Ok(None),
-            (false, Some(_)) => Err(ApiError::invalid("stream_options", "'stream_options' needs 'stream': true")),
+            (false, Some(_)) => {
+                Err(ApiError::invalid("stream_options", "'stream_options' needs 'stream': true"))
+            }
             (true, None) => Ok(Some(Self::default())),
             (true, Some(options)) => {
                 let mut options = Fields::new(options, "stream_options")?;
                 let include_usage = options.take("include_usage")?.unwrap_or(false);
                 // vLLM too takes this for nothing without the other.
-                let continuous_usage = options.take("continuous_usage_stats")?.unwrap_or(false) && include_usage;
+                let continuous_usage =
+                    options.take("continuous_usage_stats")?.unwrap_or(false) && include_usage;
                 options.ignore(&["include_obfuscation"]);
                 options.finish()?;
                 Ok(Some(Self { include_usage, continuous_usage }))
@@ -46,19 +49,25 @@ mod tests {
     use super::*;
 
     fn taken(body: Value) -> Result<Option<StreamOptions>, String> {
-        StreamOptions::take(&mut Fields::new(body, "").unwrap()).map_err(|error| error.param.unwrap())
+        StreamOptions::take(&mut Fields::new(body, "").unwrap())
+            .map_err(|error| error.param.unwrap())
     }
 
     #[test]
     fn they_need_a_stream() {
-        assert_eq!(taken(json!({"stream_options": {"include_usage": true}})), Err("stream_options".to_owned()));
+        assert_eq!(
+            taken(json!({"stream_options": {"include_usage": true}})),
+            Err("stream_options".to_owned())
+        );
         assert_eq!(taken(json!({})), Ok(None));
         assert_eq!(taken(json!({"stream": true})), Ok(Some(StreamOptions::default())));
     }
 
     #[test]
     fn usage_is_in_every_chunk_only_where_it_is_told_at_all() {
-        let asked = |options: Value| taken(json!({"stream": true, "stream_options": options})).map(Option::unwrap);
+        let asked = |options: Value| {
+            taken(json!({"stream": true, "stream_options": options})).map(Option::unwrap)
+        };
         let at_end = StreamOptions { include_usage: true, continuous_usage: false };
         assert_eq!(asked(json!({"include_usage": true})), Ok(at_end));
         assert_eq!(asked(json!({"continuous_usage_stats": true})), Ok(StreamOptions::default()));

@@ -1,4 +1,5 @@
-//! `response_format` and `structured_outputs`: what the text of an answer has to be. At most one constraint is left of both.
+//! `response_format` and `structured_outputs`: what the text of an answer has to be. At most one
+//! constraint is left of both.
 
 use chiasm_backend::Constraint;
 use chiasm_backend::Structured;
@@ -7,10 +8,12 @@ use serde_json::{Map, Value};
 use super::fields::{Fields, kind};
 use crate::error::ApiError;
 
-/// vLLM's bounds for lists and objects within each other (`check_json_nesting`, `vllm/sampling_params.py`).
+/// vLLM's bounds for lists and objects within each other (`check_json_nesting`,
+/// `vllm/sampling_params.py`).
 const MAX_SCHEMA_DEPTH: usize = 64;
 const MAX_TAG_DEPTH: usize = 80;
-/// Most bytes of a schema, a regular expression, a grammar or all choices. Engines compile them, which takes time and memory.
+/// Most bytes of a schema, a regular expression, a grammar or all choices. Engines compile them,
+/// which takes time and memory.
 const MAX_BYTES: usize = 256 << 10;
 /// Most choices.
 const MAX_CHOICES: usize = 4096;
@@ -50,13 +53,16 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Structured>, ApiError> 
 
 fn of_format(format: Value) -> Result<Option<Structured>, ApiError> {
     let mut fields = Fields::new(format.clone(), FORMAT)?;
-    let kind: String = fields.take("type")?.ok_or_else(|| ApiError::missing("response_format.type"))?;
+    let kind: String =
+        fields.take("type")?.ok_or_else(|| ApiError::missing("response_format.type"))?;
     let mut field = FORMAT;
     let constraint = match kind.as_str() {
         "text" => None,
         "json_object" => Some(Constraint::JsonObject),
         "json_schema" => {
-            let inner = fields.take("json_schema")?.ok_or_else(|| ApiError::missing("response_format.json_schema"))?;
+            let inner = fields
+                .take("json_schema")?
+                .ok_or_else(|| ApiError::missing("response_format.json_schema"))?;
             let mut inner = Fields::new(inner, "response_format.json_schema")?;
             let schema = inner.take("schema")?.ok_or_else(|| ApiError::missing(SCHEMA))?;
             // The model is held to the schema in any case.
@@ -71,7 +77,10 @@ fn of_format(format: Value) -> Result<Option<Structured>, ApiError> {
         }
         other => {
             let known = "text, json_object, json_schema or structural_tag";
-            return Err(ApiError::invalid("response_format.type", format!("it must be {known}, got '{other}'")));
+            return Err(ApiError::invalid(
+                "response_format.type",
+                format!("it must be {known}, got '{other}'"),
+            ));
         }
     };
     fields.finish()?;
@@ -115,13 +124,17 @@ fn parsed(value: Value, field: &str) -> Result<Value, ApiError> {
 /// A schema that an answer has to follow. `field` is where it stood.
 pub fn json_schema(schema: Value, field: &str) -> Result<Constraint, ApiError> {
     if !schema.is_object() {
-        return Err(ApiError::invalid(field, format!("a JSON schema must be an object, got {}", kind(&schema))));
+        return Err(ApiError::invalid(
+            field,
+            format!("a JSON schema must be an object, got {}", kind(&schema)),
+        ));
     }
     Ok(Constraint::JsonSchema(written(&schema, MAX_SCHEMA_DEPTH, field)?.into()))
 }
 
 fn structural_tag(tag: Value, field: &str) -> Result<Constraint, ApiError> {
-    let has = |tag: &Map<String, Value>, name: &str| tag.get(name).is_some_and(|value| !value.is_null());
+    let has =
+        |tag: &Map<String, Value>, name: &str| tag.get(name).is_some_and(|value| !value.is_null());
     let is_one = tag.as_object().is_some_and(|tag| {
         tag.get("type").is_some_and(|kind| kind == "structural_tag")
             && (has(tag, "format") || (has(tag, "structures") && has(tag, "triggers")))
@@ -142,17 +155,20 @@ fn regex(regex: String, field: &str) -> Result<Constraint, ApiError> {
 
 /// Engines take no choices: they are a grammar.
 fn choice(value: Value, field: &str) -> Result<Constraint, ApiError> {
-    let choices: Vec<String> = serde_json::from_value(value)
-        .map_err(|error| ApiError::invalid(field, format!("it must be a list of strings: {error}")))?;
+    let choices: Vec<String> = serde_json::from_value(value).map_err(|error| {
+        ApiError::invalid(field, format!("it must be a list of strings: {error}"))
+    })?;
     if choices.is_empty() || choices.len() > MAX_CHOICES {
         let message = format!("it must have 1 to {MAX_CHOICES} strings, got {}", choices.len());
         return Err(ApiError::invalid(field, message));
     }
-    let choices: Vec<String> = choices.iter().map(|choice| format!("\"{}\"", escaped(choice))).collect();
+    let choices: Vec<String> =
+        choices.iter().map(|choice| format!("\"{}\"", escaped(choice))).collect();
     Ok(Constraint::Grammar(bounded(format!("root ::= {}", choices.join(" | ")), field)?.into()))
 }
 
-/// The text becomes a literal of xgrammar's EBNF (`choice_as_grammar`, `vllm/v1/structured_output/utils.py`).
+/// The text becomes a literal of xgrammar's EBNF (`choice_as_grammar`,
+/// `vllm/v1/structured_output/utils.py`).
 fn escaped(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut escaped, char| {
         match char {
@@ -171,7 +187,9 @@ fn escaped(text: &str) -> String {
 fn text(value: Value, field: &str) -> Result<String, ApiError> {
     match value {
         Value::String(text) => Ok(text),
-        other => Err(ApiError::invalid(field, format!("it must be a string, got {}", kind(&other)))),
+        other => {
+            Err(ApiError::invalid(field, format!("it must be a string, got {}", kind(&other))))
+        }
     }
 }
 
@@ -193,7 +211,8 @@ fn bounded(text: String, field: &str) -> Result<String, ApiError> {
 fn written(value: &Value, most: usize, field: &str) -> Result<String, ApiError> {
     let depth = depth(value);
     if depth > most {
-        let message = format!("lists and objects in it are nested {depth} deep, at most {most} are allowed");
+        let message =
+            format!("lists and objects in it are nested {depth} deep, at most {most} are allowed");
         return Err(ApiError::invalid(field, message));
     }
     bounded(value.to_string(), field)
@@ -233,12 +252,27 @@ mod tests {
         let format = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
         assert_eq!(constraint(json!({"response_format": format})), written);
         assert_eq!(constraint(json!({"structured_outputs": {"json": schema}})), written);
-        assert_eq!(constraint(json!({"structured_outputs": {"json": schema.to_string(), "regex": null}})), written);
-        assert_eq!(constraint(json!({"response_format": {"type": "json_object"}})), Constraint::JsonObject);
-        assert_eq!(constraint(json!({"structured_outputs": {"json_object": true}})), Constraint::JsonObject);
-        assert_eq!(constraint(json!({"structured_outputs": {"regex": ""}})), Constraint::Regex("".into()));
+        assert_eq!(
+            constraint(json!({"structured_outputs": {"json": schema.to_string(), "regex": null}})),
+            written
+        );
+        assert_eq!(
+            constraint(json!({"response_format": {"type": "json_object"}})),
+            Constraint::JsonObject
+        );
+        assert_eq!(
+            constraint(json!({"structured_outputs": {"json_object": true}})),
+            Constraint::JsonObject
+        );
+        assert_eq!(
+            constraint(json!({"structured_outputs": {"regex": ""}})),
+            Constraint::Regex("".into())
+        );
         let tag = json!({"type": "structural_tag", "format": {"type": "any_text"}});
-        assert_eq!(constraint(json!({"response_format": tag})), Constraint::StructuralTag(tag.to_string().into()));
+        assert_eq!(
+            constraint(json!({"response_format": tag})),
+            Constraint::StructuralTag(tag.to_string().into())
+        );
         assert_eq!(
             constraint(json!({"structured_outputs": {"structural_tag": tag.to_string()}})),
             Constraint::StructuralTag(tag.to_string().into())
@@ -249,8 +283,13 @@ mod tests {
 
     #[test]
     fn choices_are_a_grammar() {
-        let choice = constraint(json!({"structured_outputs": {"choice": ["a\"b", "c\\\n\u{1}\u{7f}ä", ""]}}));
-        assert_eq!(choice, Constraint::Grammar(r#"root ::= "a\"b" | "c\\\n\u0001\u007fä" | """#.into()));
+        let choice = constraint(
+            json!({"structured_outputs": {"choice": ["a\"b", "c\\\n\u{1}\u{7f}ä", ""]}}),
+        );
+        assert_eq!(
+            choice,
+            Constraint::Grammar(r#"root ::= "a\"b" | "c\\\n\u0001\u007fä" | """#.into())
+        );
     }
 
     #[test]
@@ -273,7 +312,10 @@ mod tests {
             (json!({"choice": vec!["a"; MAX_CHOICES + 1]}), "structured_outputs.choice"),
             (json!({"grammar": " \n"}), "structured_outputs.grammar"),
             (json!({"structural_tag": "{}"}), "structured_outputs.structural_tag"),
-            (json!({"json_object": true, "whitespace_pattern": " "}), "structured_outputs.whitespace_pattern"),
+            (
+                json!({"json_object": true, "whitespace_pattern": " "}),
+                "structured_outputs.whitespace_pattern",
+            ),
             (json!({"json_object": true, "_backend": "x"}), "structured_outputs._backend"),
         ] {
             assert_eq!(refused(json!({"structured_outputs": outputs})), field);
@@ -284,8 +326,14 @@ mod tests {
             (json!({}), "response_format.type"),
             (json!({"type": "yaml"}), "response_format.type"),
             (json!({"type": "json_schema"}), "response_format.json_schema"),
-            (json!({"type": "json_schema", "json_schema": {"name": "n"}}), "response_format.json_schema.schema"),
-            (json!({"type": "json_schema", "json_schema": {"schema": true}}), "response_format.json_schema.schema"),
+            (
+                json!({"type": "json_schema", "json_schema": {"name": "n"}}),
+                "response_format.json_schema.schema",
+            ),
+            (
+                json!({"type": "json_schema", "json_schema": {"schema": true}}),
+                "response_format.json_schema.schema",
+            ),
             (json!({"type": "structural_tag", "structures": []}), "response_format"),
             (json!({"type": "json_object", "schema": {}}), "response_format.schema"),
         ] {

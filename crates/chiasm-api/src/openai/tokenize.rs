@@ -16,7 +16,8 @@ use super::request::{self, RequestBody};
 use super::tools;
 use crate::error::ApiError;
 
-/// A prompt that is to become tokens: `prompt`, a text, or `messages` and what a chat completion has beside them.
+/// A prompt that is to become tokens: `prompt`, a text, or `messages` and what a chat completion
+/// has beside them.
 pub struct TokenizeRequest {
     /// The model's name, when given.
     pub model: Option<String>,
@@ -46,7 +47,10 @@ impl RequestBody for TokenizeRequest {
 fn take_text(intake: &mut Intake, fields: &mut Fields) -> Result<Tokenizable, ApiError> {
     let text: String = fields.take("prompt")?.ok_or_else(|| ApiError::missing("prompt"))?;
     intake.plan_text("prompt", &text)?;
-    Ok(Tokenizable::Text { text, add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(true) })
+    Ok(Tokenizable::Text {
+        text,
+        add_special_tokens: fields.take("add_special_tokens")?.unwrap_or(true),
+    })
 }
 
 /// The tokens of a prompt.
@@ -60,11 +64,14 @@ pub struct TokenizeAnswer<'a> {
 }
 
 impl<'a> TokenizeAnswer<'a> {
-    /// The tokens with the context that a prompt and its answer have, and with the vocabulary's names of them where a tokenizer is
-    /// given.
+    /// The tokens with the context that a prompt and its answer have, and with the vocabulary's
+    /// names of them where a tokenizer is given.
     pub fn new(tokens: &'a [TokenId], max_model_len: usize, tokenizer: Option<&Tokenizer>) -> Self {
-        let name = |tokenizer: &Tokenizer, token: &TokenId| tokenizer.id_to_token(*token).unwrap_or_default();
-        let token_strs = tokenizer.map(|tokenizer| tokens.iter().map(|token| name(tokenizer, token)).collect());
+        let name = |tokenizer: &Tokenizer, token: &TokenId| {
+            tokenizer.id_to_token(*token).unwrap_or_default()
+        };
+        let token_strs =
+            tokenizer.map(|tokenizer| tokens.iter().map(|token| name(tokenizer, token)).collect());
         Self { count: tokens.len(), max_model_len, tokens: Ids(tokens), token_strs }
     }
 }
@@ -105,10 +112,13 @@ mod tests {
         let text = tokenize(json!({"prompt": "a", "return_token_strs": true})).unwrap();
         assert!(text.return_token_strs);
         assert!(matches!(text.prompt, Tokenizable::Text { add_special_tokens: true, .. }));
-        let plain = tokenize(json!({"prompt": "a", "add_special_tokens": false, "messages": null})).unwrap();
+        let plain = tokenize(json!({"prompt": "a", "add_special_tokens": false, "messages": null}))
+            .unwrap();
         assert!(matches!(plain.prompt, Tokenizable::Text { add_special_tokens: false, .. }));
         let messages = json!([{"role": "user", "content": "a"}]);
-        let chat = tokenize(json!({"messages": messages, "tools": [], "add_generation_prompt": false})).unwrap();
+        let chat =
+            tokenize(json!({"messages": messages, "tools": [], "add_generation_prompt": false}))
+                .unwrap();
         assert!(matches!(chat.prompt, Tokenizable::Chat(chat) if !chat.add_generation_prompt));
         for (body, param) in [
             (json!({}), "prompt"),
@@ -116,7 +126,10 @@ mod tests {
             (json!({"prompt": "a", "messages": messages}), "prompt"),
             (json!({"prompt": "a", "tools": []}), "tools"),
             (json!({"messages": messages, "add_special_tokens": true}), "add_special_tokens"),
-            (json!({"messages": messages, "continue_final_message": true}), "continue_final_message"),
+            (
+                json!({"messages": messages, "continue_final_message": true}),
+                "continue_final_message",
+            ),
         ] {
             assert_eq!(refused(body.clone()).as_deref(), Some(param), "{body}");
         }
@@ -124,12 +137,19 @@ mod tests {
 
     #[test]
     fn tokens_are_numbers_of_32_bits() {
-        let parse = |tokens: Value| DetokenizeRequest::parse(Intake::of(&json!({"tokens": tokens})));
+        let parse =
+            |tokens: Value| DetokenizeRequest::parse(Intake::of(&json!({"tokens": tokens})));
         let tokens = |tokens: Value| parse(tokens).map(|(request, _)| request.tokens);
         assert_eq!(tokens(json!([1, 2])).unwrap(), [TokenId(1), TokenId(2)]);
         assert_eq!(tokens(json!([])).unwrap(), []);
-        for wrong in [json!(null), json!("a"), json!([-1]), json!([1_u64 << 32]), json!([[1]]), json!([1.5])] {
-            assert_eq!(tokens(wrong.clone()).unwrap_err().param.as_deref(), Some("tokens"), "{wrong}");
+        for wrong in
+            [json!(null), json!("a"), json!([-1]), json!([1_u64 << 32]), json!([[1]]), json!([1.5])]
+        {
+            assert_eq!(
+                tokens(wrong.clone()).unwrap_err().param.as_deref(),
+                Some("tokens"),
+                "{wrong}"
+            );
         }
     }
 }

@@ -37,7 +37,10 @@ pub fn tool_use(
 }
 
 /// Reads all tools, each by its path.
-pub fn read_all<T>(tools: Vec<Value>, read: impl Fn(Value, &str) -> Result<T, ApiError>) -> Result<Vec<T>, ApiError> {
+pub fn read_all<T>(
+    tools: Vec<Value>,
+    read: impl Fn(Value, &str) -> Result<T, ApiError>,
+) -> Result<Vec<T>, ApiError> {
     check_count(tools.len())?;
     tools.into_iter().enumerate().map(|(i, tool)| read(tool, &format!("tools[{i}]"))).collect()
 }
@@ -55,9 +58,13 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let mut fields = Fields::new(tool, path)?;
     let kind: String = fields.take("type")?.unwrap_or_else(|| "function".to_owned());
     if kind != "function" {
-        return Err(ApiError::invalid(fields.name("type"), format!("tools must be functions, got '{kind}'")));
+        return Err(ApiError::invalid(
+            fields.name("type"),
+            format!("tools must be functions, got '{kind}'"),
+        ));
     }
-    let function = fields.take("function")?.ok_or_else(|| ApiError::missing(&fields.name("function")))?;
+    let function =
+        fields.take("function")?.ok_or_else(|| ApiError::missing(&fields.name("function")))?;
     fields.finish()?;
     read_function(Fields::new(function, format!("{path}.function"))?)
 }
@@ -74,7 +81,8 @@ pub fn read_function(mut fields: Fields) -> Result<Value, ApiError> {
 
 /// Takes a function's name.
 pub fn take_name(fields: &mut Fields) -> Result<String, ApiError> {
-    let name: String = fields.take("name")?.ok_or_else(|| ApiError::missing(&fields.name("name")))?;
+    let name: String =
+        fields.take("name")?.ok_or_else(|| ApiError::missing(&fields.name("name")))?;
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         let message = format!("a function's name must have 1 to {MAX_NAME_BYTES} bytes");
         return Err(ApiError::invalid(fields.name("name"), message));
@@ -82,8 +90,8 @@ pub fn take_name(fields: &mut Fields) -> Result<String, ApiError> {
     Ok(name)
 }
 
-/// A function as chat templates are given it: with the fields and in the order of vLLM's own class (`FunctionDefinition`,
-/// `vllm/entrypoints/generate/base/protocol.py`).
+/// A function as chat templates are given it: with the fields and in the order of vLLM's own class
+/// (`FunctionDefinition`, `vllm/entrypoints/generate/base/protocol.py`).
 pub fn written(
     name: String,
     description: Option<String>,
@@ -112,14 +120,18 @@ impl Named {
             return Err(ApiError::invalid(CHOICE, NEEDS_TOOLS));
         }
         if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) {
-            return Err(ApiError::invalid(field, format!("there is no function '{name}' in 'tools'")));
+            return Err(ApiError::invalid(
+                field,
+                format!("there is no function '{name}' in 'tools'"),
+            ));
         }
         Ok(name)
     }
 }
 
-/// Reads `tool_choice`: a word, one of the functions, or those of them that may be called, which are in the field `nested` of the choice
-/// if there is one. `read_named` reads a function from the object at a path.
+/// Reads `tool_choice`: a word, one of the functions, or those of them that may be called, which
+/// are in the field `nested` of the choice if there is one. `read_named` reads a function from the
+/// object at a path.
 pub(crate) fn read_choice(
     choice: Option<Value>,
     nested: Option<&str>,
@@ -133,18 +145,25 @@ pub(crate) fn read_choice(
             "none" => (ToolChoice::None, None),
             "required" => (ToolChoice::Required, None),
             other => {
-                let message =
-                    format!("'tool_choice' must be none, auto, required, a function or allowed tools, got '{other}'");
+                let message = format!(
+                    "'tool_choice' must be none, auto, required, a function or allowed tools, got '{other}'"
+                );
                 return Err(ApiError::invalid(CHOICE, message));
             }
         },
-        Some(Value::Object(allowed)) if allowed.get("type").is_some_and(|kind| kind == "allowed_tools") => {
-            let (choice, allowed) = read_allowed(Value::Object(allowed), nested, read_named, tools)?;
+        Some(Value::Object(allowed))
+            if allowed.get("type").is_some_and(|kind| kind == "allowed_tools") =>
+        {
+            let (choice, allowed) =
+                read_allowed(Value::Object(allowed), nested, read_named, tools)?;
             (choice, Some(allowed))
         }
-        Some(named @ Value::Object(_)) => (ToolChoice::Named(read_named(named, CHOICE)?.among(tools)?), None),
+        Some(named @ Value::Object(_)) => {
+            (ToolChoice::Named(read_named(named, CHOICE)?.among(tools)?), None)
+        }
         Some(other) => {
-            let message = format!("'tool_choice' must be a word or an object, got {}", kind(&other));
+            let message =
+                format!("'tool_choice' must be a word or an object, got {}", kind(&other));
             return Err(ApiError::invalid(CHOICE, message));
         }
     };
@@ -169,7 +188,8 @@ fn read_allowed(
         fields.finish()?;
         fields = Fields::new(inner, name)?;
     }
-    let mode: String = fields.take("mode")?.ok_or_else(|| ApiError::missing(&fields.name("mode")))?;
+    let mode: String =
+        fields.take("mode")?.ok_or_else(|| ApiError::missing(&fields.name("mode")))?;
     let choice = match mode.as_str() {
         "auto" => ToolChoice::Auto,
         "required" => ToolChoice::Required,
@@ -220,11 +240,9 @@ mod tests {
 
     #[test]
     fn functions_come_out_as_templates_want_them() {
-        let body =
-            json!({"tools": [{"function": {"strict": true, "name": "f"}}, tool("g")], "parallel_tool_calls": false});
+        let body = json!({"tools": [{"function": {"strict": true, "name": "f"}}, tool("g")], "parallel_tool_calls": false});
         let ToolUse { tools, choice, in_parallel, .. } = taken(body).unwrap().unwrap();
-        let written =
-            r#"[{"type":"function","function":{"name":"f","description":null,"parameters":null,"strict":true}},"#;
+        let written = r#"[{"type":"function","function":{"name":"f","description":null,"parameters":null,"strict":true}},"#;
         assert!(tools.to_string().starts_with(written), "{tools}");
         assert_eq!((choice, in_parallel), (ToolChoice::Auto, false));
         assert!(taken(json!({"tools": [], "tool_choice": "auto"})).unwrap().is_none());
@@ -252,14 +270,18 @@ mod tests {
         let named = |name: &str| json!({"type": "function", "function": {"name": name}});
         let taken = |allowed: Value| {
             let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
-            let taken = taken(json!({"tools": [tool("f"), tool("g"), tool("h")], "tool_choice": choice}));
+            let taken =
+                taken(json!({"tools": [tool("f"), tool("g"), tool("h")], "tool_choice": choice}));
             taken.map(Option::unwrap).map_err(|error| error.param.unwrap())
         };
         let ToolUse { tools, choice, allowed, .. } =
             taken(json!({"mode": "auto", "tools": [named("f"), named("h")]})).unwrap();
         // The model sees them all.
         assert_eq!(tools.as_array().unwrap().len(), 3);
-        assert_eq!((choice, allowed), (ToolChoice::Auto, Some(["f", "h"].map(str::to_owned).into())));
+        assert_eq!(
+            (choice, allowed),
+            (ToolChoice::Auto, Some(["f", "h"].map(str::to_owned).into()))
+        );
         let required = taken(json!({"mode": "required", "tools": [named("g")]})).unwrap();
         assert_eq!((required.choice, required.allowed.unwrap().len()), (ToolChoice::Required, 1));
         for (wrong, field) in [
@@ -284,7 +306,10 @@ mod tests {
             (json!({"tools": [tool("f"), {"type": "function"}]}), "tools[1].function"),
             (json!({"tools": [{"function": {}}]}), "tools[0].function.name"),
             (json!({"tools": [tool("")]}), "tools[0].function.name"),
-            (json!({"tools": [{"function": {"name": "f", "parameters": []}}]}), "tools[0].function.parameters"),
+            (
+                json!({"tools": [{"function": {"name": "f", "parameters": []}}]}),
+                "tools[0].function.parameters",
+            ),
             (json!({"tools": [{"function": {"name": "f", "code": 1}}]}), "tools[0].function.code"),
             (json!({"tools": 3}), "tools"),
             (json!({"tools": vec![tool("f"); MAX_TOOLS + 1]}), "tools"),

@@ -13,7 +13,8 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Prompt tokens that the engine found in its KV cache: its own count.
     pub cached_tokens: usize,
-    /// Prompt tokens that the engine has computed and keeps there, by its own count; `None` where it does not tell.
+    /// Prompt tokens that the engine has computed and keeps there, by its own count; `None` where
+    /// it does not tell.
     pub created_tokens: Option<usize>,
     /// Prompt tokens that stand for media items.
     pub media_tokens: MediaTokens,
@@ -46,7 +47,8 @@ struct CompletionDetails {
 }
 
 impl Usage {
-    /// The counts of a prompt before any new token. `reads_reasoning` says whether some of the new tokens may be reasoning.
+    /// The counts of a prompt before any new token. `reads_reasoning` says whether some of the new
+    /// tokens may be reasoning.
     pub fn of_prompt(attempted: &RouteOutcome, reads_reasoning: bool) -> Self {
         let mut usage = Self {
             prompt_tokens: attempted.prompt_tokens,
@@ -67,17 +69,31 @@ impl Usage {
 
 impl Serialize for Usage {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Self { prompt_tokens, completion_tokens, cached_tokens, created_tokens, media_tokens, reasoning_tokens } =
-            *self;
+        let Self {
+            prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+            created_tokens,
+            media_tokens,
+            reasoning_tokens,
+        } = *self;
         let total_tokens = prompt_tokens + completion_tokens;
         let prompt_tokens_details = PromptDetails {
             cached_tokens,
             created_cache_tokens: created_tokens,
-            multimodal_tokens: Some(media_tokens).filter(|tokens| *tokens != MediaTokens::default()),
+            multimodal_tokens: Some(media_tokens)
+                .filter(|tokens| *tokens != MediaTokens::default()),
         };
-        let completion_tokens_details = reasoning_tokens.map(|reasoning_tokens| CompletionDetails { reasoning_tokens });
-        UsageBody { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details, completion_tokens_details }
-            .serialize(to)
+        let completion_tokens_details =
+            reasoning_tokens.map(|reasoning_tokens| CompletionDetails { reasoning_tokens });
+        UsageBody {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens,
+            prompt_tokens_details,
+            completion_tokens_details,
+        }
+        .serialize(to)
     }
 }
 

@@ -8,16 +8,22 @@ use serde_json::{Map, Number, Value};
 use super::intake::{Intake, Seed, Text};
 use crate::error::ApiError;
 
-/// Lists and objects within each other. The parser itself stops at 128, the body and its messages included.
+/// Lists and objects within each other. The parser itself stops at 128, the body and its messages
+/// included.
 const MAX_DEPTH: usize = 64;
 
-/// What an entry of an object takes beside the content of key and value: its place in the list of entries and in the table that
-/// finds it, both of which grow by doubling.
+/// What an entry of an object takes beside the content of key and value: its place in the list of
+/// entries and in the table that finds it, both of which grow by doubling.
 const ENTRY_BYTES: u64 = 2 * (size_of::<(u64, String, Value)>() + 2 * size_of::<usize>()) as u64;
 
 impl Intake {
     /// Adds an entry to an object.
-    pub fn insert<E: Error>(&mut self, object: &mut Map<String, Value>, name: &str, value: Value) -> Result<(), E> {
+    pub fn insert<E: Error>(
+        &mut self,
+        object: &mut Map<String, Value>,
+        name: &str,
+        value: Value,
+    ) -> Result<(), E> {
         // There is room for four from the first one on.
         self.take(if object.is_empty() { 4 } else { 1 } * ENTRY_BYTES)?;
         object.insert(self.own(name)?, value);
@@ -58,7 +64,9 @@ impl<'de> Visitor<'de> for Seed<'_, Value> {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
-        self.intake.count_value().map(|()| Number::from_f64(value).map_or(Value::Null, Value::Number))
+        self.intake
+            .count_value()
+            .map(|()| Number::from_f64(value).map_or(Value::Null, Value::Number))
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
@@ -107,7 +115,9 @@ mod tests {
     fn heap(value: &Value) -> usize {
         match value {
             Value::String(text) => text.capacity(),
-            Value::Array(list) => list.capacity() * size_of::<Value>() + list.iter().map(heap).sum::<usize>(),
+            Value::Array(list) => {
+                list.capacity() * size_of::<Value>() + list.iter().map(heap).sum::<usize>()
+            }
             Value::Object(object) => {
                 let entry = |(name, value): (&String, &Value)| {
                     size_of::<(u64, String, Value)>() + name.capacity() + heap(value)
@@ -131,9 +141,13 @@ mod tests {
     fn no_less_is_counted_than_what_is_built() {
         let lists = json!(vec![json!([[], [[]], [1, 2, 3, 4, 5]]); 100]);
         let objects = json!(vec![json!({"a": {}, "b": {"c": null}}); 100]);
-        let names: Map<String, Value> = (0..1000).map(|i| (format!("name-{i}"), json!(i))).collect();
-        for value in [lists, objects, json!(names), json!("x".repeat(10_000)), json!("\n\"".repeat(5_000))] {
-            let (mut counted, mut empty) = (Intake::of(&body(&value)), Intake::of(&body(&Value::Null)));
+        let names: Map<String, Value> =
+            (0..1000).map(|i| (format!("name-{i}"), json!(i))).collect();
+        for value in
+            [lists, objects, json!(names), json!("x".repeat(10_000)), json!("\n\"".repeat(5_000))]
+        {
+            let (mut counted, mut empty) =
+                (Intake::of(&body(&value)), Intake::of(&body(&Value::Null)));
             read(&mut counted).unwrap();
             read(&mut empty).unwrap();
             let counted = counted.into_charge().bytes() - empty.into_charge().bytes();
@@ -146,7 +160,8 @@ mod tests {
     fn values_and_depth_are_bounded_and_the_field_is_named() {
         let limits = BodyLimits { json_values: 10, ..BodyLimits::default() };
         let outcome = |value: &Value| {
-            let mut intake = Intake::new(body(value).to_string().into(), &limits, &ByteBudget::new(1 << 20));
+            let mut intake =
+                Intake::new(body(value).to_string().into(), &limits, &ByteBudget::new(1 << 20));
             read(&mut intake).map_err(|error| (error.kind, error.param.unwrap()))
         };
         assert_eq!(outcome(&json!([1, 2, 3, 4, 5, 6, 7, 8, 9])), Ok(()));
@@ -155,7 +170,8 @@ mod tests {
         assert_eq!(outcome(&json!({"a": [{}, {}, {}], "b": [[], [], []], "c": [1]})), too_many);
         let limits = BodyLimits::default();
         let nested = |depth: usize| {
-            let text = format!("{{\"x\": {}{}, \"messages\": []}}", "[".repeat(depth), "]".repeat(depth));
+            let text =
+                format!("{{\"x\": {}{}, \"messages\": []}}", "[".repeat(depth), "]".repeat(depth));
             let mut intake = Intake::new(text.into(), &limits, &ByteBudget::new(1 << 20));
             read(&mut intake).unwrap_err().param.unwrap()
         };
@@ -166,8 +182,9 @@ mod tests {
 
     #[test]
     fn a_byte_order_mark_is_no_part_of_a_body() {
-        let read_all =
-            |text: String| read(&mut Intake::new(text.into(), &BodyLimits::default(), &ByteBudget::new(1 << 20)));
+        let read_all = |text: String| {
+            read(&mut Intake::new(text.into(), &BodyLimits::default(), &ByteBudget::new(1 << 20)))
+        };
         let value = body(&json!("x".repeat(100))).to_string();
         assert!(read_all(format!("\u{feff}{value}")).is_ok());
         let error = read_all(format!("\u{feff}\u{feff}{value}")).unwrap_err();
@@ -187,7 +204,9 @@ mod tests {
         drop(others);
         assert_eq!(budget.held(), 0);
         let value = body(&json!(vec![0; 10_000]));
-        let error = read(&mut Intake::new(value.to_string().into(), &BodyLimits::default(), &budget)).unwrap_err();
+        let error =
+            read(&mut Intake::new(value.to_string().into(), &BodyLimits::default(), &budget))
+                .unwrap_err();
         assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::TooLarge, Some("metadata")));
     }
 }

@@ -35,7 +35,12 @@ pub(super) struct Part {
 
 impl Content {
     /// The content of `field`, whose parts may be of these types.
-    pub(super) fn of<E: Error>(self, intake: &mut Intake, field: &str, kinds: &[&str]) -> Result<ChatContent, E> {
+    pub(super) fn of<E: Error>(
+        self,
+        intake: &mut Intake,
+        field: &str,
+        kinds: &[&str],
+    ) -> Result<ChatContent, E> {
         let parts = match self {
             Self::Text(text) => return Ok(ChatContent::Text(text)),
             Self::Parts(parts) => parts,
@@ -93,7 +98,12 @@ impl<'de> Visitor<'de> for Seed<'_, Part> {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
                 "type" => kind = intake.borrowed(&mut map)?,
-                "text" => text = intake.borrowed(&mut map)?.map(|text| intake.own_prompt(&text)).transpose()?,
+                "text" => {
+                    text = intake
+                        .borrowed(&mut map)?
+                        .map(|text| intake.own_prompt(&text))
+                        .transpose()?
+                }
                 "image_url" => image = map.next_value_seed(intake.seed())?,
                 // vLLM ignores it too: the model's processor alone decides on the resolution.
                 "detail" => drop(intake.borrowed(&mut map)?),
@@ -108,22 +118,32 @@ impl<'de> Visitor<'de> for Seed<'_, Part> {
         let Some(&kind) = known.iter().find(|known| **known == kind) else {
             return Err(intake.refuse(unsupported(intake.below(".type"), &kind, MESSAGE_PARTS)));
         };
-        let other = if kind == IMAGE { (".text", text.is_some()) } else { (".image_url", image.is_some()) };
+        let other =
+            if kind == IMAGE { (".text", text.is_some()) } else { (".image_url", image.is_some()) };
         intake.refuse_unknown(unknown.or(other.1.then(|| intake.below(other.0))))?;
         if kind != IMAGE {
-            return Ok(Part { kind, part: ChatPart::Text(text.ok_or_else(|| intake.missing(".text"))?) });
+            return Ok(Part {
+                kind,
+                part: ChatPart::Text(text.ok_or_else(|| intake.missing(".text"))?),
+            });
         }
         let MediaUrl { url, uuid } = image.unwrap_or_default();
         if url.is_none() && uuid.is_none() {
             return Err(intake.missing(".image_url"));
         }
         let field = intake.below(".image_url");
-        intake.add_media(MediaRef { modality: Modality::Image, source: url.map(MediaInput::Url), uuid, field })?;
+        intake.add_media(MediaRef {
+            modality: Modality::Image,
+            source: url.map(MediaInput::Url),
+            uuid,
+            field,
+        })?;
         Ok(Part { kind, part: ChatPart::Media(Modality::Image) })
     }
 }
 
 fn unsupported(field: String, kind: &str, kinds: &[&str]) -> ApiError {
-    let message = format!("parts of type '{kind}' are not supported here; use {}", kinds.join(" or "));
+    let message =
+        format!("parts of type '{kind}' are not supported here; use {}", kinds.join(" or "));
     ApiError { code: "unsupported_part", ..ApiError::invalid(field, message) }
 }

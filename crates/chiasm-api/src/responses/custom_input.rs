@@ -1,5 +1,5 @@
-//! What a custom tool is given: text, which the model writes as the one argument of a function, as in vLLM
-//! (`custom_tool_parameters`, `vllm/tool_parsers/utils.py`).
+//! What a custom tool is given: text, which the model writes as the one argument of a function, as
+//! in vLLM (`custom_tool_parameters`, `vllm/tool_parsers/utils.py`).
 
 use serde_json::{Map, Value, json};
 
@@ -28,8 +28,8 @@ pub(super) fn arguments(input: &str) -> String {
     format!("{{\"{INPUT}\": {}}}", Value::from(input))
 }
 
-/// Reads the text from a call's arguments as they come. Where they are something else, they are the text themselves: what a model has
-/// called with, its client can tell it.
+/// Reads the text from a call's arguments as they come. Where they are something else, they are the
+/// text themselves: what a model has called with, its client can tell it.
 #[derive(Debug, PartialEq)]
 pub(crate) struct InputReader {
     state: State,
@@ -86,7 +86,8 @@ impl InputReader {
         input.unwrap_or(left)
     }
 
-    /// Takes the text out of what has come, up to its end or to an escape that is not there as a whole.
+    /// Takes the text out of what has come, up to its end or to an escape that is not there as a
+    /// whole.
     fn text(&mut self) -> String {
         let (mut text, mut rest) = (String::new(), self.left.as_str());
         while let Some(at) = rest.find(['"', '\\']) {
@@ -110,8 +111,8 @@ impl InputReader {
     }
 }
 
-/// How many bytes there are before the text; nothing within, as long as more has to come to know, and nothing at all if arguments begin
-/// in another way.
+/// How many bytes there are before the text; nothing within, as long as more has to come to know,
+/// and nothing at all if arguments begin in another way.
 fn opening(arguments: &str) -> Option<Option<usize>> {
     let mut rest = arguments;
     for mark in OPENING {
@@ -124,7 +125,8 @@ fn opening(arguments: &str) -> Option<Option<usize>> {
     Some(Some(arguments.len() - rest.len()))
 }
 
-/// The character of an escape at the beginning of this text, and the escape's bytes. `None` if more of it has to come.
+/// The character of an escape at the beginning of this text, and the escape's bytes. `None` if more
+/// of it has to come.
 fn escaped(text: &str) -> Option<(char, usize)> {
     let character = text[1..].chars().next()?;
     let character = match character {
@@ -144,8 +146,9 @@ fn unit(text: &str) -> Option<(char, usize)> {
     const LONE: char = char::REPLACEMENT_CHARACTER;
     let bytes = text.as_bytes();
     let code = |digits: &[u8]| {
-        let digits =
-            std::str::from_utf8(digits).ok().filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let digits = std::str::from_utf8(digits)
+            .ok()
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
         u16::from_str_radix(digits?, 16).ok()
     };
     let Some(first) = code(bytes.get(2..6)?) else { return Some(('u', 2)) };
@@ -153,7 +156,8 @@ fn unit(text: &str) -> Option<(char, usize)> {
         return Some((character, 6));
     }
     let next = &bytes[6..];
-    let is_begun = next.len() < 6 && (next.is_empty() || b"\\u".starts_with(next) || next.starts_with(b"\\u"));
+    let is_begun =
+        next.len() < 6 && (next.is_empty() || b"\\u".starts_with(next) || next.starts_with(b"\\u"));
     if is_begun && (0xD800..0xDC00).contains(&first) {
         return None;
     }
@@ -172,7 +176,10 @@ mod tests {
     fn read(arguments: &str, characters: usize) -> String {
         let mut reader = InputReader::new();
         let all: Vec<char> = arguments.chars().collect();
-        let text: String = all.chunks(characters).map(|piece| reader.push(&piece.iter().collect::<String>())).collect();
+        let text: String = all
+            .chunks(characters)
+            .map(|piece| reader.push(&piece.iter().collect::<String>()))
+            .collect();
         text + &reader.finish()
     }
 
@@ -195,17 +202,26 @@ mod tests {
     #[test]
     fn text_is_told_as_it_comes() {
         let mut reader = InputReader::new();
-        let told: Vec<String> = [r#"{"inp"#, r#"ut": ""#, "ab", r"c\", r"nd\ud83d\u", r"de00e", r#"f"}"#, " }"]
-            .map(|arguments| reader.push(arguments))
-            .into();
+        let told: Vec<String> =
+            [r#"{"inp"#, r#"ut": ""#, "ab", r"c\", r"nd\ud83d\u", r"de00e", r#"f"}"#, " }"]
+                .map(|arguments| reader.push(arguments))
+                .into();
         assert_eq!(told, ["", "", "ab", "c", "\nd", "😀e", "f", ""]);
         assert_eq!(reader.finish(), "");
     }
 
     #[test]
     fn what_is_no_such_call_is_the_text_itself() {
-        for arguments in ["", "ls -l", "[1]", r#"{"text": "x"}"#, r#"{"input": 3}"#, r#"{"inp"#, "{}", "{ \"input\" }"]
-        {
+        for arguments in [
+            "",
+            "ls -l",
+            "[1]",
+            r#"{"text": "x"}"#,
+            r#"{"input": 3}"#,
+            r#"{"inp"#,
+            "{}",
+            "{ \"input\" }",
+        ] {
             for characters in 1..=arguments.len().max(1) {
                 assert_eq!(read(arguments, characters), arguments);
             }

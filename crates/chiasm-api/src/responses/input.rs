@@ -1,7 +1,8 @@
 //! `input` of a request: a text, or items, which become messages.
 //!
-//! What the assistant said, thought and called comes as several items. Those that fit into one message are joined there, as in
-//! vLLM (`construct_chat_messages_with_tool_call`, `vllm/entrypoints/openai/responses/utils.py`).
+//! What the assistant said, thought and called comes as several items. Those that fit into one
+//! message are joined there, as in vLLM (`construct_chat_messages_with_tool_call`,
+//! `vllm/entrypoints/openai/responses/utils.py`).
 
 use std::fmt;
 
@@ -42,7 +43,8 @@ const REASONING: &str = "reasoning";
 pub(super) struct Input {
     pub(super) messages: Vec<ChatMessage>,
     pub(super) media: Vec<MediaRef>,
-    /// The last message is the assistant's and says of itself that it is not complete: it is to be continued.
+    /// The last message is the assistant's and says of itself that it is not complete: it is to be
+    /// continued.
     pub(super) is_open: bool,
 }
 
@@ -89,7 +91,11 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Input>> {
 }
 
 /// Appends a message, or what it has to the assistant's last one if there is a place for that.
-fn join<E: Error>(intake: &mut Intake, messages: &mut Vec<ChatMessage>, message: ChatMessage) -> Result<(), E> {
+fn join<E: Error>(
+    intake: &mut Intake,
+    messages: &mut Vec<ChatMessage>,
+    message: ChatMessage,
+) -> Result<(), E> {
     let ChatMessage { content, tool_calls, reasoning, .. } = &message;
     let is_assistant = message.role == ASSISTANT;
     if is_assistant && content.is_none() && tool_calls.is_none() && reasoning.is_none() {
@@ -107,7 +113,9 @@ fn join<E: Error>(intake: &mut Intake, messages: &mut Vec<ChatMessage>, message:
             last.content = content;
             Ok(())
         }
-        (Some(last), ChatMessage { reasoning: reasoning @ Some(_), .. }) if last.reasoning.is_none() => {
+        (Some(last), ChatMessage { reasoning: reasoning @ Some(_), .. })
+            if last.reasoning.is_none() =>
+        {
             last.reasoning = reasoning;
             Ok(())
         }
@@ -135,7 +143,8 @@ impl<'de> Visitor<'de> for Seed<'_, Item> {
         let mut given = Given::default();
         while let Some(name) = intake.name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
-            // Those of an earlier field of the same name, which this one replaces; no item has media in two fields.
+            // Those of an earlier field of the same name, which this one replaces; no item has
+            // media in two fields.
             if matches!(&*name, "content" | "output") {
                 intake.media.truncate(media);
             }
@@ -165,7 +174,12 @@ struct Given {
 }
 
 impl Given {
-    fn take<'de, A: MapAccess<'de>>(&mut self, intake: &mut Intake, name: &str, map: &mut A) -> Result<(), A::Error> {
+    fn take<'de, A: MapAccess<'de>>(
+        &mut self,
+        intake: &mut Intake,
+        name: &str,
+        map: &mut A,
+    ) -> Result<(), A::Error> {
         match name {
             "type" => self.kind = intake.text(map)?,
             "status" => self.status = intake.text(map)?,
@@ -173,7 +187,8 @@ impl Given {
             "content" => self.content = map.next_value_seed(intake.seed())?,
             "summary" => self.summary = map.next_value_seed(intake.seed())?,
             "encrypted_content" => {
-                self.encrypted = Some(map.next_value_seed(intake.seed::<Value>())?).filter(|value| !value.is_null());
+                self.encrypted = Some(map.next_value_seed(intake.seed::<Value>())?)
+                    .filter(|value| !value.is_null());
             }
             "call_id" => self.call_id = intake.text(map)?,
             "name" => self.name = intake.text(map)?,
@@ -229,7 +244,8 @@ impl Given {
         match &self.status {
             Some(status) if !STATUSES.contains(&status.as_str()) => {
                 let name = intake.below(".status");
-                let message = format!("'{name}' must be one of {}, got '{status}'", STATUSES.join(", "));
+                let message =
+                    format!("'{name}' must be one of {}, got '{status}'", STATUSES.join(", "));
                 Err(intake.refuse(ApiError::invalid(name, message)))
             }
             _ => Ok(()),
@@ -281,18 +297,31 @@ impl Given {
         let id = self.call_id.ok_or_else(|| intake.missing(".call_id"))?;
         let output = self.output.ok_or_else(|| intake.missing(".output"))?;
         let content = Some(output.of(intake, ".output", OUTPUT_PARTS)?);
-        Ok(ChatMessage { role: "tool".to_owned(), content, tool_call_id: Some(id), ..ChatMessage::default() })
+        Ok(ChatMessage {
+            role: "tool".to_owned(),
+            content,
+            tool_call_id: Some(id),
+            ..ChatMessage::default()
+        })
     }
 
     /// The reasoning itself, or a summary of it that others have made.
     fn into_reasoning<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
         if self.encrypted.is_some() {
             let name = intake.below(".encrypted_content");
-            let message = format!("'{name}' can't be read: this server encrypts no reasoning; give 'content'");
+            let message = format!(
+                "'{name}' can't be read: this server encrypts no reasoning; give 'content'"
+            );
             return Err(intake.refuse(ApiError::invalid(name, message)));
         }
-        let content = self.content.map(|content| content.of(intake, ".content", REASONING_PARTS)).transpose()?;
-        let summary = self.summary.map(|summary| summary.of(intake, ".summary", SUMMARY_PARTS)).transpose()?;
+        let content = self
+            .content
+            .map(|content| content.of(intake, ".content", REASONING_PARTS))
+            .transpose()?;
+        let summary = self
+            .summary
+            .map(|summary| summary.of(intake, ".summary", SUMMARY_PARTS))
+            .transpose()?;
         let texts = [content, summary].into_iter().flatten().map(super::content::text);
         let reasoning = texts.into_iter().find(|text| !text.is_empty());
         Ok(ChatMessage { role: ASSISTANT.to_owned(), reasoning, ..ChatMessage::default() })
@@ -301,7 +330,9 @@ impl Given {
 
 fn unsupported(field: &str, kind: &str) -> ApiError {
     let message = match kind {
-        "item_reference" => "this server keeps no items to refer to; send the item itself".to_owned(),
+        "item_reference" => {
+            "this server keeps no items to refer to; send the item itself".to_owned()
+        }
         _ => {
             let known: Vec<_> = KINDS.iter().map(|(kind, _)| *kind).collect();
             format!("items of type '{kind}' are not supported; use {}", known.join(", "))

@@ -115,15 +115,18 @@ impl Serialize for Item {
         let Self { id, kind, status, text, .. } = self;
         let status = *status;
         // An item begins without its part, which clients are told of by an event of its own.
-        let content: Vec<_> = self.part().filter(|_| status != Status::InProgress).into_iter().collect();
+        let content: Vec<_> =
+            self.part().filter(|_| status != Status::InProgress).into_iter().collect();
         match kind {
             Kind::Reasoning => Body::Reasoning { id, summary: [], content, status }.serialize(to),
             Kind::Message => Body::Message { id, role: "assistant", content, status }.serialize(to),
             Kind::Call { call_id, name, namespace, input, .. } => {
                 let called = Name { name, namespace: namespace.as_deref() };
                 match input {
-                    Some(_) => Body::CustomToolCall { id, call_id, called, input: text, status }.serialize(to),
-                    None => Body::FunctionCall { id, call_id, called, arguments: text, status }.serialize(to),
+                    Some(_) => Body::CustomToolCall { id, call_id, called, input: text, status }
+                        .serialize(to),
+                    None => Body::FunctionCall { id, call_id, called, arguments: text, status }
+                        .serialize(to),
                 }
             }
         }

@@ -11,8 +11,8 @@ use tracing::warn;
 
 use crate::openai::token_json;
 
-/// The maximum bytes of JSON that the last events of one stream repeat: some 2,500 tokens with 20 alternatives each, or
-/// 50,000 with none.
+/// The maximum bytes of JSON that the last events of one stream repeat: some 2,500 tokens with 20
+/// alternatives each, or 50,000 with none.
 const MAX_REPEATED_BYTES: u64 = 4 << 20;
 /// The number of copies at the end of a stream: the one that is kept, and those in the four events
 /// that repeat it.
@@ -45,7 +45,11 @@ impl LogprobWriter {
     }
 
     /// Writes the tokens that begin in `text`, which is the next part of the text.
-    pub fn write(&mut self, text: &str, logprobs: &mut Peekable<Iter<'_, TextLogprob>>) -> Vec<TokenJson> {
+    pub fn write(
+        &mut self,
+        text: &str,
+        logprobs: &mut Peekable<Iter<'_, TextLogprob>>,
+    ) -> Vec<TokenJson> {
         self.text_bytes += text.len();
         let end = self.text_bytes;
         let mut written = Vec::new();
@@ -68,7 +72,9 @@ impl LogprobWriter {
         if let Some(kept) = &mut self.kept {
             let is_too_much = kept.bytes() / COPIES + bytes > MAX_REPEATED_BYTES;
             if is_too_much || kept.grow(COPIES * bytes).is_err() {
-                warn!("a stream's last events don't repeat the log probabilities of its deltas: they are too large");
+                warn!(
+                    "a stream's last events don't repeat the log probabilities of its deltas: they are too large"
+                );
                 self.keeps = false;
                 item.clear();
                 return;
@@ -106,16 +112,19 @@ mod tests {
     }
 
     fn text(written: &[TokenJson]) -> String {
-        let token = |json: &TokenJson| serde_json::from_str::<Value>(json.get()).unwrap()["token"].clone();
+        let token =
+            |json: &TokenJson| serde_json::from_str::<Value>(json.get()).unwrap()["token"].clone();
         written.iter().map(|json| token(json).as_str().unwrap().to_owned()).collect()
     }
 
     #[test]
     fn token_has_its_bytes_and_alternatives() {
         let tokens = tokens("Hello", 0);
-        let written = LogprobWriter::whole(tokenizer()).write("Hello", &mut tokens[..1].iter().peekable());
+        let written =
+            LogprobWriter::whole(tokenizer()).write("Hello", &mut tokens[..1].iter().peekable());
         let token: Value = serde_json::from_str(written[0].get()).unwrap();
-        let alternative = json!({"token": token["token"], "logprob": -0.5, "bytes": token["bytes"]});
+        let alternative =
+            json!({"token": token["token"], "logprob": -0.5, "bytes": token["bytes"]});
         assert_eq!(token["top_logprobs"], json!([alternative]));
         let bytes: Vec<u8> = serde_json::from_value(token["bytes"].clone()).unwrap();
         assert_eq!(token["token"].as_str().unwrap().as_bytes(), bytes);

@@ -1,4 +1,5 @@
-//! OpenAI's Responses API as a translation to what chat completions use. Nothing is kept between requests.
+//! OpenAI's Responses API as a translation to what chat completions use. Nothing is kept between
+//! requests.
 //!
 //! | module | is |
 //! |---|---|

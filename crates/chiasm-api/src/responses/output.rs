@@ -33,15 +33,30 @@ pub struct Answer {
 
 impl Answer {
     /// A whole answer, of which no events tell.
-    pub fn whole(request: &str, names: Names, logprobs: Option<LogprobWriter>, choice: FinishedChoice) -> Self {
+    pub fn whole(
+        request: &str,
+        names: Names,
+        logprobs: Option<LogprobWriter>,
+        choice: FinishedChoice,
+    ) -> Self {
         let mut answer = Self { logprobs, ..Self::new(request, names, Events::unwanted()) };
         let FinishedChoice { events, text_logprobs, finish, .. } = choice;
-        answer.add(&ChoiceDelta { events, text_logprobs, finish: Some(finish), ..ChoiceDelta::default() });
+        answer.add(&ChoiceDelta {
+            events,
+            text_logprobs,
+            finish: Some(finish),
+            ..ChoiceDelta::default()
+        });
         answer
     }
 
     /// An answer of which events tell, and the first two of them.
-    pub fn streamed(request: &str, names: Names, logprobs: Option<LogprobWriter>, head: &Head) -> (Self, [Bytes; 2]) {
+    pub fn streamed(
+        request: &str,
+        names: Names,
+        logprobs: Option<LogprobWriter>,
+        head: &Head,
+    ) -> (Self, [Bytes; 2]) {
         let mut answer = Self { logprobs, ..Self::new(request, names, Events::wanted()) };
         let begun = ["response.created", "response.in_progress"].map(|kind| {
             let response = head.response(&[], Status::InProgress);
@@ -65,7 +80,9 @@ impl Answer {
 
     /// The response with all that was said.
     pub fn response<'a>(&'a self, head: &'a Head, usage: Usage) -> Response<'a> {
-        head.response(&self.items, self.status).with_incomplete_reason(self.incomplete_reason).with_usage(usage)
+        head.response(&self.items, self.status)
+            .with_incomplete_reason(self.incomplete_reason)
+            .with_usage(usage)
     }
 
     /// Adds the events of a delta. An item ends where the next one begins.
@@ -92,9 +109,15 @@ impl Answer {
 
     /// Tells that this was all.
     pub fn end(&mut self, head: &Head, usage: Usage) {
-        let kind = if self.status == Status::Incomplete { "response.incomplete" } else { "response.completed" };
-        let response =
-            head.response(&self.items, self.status).with_incomplete_reason(self.incomplete_reason).with_usage(usage);
+        let kind = if self.status == Status::Incomplete {
+            "response.incomplete"
+        } else {
+            "response.completed"
+        };
+        let response = head
+            .response(&self.items, self.status)
+            .with_incomplete_reason(self.incomplete_reason)
+            .with_usage(usage);
         self.events.tell(Event { response: Some(response), ..Event::of(kind) });
     }
 
@@ -127,7 +150,11 @@ impl Answer {
         let Some(item) = self.items.last_mut() else { return };
         item.text.push_str(text);
         let logprobs = Some(&written[..]);
-        self.events.tell(Event { delta: Some(text), logprobs, ..Event::within(item.kind.grows(), item) });
+        self.events.tell(Event {
+            delta: Some(text),
+            logprobs,
+            ..Event::within(item.kind.grows(), item)
+        });
         if let Some(writer) = &mut self.logprobs {
             writer.keep(&mut item.logprobs, written);
         }
@@ -135,7 +162,11 @@ impl Answer {
 
     /// Opens an item of this kind, unless the last item has this kind and is in progress.
     fn enter(&mut self, kind: Kind) {
-        if self.items.last().is_none_or(|item| item.kind != kind || item.status != Status::InProgress) {
+        if self
+            .items
+            .last()
+            .is_none_or(|item| item.kind != kind || item.status != Status::InProgress)
+        {
             self.open(kind);
         }
     }
@@ -158,7 +189,9 @@ impl Answer {
     /// Returns the reader of a custom tool's input, if the last item is such a call in progress.
     fn input(&mut self) -> Option<&mut InputReader> {
         match self.items.last_mut() {
-            Some(Item { kind: Kind::Call { input, .. }, status: Status::InProgress, .. }) => input.as_mut(),
+            Some(Item { kind: Kind::Call { input, .. }, status: Status::InProgress, .. }) => {
+                input.as_mut()
+            }
             _ => None,
         }
     }
@@ -167,10 +200,21 @@ impl Answer {
         self.close(Status::Completed);
         let index = self.items.len();
         let id = format!("{}_{}_{index}", kind.prefix(), self.request);
-        let item = Item { id, index, kind, status: Status::InProgress, text: String::new(), logprobs: Vec::new() };
-        self.events.tell(Event { item: Some(&item), ..Event::at("response.output_item.added", &item) });
+        let item = Item {
+            id,
+            index,
+            kind,
+            status: Status::InProgress,
+            text: String::new(),
+            logprobs: Vec::new(),
+        };
+        self.events
+            .tell(Event { item: Some(&item), ..Event::at("response.output_item.added", &item) });
         if let Some(part) = item.part() {
-            self.events.tell(Event { part: Some(part), ..Event::within("response.content_part.added", &item) });
+            self.events.tell(Event {
+                part: Some(part),
+                ..Event::within("response.content_part.added", &item)
+            });
         }
         self.items.push(item);
     }
@@ -185,9 +229,13 @@ impl Answer {
         if let Some(text) = self.input().map(InputReader::finish) {
             self.grow(&text);
         }
-        let Some(item) = self.items.last_mut().filter(|item| item.status == Status::InProgress) else { return };
+        let Some(item) = self.items.last_mut().filter(|item| item.status == Status::InProgress)
+        else {
+            return;
+        };
         item.status = status;
-        // Half of a text looks like a whole one to whoever runs what is done, unlike half of a JSON object.
+        // Half of a text looks like a whole one to whoever runs what is done, unlike half of a JSON
+        // object.
         if status != Status::Completed && matches!(item.kind, Kind::Call { input: Some(_), .. }) {
             return;
         }
@@ -196,7 +244,10 @@ impl Answer {
             (_, Some(part)) => {
                 let logprobs = done.logprobs.and(Some(&item.logprobs[..]));
                 self.events.tell(Event { text: Some(&item.text), logprobs, ..done });
-                self.events.tell(Event { part: Some(part), ..Event::within("response.content_part.done", item) });
+                self.events.tell(Event {
+                    part: Some(part),
+                    ..Event::within("response.content_part.done", item)
+                });
             }
             (Kind::Call { input: Some(_), .. }, None) => {
                 self.events.tell(Event { input: Some(&item.text), ..done });
@@ -206,7 +257,8 @@ impl Answer {
             }
             (_, None) => {}
         }
-        self.events.tell(Event { item: Some(item), ..Event::at("response.output_item.done", item) });
+        self.events
+            .tell(Event { item: Some(item), ..Event::at("response.output_item.done", item) });
     }
 }
 

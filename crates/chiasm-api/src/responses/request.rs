@@ -112,7 +112,10 @@ impl RequestBody for ResponsesRequest {
 /// Refuses what would need something that outlives a request.
 fn refuse_what_is_kept(fields: &mut Fields) -> Result<(), ApiError> {
     let refused = |field: &str, why: &str| {
-        let error = ApiError::invalid(field, format!("'{field}' is not supported: this server keeps nothing; {why}"));
+        let error = ApiError::invalid(
+            field,
+            format!("'{field}' is not supported: this server keeps nothing; {why}"),
+        );
         Err(ApiError { code: "unsupported_field", ..error })
     };
     for field in ["previous_response_id", "conversation"] {
@@ -138,12 +141,16 @@ fn instructed(
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
         intake.take_for("instructions", PLANNED_BYTES * text.len() as u64)?;
         let content = Some(ChatContent::Text(text));
-        messages.insert(0, ChatMessage { role: "system".to_owned(), content, ..ChatMessage::default() });
+        messages.insert(
+            0,
+            ChatMessage { role: "system".to_owned(), content, ..ChatMessage::default() },
+        );
     }
     Ok(messages)
 }
 
-/// Fields that change nothing but the response, as far as chats do not have them, and those whose only value here is their default.
+/// Fields that change nothing but the response, as far as chats do not have them, and those whose
+/// only value here is their default.
 fn take_what_is_echoed(fields: &mut Fields) -> Result<(), ApiError> {
     // It bounds calls of tools that the server runs, of which there are none.
     fields.take_in::<u64>("max_tool_calls", 0.., "0 or more")?;
@@ -154,7 +161,8 @@ fn take_what_is_echoed(fields: &mut Fields) -> Result<(), ApiError> {
     let metadata: Map<String, Value> = fields.take("metadata")?.unwrap_or_default();
     let is_fine = |(name, value): (&String, &Value)| {
         let length = value.as_str().map(|value| value.chars().count());
-        name.chars().count() <= MAX_METADATA_KEY && length.is_some_and(|length| length <= MAX_METADATA_VALUE)
+        name.chars().count() <= MAX_METADATA_KEY
+            && length.is_some_and(|length| length <= MAX_METADATA_VALUE)
     };
     if metadata.len() > MAX_METADATA || !metadata.iter().all(is_fine) {
         let message = format!(
@@ -207,7 +215,8 @@ fn take_format(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
     text.finish()?;
     let Some(format) = format else { return Ok(None) };
     let mut format = Fields::new(format, FORMAT)?;
-    let kind: String = format.take("type")?.ok_or_else(|| ApiError::missing(&format.name("type")))?;
+    let kind: String =
+        format.take("type")?.ok_or_else(|| ApiError::missing(&format.name("type")))?;
     let mut field = FORMAT;
     let constraint = match kind.as_str() {
         "text" => None,

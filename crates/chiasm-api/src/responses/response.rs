@@ -36,7 +36,8 @@ impl Echo {
             echo.put(name, fields.get(name).unwrap_or(&default))?;
         }
         // OpenAI's clients and Open Responses expect all parts of these fields in every response.
-        let mut parts = ["reasoning", "text", "tools"].map(|name| fields.get(name).cloned().unwrap_or_default());
+        let mut parts = ["reasoning", "text", "tools"]
+            .map(|name| fields.get(name).cloned().unwrap_or_default());
         let [reasoning, text, tools] = &mut parts;
         complete_reasoning(reasoning);
         complete_text(text);
@@ -84,7 +85,8 @@ fn complete_tools(tools: &mut Value) {
     if tools.is_null() {
         *tools = json!([]);
     }
-    let functions = tools.as_array_mut().into_iter().flatten().filter(|tool| tool["type"] == "function");
+    let functions =
+        tools.as_array_mut().into_iter().flatten().filter(|tool| tool["type"] == "function");
     for function in functions {
         let parts = ["description", "parameters", "strict"].map(|part| (part, Value::Null));
         add_missing(function, &parts);
@@ -240,12 +242,24 @@ struct OutputDetails {
 
 impl From<Usage> for ResponseUsage {
     fn from(usage: Usage) -> Self {
-        let Usage { prompt_tokens, completion_tokens, cached_tokens, created_tokens, reasoning_tokens, .. } = usage;
+        let Usage {
+            prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+            created_tokens,
+            reasoning_tokens,
+            ..
+        } = usage;
         Self {
             input_tokens: prompt_tokens,
-            input_tokens_details: InputDetails { cached_tokens, cache_write_tokens: created_tokens.unwrap_or(0) },
+            input_tokens_details: InputDetails {
+                cached_tokens,
+                cache_write_tokens: created_tokens.unwrap_or(0),
+            },
             output_tokens: completion_tokens,
-            output_tokens_details: OutputDetails { reasoning_tokens: reasoning_tokens.unwrap_or(0) },
+            output_tokens_details: OutputDetails {
+                reasoning_tokens: reasoning_tokens.unwrap_or(0),
+            },
             total_tokens: prompt_tokens + completion_tokens,
         }
     }
@@ -269,8 +283,16 @@ mod tests {
             ("reasoning", Value::Null, json!({"effort": null, "summary": null})),
             ("reasoning", json!({"effort": "low"}), json!({"effort": "low", "summary": null})),
             ("text", Value::Null, json!({"format": {"type": "text"}})),
-            ("text", json!({"verbosity": "medium"}), json!({"verbosity": "medium", "format": {"type": "text"}})),
-            ("text", json!({"format": {"type": "json_schema", "schema": {}}}), json!({"format": schema})),
+            (
+                "text",
+                json!({"verbosity": "medium"}),
+                json!({"verbosity": "medium", "format": {"type": "text"}}),
+            ),
+            (
+                "text",
+                json!({"format": {"type": "json_schema", "schema": {}}}),
+                json!({"format": schema}),
+            ),
             ("tools", Value::Null, json!([])),
             ("tools", json!([{"type": "function", "name": "f"}]), json!([function])),
             ("top_logprobs", Value::Null, json!(0)),

@@ -1,5 +1,6 @@
-//! `tools`, `tool_choice` and `parallel_tool_calls`: as in chat completions, but functions are flat; and custom tools and namespaces,
-//! which are functions to the model, as in vLLM (`get_function_tools`, `vllm/tool_parsers/utils.py`).
+//! `tools`, `tool_choice` and `parallel_tool_calls`: as in chat completions, but functions are
+//! flat; and custom tools and namespaces, which are functions to the model, as in vLLM
+//! (`get_function_tools`, `vllm/tool_parsers/utils.py`).
 
 use std::collections::HashMap;
 
@@ -9,7 +10,9 @@ use serde_json::{Value, json};
 use super::custom_input;
 use crate::error::ApiError;
 use crate::openai::fields::Fields;
-use crate::openai::tools::{self, Named, check_count, read_all, read_choice, read_function, tool_use};
+use crate::openai::tools::{
+    self, Named, check_count, read_all, read_choice, read_function, tool_use,
+};
 
 /// The types of a choice that names a tool, and of those that may be allowed.
 const NAMED: [&str; 2] = ["function", "custom"];
@@ -39,9 +42,11 @@ impl Names {
         self.0.iter().filter(|(_, called)| called.is_custom).map(|(name, _)| name.clone())
     }
 
-    /// The model's name of a tool that a choice may name without its namespace, where no other has the same name.
+    /// The model's name of a tool that a choice may name without its namespace, where no other has
+    /// the same name.
     fn resolved(&self, name: String) -> String {
-        let mut same = self.0.iter().filter(|(_, called)| called.namespace.is_some() && called.name == name);
+        let mut same =
+            self.0.iter().filter(|(_, called)| called.namespace.is_some() && called.name == name);
         match (same.next(), same.next()) {
             (Some((flat, _)), None) => flat.clone(),
             _ => name,
@@ -65,7 +70,8 @@ pub(super) fn take(fields: &mut Fields) -> Result<(Option<ToolUse>, Names), ApiE
     let functions: Vec<Value> = tools.into_iter().map(|tool| tool.function).collect();
     let read_named = |choice, path: &str| {
         let Named { name, field } = read_named(choice, path)?;
-        let is_known = functions.iter().any(|function| function["function"]["name"] == name.as_str());
+        let is_known =
+            functions.iter().any(|function| function["function"]["name"] == name.as_str());
         Ok(Named { name: if is_known { name } else { names.resolved(name) }, field })
     };
     let (choice, allowed) = read_choice(choice, None, read_named, &functions)?;
@@ -85,7 +91,8 @@ struct Tool {
     field: String,
 }
 
-/// Those that the model knows otherwise. Each of these needs a name of its own, or nobody could tell which one was called.
+/// Those that the model knows otherwise. Each of these needs a name of its own, or nobody could
+/// tell which one was called.
 fn names(tools: &[Tool]) -> Result<Names, ApiError> {
     let mut known: HashMap<&str, bool> = HashMap::new();
     let mut names = Names::default();
@@ -93,7 +100,10 @@ fn names(tools: &[Tool]) -> Result<Names, ApiError> {
         let name = function["function"]["name"].as_str().unwrap_or_default();
         let was_special = known.insert(name, called.is_some());
         if was_special.is_some_and(|was_special| was_special || called.is_some()) {
-            return Err(ApiError::invalid(field, format!("there are two tools that the model would know as '{name}'")));
+            return Err(ApiError::invalid(
+                field,
+                format!("there are two tools that the model would know as '{name}'"),
+            ));
         }
         if let Some(called) = called {
             names.0.insert(name.to_owned(), called.clone());
@@ -105,7 +115,8 @@ fn names(tools: &[Tool]) -> Result<Names, ApiError> {
 /// Reads a tool, or all tools of a namespace.
 fn read_tool(tool: Value, path: &str) -> Result<Vec<Tool>, ApiError> {
     let mut fields = Fields::new(tool, path)?;
-    let kind: String = fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
+    let kind: String =
+        fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
     if kind != "namespace" {
         return Ok(vec![read_called(fields, &kind, None)?]);
     }
@@ -118,19 +129,28 @@ fn read_tool(tool: Value, path: &str) -> Result<Vec<Tool>, ApiError> {
     check_count(within.len())?;
     let read = |(i, tool)| {
         let mut fields = Fields::new(tool, format!("{field}[{i}]"))?;
-        let kind: String = fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
+        let kind: String =
+            fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
         read_called(fields, &kind, Some(&namespace))
     };
     within.into_iter().enumerate().map(read).collect()
 }
 
 /// Reads what a client runs: a function, or a custom tool.
-fn read_called(mut fields: Fields, kind: &str, namespace: Option<&String>) -> Result<Tool, ApiError> {
+fn read_called(
+    mut fields: Fields,
+    kind: &str,
+    namespace: Option<&String>,
+) -> Result<Tool, ApiError> {
     let is_custom = kind == "custom";
     if kind != "function" && !is_custom {
-        let message =
-            format!("this server has no tools of its own, such as '{kind}'; tools must be functions or custom");
-        return Err(ApiError { code: "unsupported_tool", ..ApiError::invalid(fields.name("type"), message) });
+        let message = format!(
+            "this server has no tools of its own, such as '{kind}'; tools must be functions or custom"
+        );
+        return Err(ApiError {
+            code: "unsupported_tool",
+            ..ApiError::invalid(fields.name("type"), message)
+        });
     }
     fields.refuse_unless("defer_loading", |value| value == false)?;
     fields.refuse_unless("allowed_callers", |value| value == &json!(["direct"]))?;
@@ -152,10 +172,14 @@ fn read_custom(mut fields: Fields) -> Result<Value, ApiError> {
     let description = fields.take("description")?;
     if let Some(format) = fields.take("format")? {
         let mut format = Fields::new(format, fields.name("format"))?;
-        let kind: String = format.take("type")?.ok_or_else(|| ApiError::missing(&format.name("type")))?;
+        let kind: String =
+            format.take("type")?.ok_or_else(|| ApiError::missing(&format.name("type")))?;
         if kind != "text" {
             let message = format!("custom tools are given any text; it must be text, got '{kind}'");
-            return Err(ApiError { code: "unsupported_tool", ..ApiError::invalid(format.name("type"), message) });
+            return Err(ApiError {
+                code: "unsupported_tool",
+                ..ApiError::invalid(format.name("type"), message)
+            });
         }
         format.finish()?;
     }
@@ -195,8 +219,10 @@ mod tests {
 
     #[test]
     fn flat_functions_come_out_as_templates_want_them() {
-        let taken = taken(json!({"tools": [tool("f")], "parallel_tool_calls": false})).unwrap().unwrap();
-        let function = r#"{"name":"f","description":null,"parameters":{"type":"object"},"strict":true}"#;
+        let taken =
+            taken(json!({"tools": [tool("f")], "parallel_tool_calls": false})).unwrap().unwrap();
+        let function =
+            r#"{"name":"f","description":null,"parameters":{"type":"object"},"strict":true}"#;
         let written = format!(r#"[{{"type":"function","function":{function}}}]"#);
         assert_eq!(taken.tools.to_string(), written);
         assert_eq!((taken.choice, taken.in_parallel), (ToolChoice::Auto, false));
@@ -205,15 +231,25 @@ mod tests {
     #[test]
     fn a_choice_is_a_word_or_one_of_the_functions() {
         let choice = |choice: Value| {
-            taken(json!({"tools": [tool("f")], "tool_choice": choice})).map(|taken| taken.unwrap().choice)
+            taken(json!({"tools": [tool("f")], "tool_choice": choice}))
+                .map(|taken| taken.unwrap().choice)
         };
         assert_eq!(choice(json!("required")), Ok(ToolChoice::Required));
         assert_eq!(choice(json!("none")), Ok(ToolChoice::None));
-        assert_eq!(choice(json!({"type": "function", "name": "f"})), Ok(ToolChoice::Named("f".to_owned())));
-        assert_eq!(choice(json!({"type": "function", "name": "g"})), Err("tool_choice.name".to_owned()));
+        assert_eq!(
+            choice(json!({"type": "function", "name": "f"})),
+            Ok(ToolChoice::Named("f".to_owned()))
+        );
+        assert_eq!(
+            choice(json!({"type": "function", "name": "g"})),
+            Err("tool_choice.name".to_owned())
+        );
         assert_eq!(choice(json!({"type": "function"})), Err("tool_choice.name".to_owned()));
         assert_eq!(choice(json!({"type": "web_search"})), Err("tool_choice.type".to_owned()));
-        assert_eq!(choice(json!({"type": "custom", "name": "f"})), Ok(ToolChoice::Named("f".to_owned())));
+        assert_eq!(
+            choice(json!({"type": "custom", "name": "f"})),
+            Ok(ToolChoice::Named("f".to_owned()))
+        );
         assert_eq!(choice(json!("any")), Err("tool_choice".to_owned()));
         assert_eq!(taken(json!({"tool_choice": "required"})).unwrap_err(), "tool_choice");
     }
@@ -237,15 +273,23 @@ mod tests {
         let ToolUse { tools, held, .. } = taken.unwrap();
         assert_eq!(held, ["sh", "n__sh"].map(str::to_owned).into());
         let parameters = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
-        let function = format!(r#"{{"name":"sh","description":"runs it","parameters":{parameters}}}"#);
+        let function =
+            format!(r#"{{"name":"sh","description":"runs it","parameters":{parameters}}}"#);
         assert_eq!(tools[0]["function"].to_string(), function);
-        let told: Vec<_> = tools.as_array().unwrap().iter().map(|tool| tool["function"]["name"].as_str()).collect();
+        let told: Vec<_> = tools
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|tool| tool["function"]["name"].as_str())
+            .collect();
         assert_eq!(told, ["sh", "n__f", "n__sh", "g"].map(Some));
         let called = |name: &str| {
             let Called { namespace, name, is_custom } = names.called(name.to_owned());
             (namespace.unwrap_or_default(), name, is_custom)
         };
-        let of = |namespace: &str, name: &str, is_custom| (namespace.to_owned(), name.to_owned(), is_custom);
+        let of = |namespace: &str, name: &str, is_custom| {
+            (namespace.to_owned(), name.to_owned(), is_custom)
+        };
         assert_eq!(called("sh"), of("", "sh", true));
         assert_eq!(called("n__f"), of("n", "f", false));
         assert_eq!(called("n__sh"), of("n", "sh", true));
@@ -273,9 +317,18 @@ mod tests {
         };
         let listed = json!([{"type": "custom", "name": "c"}, {"type": "function", "name": "f"}]);
         let ToolUse { choice, allowed: some, .. } = allowed(listed).unwrap();
-        assert_eq!((choice, some), (ToolChoice::Required, Some(["c", "n__f"].map(str::to_owned).into())));
-        assert_eq!(allowed(json!([{"type": "mcp", "server_label": "s"}])).unwrap_err(), "tool_choice.tools[0].type");
-        assert_eq!(allowed(json!([{"type": "custom", "name": "y"}])).unwrap_err(), "tool_choice.tools[0].name");
+        assert_eq!(
+            (choice, some),
+            (ToolChoice::Required, Some(["c", "n__f"].map(str::to_owned).into()))
+        );
+        assert_eq!(
+            allowed(json!([{"type": "mcp", "server_label": "s"}])).unwrap_err(),
+            "tool_choice.tools[0].type"
+        );
+        assert_eq!(
+            allowed(json!([{"type": "custom", "name": "y"}])).unwrap_err(),
+            "tool_choice.tools[0].name"
+        );
     }
 
     #[test]
@@ -286,17 +339,41 @@ mod tests {
             (json!({"tools": [{"type": "function"}]}), "tools[0].name"),
             (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools[0].name"),
             (json!({"tools": [{"type": "function", "name": "f", "code": 1}]}), "tools[0].code"),
-            (json!({"tools": [{"type": "function", "name": "f", "defer_loading": true}]}), "tools[0].defer_loading"),
-            (json!({"tools": [{"type": "function", "name": "f", "async": true}]}), "tools[0].async"),
-            (json!({"tools": [{"type": "function", "name": "f", "output_schema": {}}]}), "tools[0].output_schema"),
+            (
+                json!({"tools": [{"type": "function", "name": "f", "defer_loading": true}]}),
+                "tools[0].defer_loading",
+            ),
+            (
+                json!({"tools": [{"type": "function", "name": "f", "async": true}]}),
+                "tools[0].async",
+            ),
+            (
+                json!({"tools": [{"type": "function", "name": "f", "output_schema": {}}]}),
+                "tools[0].output_schema",
+            ),
             (json!({"tools": [{"type": "custom", "name": ""}]}), "tools[0].name"),
-            (json!({"tools": [custom("c", json!({"type": "grammar", "syntax": "lark"}))]}), "tools[0].format.type"),
-            (json!({"tools": [{"type": "custom", "name": "c", "parameters": {}}]}), "tools[0].parameters"),
-            (json!({"tools": [namespace("n", json!([{"type": "mcp"}]))]}), "tools[0].tools[0].type"),
-            (json!({"tools": [namespace("n", json!([namespace("m", json!([]))]))]}), "tools[0].tools[0].type"),
+            (
+                json!({"tools": [custom("c", json!({"type": "grammar", "syntax": "lark"}))]}),
+                "tools[0].format.type",
+            ),
+            (
+                json!({"tools": [{"type": "custom", "name": "c", "parameters": {}}]}),
+                "tools[0].parameters",
+            ),
+            (
+                json!({"tools": [namespace("n", json!([{"type": "mcp"}]))]}),
+                "tools[0].tools[0].type",
+            ),
+            (
+                json!({"tools": [namespace("n", json!([namespace("m", json!([]))]))]}),
+                "tools[0].tools[0].type",
+            ),
             (json!({"tools": [namespace("n", Value::Null)]}), "tools[0].tools"),
             (json!({"tools": vec![namespace("n", json!(vec![tool("f"); 600])); 2]}), "tools"),
-            (json!({"tools": [tool("n__f"), namespace("n", json!([tool("f")]))]}), "tools[1].tools[0].name"),
+            (
+                json!({"tools": [tool("n__f"), namespace("n", json!([tool("f")]))]}),
+                "tools[1].tools[0].name",
+            ),
             (json!({"tools": [custom("c", Value::Null), tool("c")]}), "tools[1].name"),
         ] {
             assert_eq!(taken(body).unwrap_err(), field);

@@ -13,7 +13,8 @@ use crate::failure::Failure;
 use crate::http::{self, LineStream};
 use crate::{Tls, few};
 
-/// A lease of this process. Its number is drawn here and not by etcd, so that a lease whose grant got no answer can be revoked too.
+/// A lease of this process. Its number is drawn here and not by etcd, so that a lease whose grant
+/// got no answer can be revoked too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeaseId(i64);
 
@@ -42,10 +43,20 @@ pub(super) struct Watch(LineStream);
 
 impl EtcdClient {
     /// Of the server whose turn it is; each call may take as long as `within`.
-    pub(super) async fn new(etcd: &Etcd, turn: usize, tls: &Tls, within: Duration) -> Result<Self, Failure> {
+    pub(super) async fn new(
+        etcd: &Etcd,
+        turn: usize,
+        tls: &Tls,
+        within: Duration,
+    ) -> Result<Self, Failure> {
         let scheme = if etcd.is_tls { "https" } else { "http" };
-        let endpoint = etcd.endpoints.get(turn % etcd.endpoints.len().max(1)).map_or("", String::as_str);
-        Ok(Self { http: http::new_client(tls).await?, base: format!("{scheme}://{endpoint}/v3/"), within })
+        let endpoint =
+            etcd.endpoints.get(turn % etcd.endpoints.len().max(1)).map_or("", String::as_str);
+        Ok(Self {
+            http: http::new_client(tls).await?,
+            base: format!("{scheme}://{endpoint}/v3/"),
+            within,
+        })
     }
 
     /// What is below the prefix, at one revision.
@@ -56,7 +67,8 @@ impl EtcdClient {
         self.call("kv/range", &range).await
     }
 
-    /// How many keys are below the prefix, at which revision. As any read it needs a majority of the servers to answer.
+    /// How many keys are below the prefix, at which revision. As any read it needs a majority of
+    /// the servers to answer.
     pub(super) async fn count(&self, prefix: &str) -> Result<(i64, i64), Failure> {
         let mut range = range_of(prefix);
         range["count_only"] = json!(true);
@@ -66,8 +78,9 @@ impl EtcdClient {
 
     /// The lease of a key; 0 for one without, none if there is no such key.
     pub(super) async fn lease_of(&self, key: &str) -> Result<Option<i64>, Failure> {
-        let answer: RangeAnswer =
-            self.call("kv/range", &json!({"key": encode(key.as_bytes()), "keys_only": true})).await?;
+        let answer: RangeAnswer = self
+            .call("kv/range", &json!({"key": encode(key.as_bytes()), "keys_only": true}))
+            .await?;
         Ok(answer.kvs.first().map(|KeyValue { lease, .. }| *lease))
     }
 
@@ -115,21 +128,28 @@ impl EtcdClient {
     /// Forgets what is not needed but by tests.
     #[cfg(test)]
     pub(super) async fn compact(&self, revision: i64) -> Result<(), Failure> {
-        self.call("kv/compaction", &json!({"revision": revision.to_string()})).await.map(|Done {}| ())
+        self.call("kv/compaction", &json!({"revision": revision.to_string()}))
+            .await
+            .map(|Done {}| ())
     }
 }
 
 impl Watch {
-    /// The next changes; there may be none in a message. No message is lost when the future is dropped.
+    /// The next changes; there may be none in a message. No message is lost when the future is
+    /// dropped.
     pub(super) async fn next(&mut self) -> Result<WatchAnswer, Failure> {
         let line: Bytes = self.0.next().await?.ok_or(Failure::Ended)?;
         let answer = result_of(serde_json::from_slice::<Streamed<WatchAnswer>>(&line)?)?;
         match answer {
-            WatchAnswer { compact_revision, .. } if compact_revision > 0 => {
-                Err(Failure::Outdated(format!("those before revision {compact_revision} were compacted")))
+            WatchAnswer { compact_revision, .. } if compact_revision > 0 => Err(Failure::Outdated(
+                format!("those before revision {compact_revision} were compacted"),
+            )),
+            WatchAnswer { canceled: true, cancel_reason, .. } if cancel_reason.is_empty() => {
+                Err(Failure::Ended)
             }
-            WatchAnswer { canceled: true, cancel_reason, .. } if cancel_reason.is_empty() => Err(Failure::Ended),
-            WatchAnswer { canceled: true, cancel_reason, .. } => Err(Failure::Malformed(cancel_reason)),
+            WatchAnswer { canceled: true, cancel_reason, .. } => {
+                Err(Failure::Malformed(cancel_reason))
+            }
             answer => Ok(answer),
         }
     }
@@ -141,7 +161,9 @@ fn result_of<T>(streamed: Streamed<T>) -> Result<T, Failure> {
             Err(Failure::Refused { status: error.http_code, message: error.message })
         }
         Streamed { result: Some(result), .. } => Ok(result),
-        Streamed { result: None, .. } => Err(Failure::Malformed("it has neither a result nor an error".to_owned())),
+        Streamed { result: None, .. } => {
+            Err(Failure::Malformed("it has neither a result nor an error".to_owned()))
+        }
     }
 }
 
@@ -149,7 +171,8 @@ fn range_of(prefix: &str) -> Value {
     json!({"key": encode(prefix.as_bytes()), "range_end": encode(&range_end(prefix.as_bytes()))})
 }
 
-/// The first key after all those that begin with `prefix` (`clientv3.GetPrefixRangeEnd`); 0 is etcd's word for no end.
+/// The first key after all those that begin with `prefix` (`clientv3.GetPrefixRangeEnd`); 0 is
+/// etcd's word for no end.
 fn range_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

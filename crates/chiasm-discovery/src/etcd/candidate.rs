@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DiscoveryError, address};
 
-/// An agent that a key names: the JSON `{"address": "host:port", "model": "…"}`. Unknown fields are ignored.
+/// An agent that a key names: the JSON `{"address": "host:port", "model": "…"}`. Unknown fields are
+/// ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     address: String,
@@ -24,7 +25,8 @@ pub(super) enum ValueError {
 }
 
 impl Candidate {
-    /// The agent that frontends reach at `address`, `host:port`, and the model that it serves, for people who look into etcd.
+    /// The agent that frontends reach at `address`, `host:port`, and the model that it serves, for
+    /// people who look into etcd.
     ///
     /// # Errors
     /// [`DiscoveryError::Address`].

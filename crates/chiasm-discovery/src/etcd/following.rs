@@ -15,8 +15,8 @@ use crate::skipped::Skipped;
 use crate::upstream::{Changes, Upstream, View};
 use crate::{DiscoveryError, MOST_ADDRESSES, Tls};
 
-/// A watch says nothing while nothing changes, so the server is asked for a sign of life beside it. With [`CALL_WITHIN`] this is the
-/// time in which a silent server is noticed.
+/// A watch says nothing while nothing changes, so the server is asked for a sign of life beside it.
+/// With [`CALL_WITHIN`] this is the time in which a silent server is noticed.
 const ASK_EVERY: Duration = Duration::from_secs(2);
 
 /// The keys below a prefix, as far as this process was told, and what they say.
@@ -36,7 +36,8 @@ pub(super) trait Below: Default + Send + 'static {
     /// What they say now.
     fn picture(&self) -> Self::Picture;
 
-    /// Whether some were left out for lack of room, and there is room again: only a new list names them.
+    /// Whether some were left out for lack of room, and there is room again: only a new list names
+    /// them.
     fn has_room_again(&self) -> bool {
         false
     }
@@ -72,7 +73,8 @@ impl<K: Below> EtcdUpstream<K> {
         view.set(self.keys.picture());
         // From the very next revision on, so that nothing between list and watch is lost.
         let watch = client.watch(prefix, revision + 1).await?;
-        let seen = Seen { keys: AtomicU64::new(self.keys.len() as u64), messages: AtomicU64::new(0) };
+        let seen =
+            Seen { keys: AtomicU64::new(self.keys.len() as u64), messages: AtomicU64::new(0) };
         let mut changes = Changes::default();
         let failed = tokio::select! {
             failed = apply(watch, &self.etcd, &mut self.keys, &mut changes, view, &seen) => failed,
@@ -135,30 +137,43 @@ async fn apply<K: Below>(
         if changes.is_due() {
             changes.told(view.set(keys.picture()));
             if keys.has_room_again() {
-                return Err(Failure::Outdated("there is room again for keys that were left out".to_owned()));
+                return Err(Failure::Outdated(
+                    "there is room again for keys that were left out".to_owned(),
+                ));
             }
         }
     }
 }
 
-/// Asks for signs of life. Ends only by failing: when there is none, and when the server has something else than the watch told.
-async fn ask(client: &EtcdClient, prefix: &str, listed_at: i64, seen: &Seen) -> Result<(), Failure> {
+/// Asks for signs of life. Ends only by failing: when there is none, and when the server has
+/// something else than the watch told.
+async fn ask(
+    client: &EtcdClient,
+    prefix: &str,
+    listed_at: i64,
+    seen: &Seen,
+) -> Result<(), Failure> {
     let mut newest = listed_at;
     let mut differed_at = None;
     loop {
         sleep(ASK_EVERY).await;
         let (revision, count) = client.count(prefix).await?;
         if revision < newest {
-            return Err(Failure::Outdated(format!("it went back from revision {newest} to {revision}")));
+            return Err(Failure::Outdated(format!(
+                "it went back from revision {newest} to {revision}"
+            )));
         }
         newest = revision;
-        // A change may be on its way. Two times the same difference, and nothing came in between: the watch is dead.
+        // A change may be on its way. Two times the same difference, and nothing came in between:
+        // the watch is dead.
         let (keys, messages) = (seen.keys.load(Relaxed), seen.messages.load(Relaxed));
         let count = u64::try_from(count).unwrap_or(0);
         let differs = count != keys && count.max(keys) <= MOST_ADDRESSES as u64;
         let now = differs.then_some((count, keys, messages));
         if differs && now == differed_at {
-            return Err(Failure::Outdated(format!("there are {count} keys, and the watch told of {keys}")));
+            return Err(Failure::Outdated(format!(
+                "there are {count} keys, and the watch told of {keys}"
+            )));
         }
         differed_at = now;
     }

@@ -34,8 +34,9 @@ impl Below for Keys {
         let known = std::mem::take(&mut self.by_key);
         for kv in listed {
             // What was malformed when it was last seen was complained of then.
-            let is_told =
-                known.get(&kv.key).is_some_and(|value| value.revision == kv.mod_revision && value.address.is_none());
+            let is_told = known
+                .get(&kv.key)
+                .is_some_and(|value| value.revision == kv.mod_revision && value.address.is_none());
             self.put(kv, is_told);
         }
     }
@@ -71,7 +72,10 @@ impl Keys {
         }
         if self.by_key.len() >= MOST_ADDRESSES && !self.by_key.contains_key(&kv.key) {
             if !std::mem::replace(&mut self.is_told, true) {
-                tracing::warn!(most = MOST_ADDRESSES, "too many agents are named; the others are ignored");
+                tracing::warn!(
+                    most = MOST_ADDRESSES,
+                    "too many agents are named; the others are ignored"
+                );
             }
             return;
         }

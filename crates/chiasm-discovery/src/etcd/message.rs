@@ -1,5 +1,5 @@
-//! etcd's messages (`rpc.proto`, `kv.proto` of 3.4) in the JSON of its gateway: int64 are strings, bytes base64, and what is zero or
-//! empty is left out.
+//! etcd's messages (`rpc.proto`, `kv.proto` of 3.4) in the JSON of its gateway: int64 are strings,
+//! bytes base64, and what is zero or empty is left out.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -143,14 +143,22 @@ mod tests {
         let types: Vec<EventType> = answer.events.iter().map(|event| event.r#type).collect();
         assert_eq!(types, [EventType::Put, EventType::Delete]);
 
-        let compacted = r#"{"result":{"header":{"raft_term":"2"},"canceled":true,"compact_revision":"2"}}"#;
-        let answer = serde_json::from_str::<Streamed<WatchAnswer>>(compacted).unwrap().result.unwrap();
+        let compacted =
+            r#"{"result":{"header":{"raft_term":"2"},"canceled":true,"compact_revision":"2"}}"#;
+        let answer =
+            serde_json::from_str::<Streamed<WatchAnswer>>(compacted).unwrap().result.unwrap();
         assert!(answer.canceled && answer.compact_revision == 2);
 
         let alive = r#"{"result":{"header":{"revision":"2"},"ID":"1234567890123","TTL":"5"}}"#;
-        assert_eq!(serde_json::from_str::<Streamed<KeepAliveAnswer>>(alive).unwrap().result.unwrap().ttl, 5);
+        assert_eq!(
+            serde_json::from_str::<Streamed<KeepAliveAnswer>>(alive).unwrap().result.unwrap().ttl,
+            5
+        );
         let expired = r#"{"result":{"header":{"revision":"2"},"ID":"77"}}"#;
-        assert_eq!(serde_json::from_str::<Streamed<KeepAliveAnswer>>(expired).unwrap().result.unwrap().ttl, 0);
+        assert_eq!(
+            serde_json::from_str::<Streamed<KeepAliveAnswer>>(expired).unwrap().result.unwrap().ttl,
+            0
+        );
     }
 
     #[test]

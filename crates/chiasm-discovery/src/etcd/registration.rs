@@ -16,11 +16,13 @@ use crate::{DiscoveryError, Tls};
 /// How long a server may take for the last call.
 const REVOKE_WITHIN: Duration = Duration::from_secs(2);
 
-/// Names an agent in etcd for as long as it runs: the key is the prefix and the agent's address, the value a [`Candidate`].
+/// Names an agent in etcd for as long as it runs: the key is the prefix and the agent's address,
+/// the value a [`Candidate`].
 ///
-/// Whatever becomes of etcd, the agent is left alone: a lost lease is granted anew, a lost key put again, as soon as etcd answers. An
-/// agent that is killed vanishes from etcd when the lease's time is over. Once this is dropped, the lease is revoked by a task that
-/// runs on for some seconds at most; [`end`](Self::end) waits for it.
+/// Whatever becomes of etcd, the agent is left alone: a lost lease is granted anew, a lost key put
+/// again, as soon as etcd answers. An agent that is killed vanishes from etcd when the lease's time
+/// is over. Once this is dropped, the lease is revoked by a task that runs on for some seconds at
+/// most; [`end`](Self::end) waits for it.
 #[derive(Debug)]
 pub struct Registration {
     /// Dropping it ends the task in good order.
@@ -33,12 +35,19 @@ impl Registration {
     /// What an agent's lease lasts without a sign of life from it.
     pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
 
-    /// Registers `agent`, on a task of its own, with a lease of `ttl` (whole seconds, at least one; etcd may make it longer) that is
-    /// kept alive every third of it. `tls` is for `etcds://`. Needs a Tokio runtime.
+    /// Registers `agent`, on a task of its own, with a lease of `ttl` (whole seconds, at least one;
+    /// etcd may make it longer) that is kept alive every third of it. `tls` is for `etcds://`.
+    /// Needs a Tokio runtime.
     ///
     /// # Errors
-    /// [`DiscoveryError::Certificates`] and [`DiscoveryError::Tls`] if the files of `tls` can't be used.
-    pub fn start(etcd: Etcd, tls: Tls, agent: &Candidate, ttl: Duration) -> Result<Self, DiscoveryError> {
+    /// [`DiscoveryError::Certificates`] and [`DiscoveryError::Tls`] if the files of `tls` can't be
+    /// used.
+    pub fn start(
+        etcd: Etcd,
+        tls: Tls,
+        agent: &Candidate,
+        ttl: Duration,
+    ) -> Result<Self, DiscoveryError> {
         http::client(&tls)?;
         let (stop, stopped) = oneshot::channel();
         let (sender, is_registered) = watch::channel(false);
@@ -68,7 +77,8 @@ impl Registration {
     /// Removes the key, or gives up after a few seconds and leaves that to the lease's time.
     pub async fn end(self) {
         drop(self.stop);
-        // Fails only with a runtime that is going down, or by a panic, and then nothing is left to wait for.
+        // Fails only with a runtime that is going down, or by a panic, and then nothing is left to
+        // wait for.
         let _ = self.task.await;
     }
 }
@@ -161,15 +171,17 @@ impl Registrar {
         let mut lease = match self.lease {
             Some(lease) if is_alive => lease,
             _ => {
-                // Known before it is asked for, so that it is revoked even if the answer never comes.
+                // Known before it is asked for, so that it is revoked even if the answer never
+                // comes.
                 let lease = *self.lease.insert(Lease { id: LeaseId::random(), is_put: false });
                 client.grant(lease.id, self.ttl).await?;
                 lease
             }
         };
         if lease.is_put {
-            // The key may have been deleted while the lease lived. One under another lease is left to its owner: whoever it is names
-            // the same agent, and two that take it from each other would never end.
+            // The key may have been deleted while the lease lived. One under another lease is left
+            // to its owner: whoever it is names the same agent, and two that take it from each
+            // other would never end.
             if let Some(owner) = client.lease_of(&self.key).await? {
                 let was_taken = std::mem::replace(&mut self.is_taken, !lease.id.is(owner));
                 if self.is_taken && !was_taken {
@@ -190,12 +202,16 @@ impl Registrar {
         let Some(Lease { id, .. }) = self.lease.take() else { return };
         for tried in 0..self.etcd.endpoints.len() {
             let turn = self.turn.wrapping_add(tried);
-            let revoked = async { EtcdClient::new(&self.etcd, turn, &self.tls, REVOKE_WITHIN).await?.revoke(id).await };
+            let revoked = async {
+                EtcdClient::new(&self.etcd, turn, &self.tls, REVOKE_WITHIN).await?.revoke(id).await
+            };
             match revoked.await {
                 Ok(()) => return,
                 // There is none any more.
                 Err(Failure::Refused { status: 404, .. }) => return,
-                Err(failure) => tracing::debug!(key = %self.key, %failure, "the agent's lease can't be revoked"),
+                Err(failure) => {
+                    tracing::debug!(key = %self.key, %failure, "the agent's lease can't be revoked")
+                }
             }
         }
         tracing::warn!(key = %self.key, ttl_s = self.ttl, "the agent's lease can't be revoked; it ends by itself");

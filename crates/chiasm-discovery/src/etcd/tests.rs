@@ -1,4 +1,5 @@
-//! URLs of etcd here; following and registering before a scripted server and before real ones below.
+//! URLs of etcd here; following and registering before a scripted server and before real ones
+//! below.
 
 mod certificates;
 mod real;
@@ -18,7 +19,11 @@ fn urls_name_servers_and_a_prefix() {
         ("etcd://a:1//x", "etcd://a:1//x/", false, 1),
     ] {
         let etcd: Etcd = url.parse().unwrap();
-        assert_eq!((etcd.to_string(), etcd.is_tls, etcd.endpoints.len()), (shown.to_owned(), is_tls, servers), "{url}");
+        assert_eq!(
+            (etcd.to_string(), etcd.is_tls, etcd.endpoints.len()),
+            (shown.to_owned(), is_tls, servers),
+            "{url}"
+        );
         assert_eq!(shown.parse::<Etcd>().unwrap(), etcd);
     }
 }

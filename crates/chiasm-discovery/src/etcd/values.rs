@@ -14,14 +14,16 @@ use crate::skipped::Skipped;
 const LONGEST_VALUE: usize = 1 << 20;
 /// The most bytes of all keys and values that are kept.
 const MOST_BYTES: usize = 64 << 20;
-/// So many bytes have to be free before values that were left out are listed again: a list for each that goes would be too many.
+/// So many bytes have to be free before values that were left out are listed again: a list for each
+/// that goes would be too many.
 const ROOM_AGAIN: usize = 4 * LONGEST_VALUE;
 
 /// All that is below a prefix now, as far as it was told, and whether the servers answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
-    /// The values by their whole keys: at most [`MOST_ADDRESSES`](crate::MOST_ADDRESSES), each of a MiB at most, and 64 MiB of all with
-    /// their keys. What is beyond that is left out with a warning, and so are keys that are no text.
+    /// The values by their whole keys: at most [`MOST_ADDRESSES`](crate::MOST_ADDRESSES), each of a
+    /// MiB at most, and 64 MiB of all with their keys. What is beyond that is left out with a
+    /// warning, and so are keys that are no text.
     pub by_key: BTreeMap<String, Arc<[u8]>>,
     /// Whether a server answers. Otherwise the values are the last that one told.
     pub is_current: bool,
@@ -40,7 +42,8 @@ impl Picture for Values {
     }
 
     fn differences(&self, other: &Self) -> usize {
-        let new = self.by_key.iter().filter(|&(key, value)| other.by_key.get(key) != Some(value)).count();
+        let new =
+            self.by_key.iter().filter(|&(key, value)| other.by_key.get(key) != Some(value)).count();
         new + other.by_key.keys().filter(|key| !self.by_key.contains_key(*key)).count()
     }
 }
@@ -78,8 +81,9 @@ impl Below for KeptValues {
     }
 
     fn picture(&self) -> Values {
-        let named =
-            |(key, value): (&Vec<u8>, &Option<Arc<[u8]>>)| Some((String::from_utf8(key.clone()).ok()?, value.clone()?));
+        let named = |(key, value): (&Vec<u8>, &Option<Arc<[u8]>>)| {
+            Some((String::from_utf8(key.clone()).ok()?, value.clone()?))
+        };
         Values { by_key: self.by_key.iter().filter_map(named).collect(), is_current: true }
     }
 
@@ -95,7 +99,8 @@ impl Below for KeptValues {
 impl KeptValues {
     fn put(&mut self, kv: KeyValue) {
         if kv.key.len() > LONGEST_KEY {
-            self.skipped.add(String::from_utf8_lossy(&kv.key[..LONGEST_KEY]), "the key is too long");
+            self.skipped
+                .add(String::from_utf8_lossy(&kv.key[..LONGEST_KEY]), "the key is too long");
             return;
         }
         if self.by_key.len() >= MOST_ADDRESSES && !self.by_key.contains_key(&kv.key) {
@@ -129,7 +134,11 @@ impl KeptValues {
     fn tell(&mut self) {
         if !std::mem::replace(&mut self.is_told, true) {
             let (most, most_bytes) = (MOST_ADDRESSES, MOST_BYTES);
-            tracing::warn!(most, most_bytes, "too many keys are below a prefix, or too much; the others are ignored");
+            tracing::warn!(
+                most,
+                most_bytes,
+                "too many keys are below a prefix, or too much; the others are ignored"
+            );
         }
     }
 }
@@ -149,12 +158,22 @@ mod tests {
     #[test]
     fn values_are_those_that_were_put_last() {
         let mut keys = KeptValues::default();
-        keys.replace(vec![kv("p/1", b"a"), kv("p/2", b"b"), kv("p/3", &vec![0; LONGEST_VALUE + 1])]);
+        keys.replace(vec![
+            kv("p/1", b"a"),
+            kv("p/2", b"b"),
+            kv("p/3", &vec![0; LONGEST_VALUE + 1]),
+        ]);
         assert_eq!(keys.len(), 3);
-        assert_eq!(told(&keys), [("p/1".to_owned(), b"a".to_vec()), ("p/2".to_owned(), b"b".to_vec())]);
+        assert_eq!(
+            told(&keys),
+            [("p/1".to_owned(), b"a".to_vec()), ("p/2".to_owned(), b"b".to_vec())]
+        );
         keys.apply(Event { r#type: EventType::Put, kv: kv("p/1", b"c") });
         keys.apply(Event { r#type: EventType::Delete, kv: kv("p/2", b"") });
-        keys.apply(Event { r#type: EventType::Put, kv: KeyValue { key: vec![0xff], ..kv("", b"x") } });
+        keys.apply(Event {
+            r#type: EventType::Put,
+            kv: KeyValue { key: vec![0xff], ..kv("", b"x") },
+        });
         assert_eq!(told(&keys), [("p/1".to_owned(), b"c".to_vec())]);
         keys.replace(vec![kv("p/4", b"d")]);
         assert_eq!(told(&keys), [("p/4".to_owned(), b"d".to_vec())]);
@@ -175,7 +194,9 @@ mod tests {
         let large = vec![0; LONGEST_VALUE - 3];
         keys.replace((0..70).map(|n| kv(&format!("{n:03}"), &large)).collect());
         assert_eq!((keys.len(), told(&keys).len()), (70, 64));
-        let put = |keys: &mut KeptValues, key| keys.apply(Event { r#type: EventType::Put, kv: kv(key, &large) });
+        let put = |keys: &mut KeptValues, key| {
+            keys.apply(Event { r#type: EventType::Put, kv: kv(key, &large) })
+        };
         // What is kept already is not counted twice.
         put(&mut keys, "000");
         put(&mut keys, "069");
@@ -184,7 +205,9 @@ mod tests {
         put(&mut keys, "069");
         assert!(keys.picture().by_key.contains_key("069") && told(&keys).len() == 64);
         // What was left out is listed again, once there is room for several.
-        let mut delete = |n: u32| keys.apply(Event { r#type: EventType::Delete, kv: kv(&format!("{n:03}"), b"") });
+        let mut delete = |n: u32| {
+            keys.apply(Event { r#type: EventType::Delete, kv: kv(&format!("{n:03}"), b"") })
+        };
         (2..5).for_each(&mut delete);
         assert!(!keys.has_room_again());
         keys.apply(Event { r#type: EventType::Delete, kv: kv("005", b"") });

@@ -42,7 +42,11 @@ impl<'a> ApiServer<'a> {
     }
 
     /// What changes after `version`, for as long as `lasting`.
-    pub(super) async fn watch(&self, version: &str, lasting: Duration) -> Result<LineStream, Failure> {
+    pub(super) async fn watch(
+        &self,
+        version: &str,
+        lasting: Duration,
+    ) -> Result<LineStream, Failure> {
         let seconds = lasting.as_secs().max(1).to_string();
         let query = [
             ("watch", "true"),
@@ -69,7 +73,14 @@ impl<'a> ApiServer<'a> {
         let Service { namespace, name, .. } = self.service;
         // The server's own path stays before it: a proxy may have one.
         if let Ok(mut path) = url.path_segments_mut() {
-            path.pop_if_empty().extend(["apis", "discovery.k8s.io", "v1", "namespaces", namespace, "endpointslices"]);
+            path.pop_if_empty().extend([
+                "apis",
+                "discovery.k8s.io",
+                "v1",
+                "namespaces",
+                namespace,
+                "endpointslices",
+            ]);
         }
         let selector = format!("kubernetes.io/service-name={name}");
         url.query_pairs_mut().append_pair("labelSelector", &selector).extend_pairs(query);

@@ -15,7 +15,8 @@ use crate::http::{self, CALL_WITHIN};
 use crate::upstream::{Changes, Upstream, View};
 use crate::{ClusterAccess, DiscoveryError, Named};
 
-/// How long one watch lasts. A server that is silent is noticed at its end, or at most [`CALL_WITHIN`] later.
+/// How long one watch lasts. A server that is silent is noticed at its end, or at most
+/// [`CALL_WITHIN`] later.
 const WATCH_FOR: Duration = Duration::from_secs(20);
 /// Watches that the server ends sooner are not begun again without a pause.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
@@ -36,7 +37,13 @@ impl KubernetesUpstream {
     pub(crate) fn new(service: Service, cluster: ClusterAccess) -> Result<Self, DiscoveryError> {
         // Files that can't be used are an error now. Later they are read again for each session.
         http::client(&cluster.tls())?;
-        Ok(Self { service, cluster, watch_for: WATCH_FOR, within: CALL_WITHIN, slices: Slices::default() })
+        Ok(Self {
+            service,
+            cluster,
+            watch_for: WATCH_FOR,
+            within: CALL_WITHIN,
+            slices: Slices::default(),
+        })
     }
 
     /// With less patience than in production.
@@ -47,7 +54,8 @@ impl KubernetesUpstream {
 
     async fn run(&mut self, view: &mut View<Named>) -> Result<(), Failure> {
         let server = ApiServer::new(&self.cluster, &self.service, self.within).await?;
-        let mut told = Told { service: &self.service, slices: &mut self.slices, version: String::new() };
+        let mut told =
+            Told { service: &self.service, slices: &mut self.slices, version: String::new() };
         told.list(&server.list().await?)?;
         view.set(told.named());
         let mut changes = Changes::default();
@@ -60,8 +68,8 @@ impl KubernetesUpstream {
     }
 }
 
-/// Applies what watches of `lasting` each tell. Ends only by failing. A watch that ends in good order is begun again where it was,
-/// without a list.
+/// Applies what watches of `lasting` each tell. Ends only by failing. A watch that ends in good
+/// order is begun again where it was, without a list.
 async fn follow_watches(
     server: &ApiServer<'_>,
     lasting: Duration,
@@ -94,7 +102,9 @@ async fn follow_watches(
             if changes.is_due() {
                 changes.told(view.set(told.named()));
                 if told.slices.has_room_again() {
-                    return Err(Failure::Outdated("there is room again for agents that were left out".to_owned()));
+                    return Err(Failure::Outdated(
+                        "there is room again for agents that were left out".to_owned(),
+                    ));
                 }
             }
         }

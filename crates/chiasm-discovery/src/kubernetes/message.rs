@@ -1,11 +1,13 @@
-//! What the API server says of EndpointSlices (`discovery.k8s.io/v1`), as far as it is needed. Go writes empty lists as `null`.
+//! What the API server says of EndpointSlices (`discovery.k8s.io/v1`), as far as it is needed. Go
+//! writes empty lists as `null`.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::few;
 
-/// `EndpointSliceList`. The items are read one by one, as one malformed slice says nothing of the others.
+/// `EndpointSliceList`. The items are read one by one, as one malformed slice says nothing of the
+/// others.
 #[derive(Debug, Deserialize)]
 pub(super) struct List<'a> {
     pub(super) metadata: Metadata,
@@ -109,8 +111,9 @@ pub(super) struct EndpointPort {
 }
 
 impl Conditions {
-    /// Whether an endpoint is one to try. One that is unknown counts as ready, says Kubernetes. One that is about to end and still
-    /// serves has requests to finish, so it is named as long as it is there.
+    /// Whether an endpoint is one to try. One that is unknown counts as ready, says Kubernetes. One
+    /// that is about to end and still serves has requests to finish, so it is named as long as it
+    /// is there.
     pub(super) fn is_named(self) -> bool {
         let drains = self.serving == Some(true) && self.terminating == Some(true);
         self.ready != Some(false) || drains

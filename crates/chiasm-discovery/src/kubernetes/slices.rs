@@ -10,9 +10,11 @@ use crate::{MOST_ADDRESSES, address};
 
 /// The longest name of an object of Kubernetes, and the longest uid, of which theirs have 36 bytes.
 const LONGEST_NAME: usize = 253;
-/// The most slices and agents that are kept, together: pods of two families of addresses are in two slices.
+/// The most slices and agents that are kept, together: pods of two families of addresses are in two
+/// slices.
 const MOST_WEIGHT: usize = 2 * MOST_ADDRESSES;
-/// So much weight has to be free before agents that were left out are listed again: a list for each that goes would be too many.
+/// So much weight has to be free before agents that were left out are listed again: a list for each
+/// that goes would be too many.
 const ROOM_AGAIN: usize = MOST_ADDRESSES / 10;
 
 /// The slices that are there, as far as this process was told.
@@ -77,7 +79,9 @@ impl Slices {
         let agents = || self.by_name.values().flatten();
         let have_v4: BTreeSet<&str> =
             agents().filter(|agent| agent.is_v4).filter_map(|agent| agent.uid.as_deref()).collect();
-        let is_other = |agent: &&Agent| !agent.is_v4 && agent.uid.as_deref().is_some_and(|uid| have_v4.contains(uid));
+        let is_other = |agent: &&Agent| {
+            !agent.is_v4 && agent.uid.as_deref().is_some_and(|uid| have_v4.contains(uid))
+        };
         let mut addresses: BTreeSet<String> =
             agents().filter(|agent| !is_other(agent)).map(|agent| agent.address.clone()).collect();
         if addresses.len() > MOST_ADDRESSES {
@@ -89,7 +93,8 @@ impl Slices {
         addresses
     }
 
-    /// Whether agents were left out for lack of room, and there is room again: only a new list names them.
+    /// Whether agents were left out for lack of room, and there is room again: only a new list
+    /// names them.
     pub(super) fn has_room_again(&self) -> bool {
         self.has_left_out && self.weight + ROOM_AGAIN <= MOST_WEIGHT
     }
@@ -106,47 +111,66 @@ impl Slices {
 
     fn tell(&mut self) {
         if !std::mem::replace(&mut self.is_told, true) {
-            tracing::warn!(most = MOST_ADDRESSES, "too many agents are named; the others are ignored");
+            tracing::warn!(
+                most = MOST_ADDRESSES,
+                "too many agents are named; the others are ignored"
+            );
         }
     }
 }
 
-fn agents_of(name: &str, slice: EndpointSlice, wanted: Option<&Port>, skipped: &mut Skipped) -> Vec<Agent> {
+fn agents_of(
+    name: &str,
+    slice: EndpointSlice,
+    wanted: Option<&Port>,
+    skipped: &mut Skipped,
+) -> Vec<Agent> {
     let endpoints = slice.endpoints.unwrap_or_default();
     if endpoints.is_empty() {
         // Then the ports may be missing as well, and nothing is wrong.
         return Vec::new();
     }
     let Some(port) = port_of(slice.ports.as_deref().unwrap_or_default(), wanted) else {
-        let problem = "it has no such port, or several: kubernetes://namespace/service:port says which";
+        let problem =
+            "it has no such port, or several: kubernetes://namespace/service:port says which";
         skipped.add(format_args!("slice {name}"), problem);
         return Vec::new();
     };
     let (is_v4, is_v6) = (slice.address_type == "IPv4", slice.address_type == "IPv6");
-    let agents = endpoints.into_iter().filter(|endpoint| endpoint.conditions.is_named()).filter_map(|endpoint| {
-        let host = endpoint.addresses?.into_iter().next()?;
-        let said = if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        match address::parse(&said) {
-            Ok(address) => {
-                let uid = endpoint.target_ref.and_then(|target| target.uid).filter(|uid| uid.len() <= LONGEST_NAME);
-                Some(Agent { uid, is_v4, address })
+    let agents = endpoints
+        .into_iter()
+        .filter(|endpoint| endpoint.conditions.is_named())
+        .filter_map(|endpoint| {
+            let host = endpoint.addresses?.into_iter().next()?;
+            let said = if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+            match address::parse(&said) {
+                Ok(address) => {
+                    let uid = endpoint
+                        .target_ref
+                        .and_then(|target| target.uid)
+                        .filter(|uid| uid.len() <= LONGEST_NAME);
+                    Some(Agent { uid, is_v4, address })
+                }
+                Err(problem) => {
+                    skipped.add(format_args!("slice {name}"), problem);
+                    None
+                }
             }
-            Err(problem) => {
-                skipped.add(format_args!("slice {name}"), problem);
-                None
-            }
-        }
-    });
+        });
     agents.collect()
 }
 
 /// The port that is wanted; without a wish the only one.
 fn port_of(ports: &[EndpointPort], wanted: Option<&Port>) -> Option<u16> {
-    let mut tcp = ports.iter().filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
+    let mut tcp = ports
+        .iter()
+        .filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
     match wanted {
         Some(Port::Name(name)) => tcp.find(|port| port.name.as_deref() == Some(name))?.port,
         // A slice of all ports says none.
-        Some(&Port::Number(number)) => tcp.any(|port| port.port.is_none_or(|port| port == number)).then_some(number),
+        Some(&Port::Number(number)) => {
+            tcp.any(|port| port.port.is_none_or(|port| port == number)).then_some(number)
+        }
         None => {
             let only = tcp.next()?.port;
             if tcp.next().is_none() { only } else { None }
@@ -197,7 +221,11 @@ mod unit_tests {
             (json!(null), None, None),
         ] {
             let expected: Vec<&str> = expected.into_iter().collect();
-            assert_eq!(named(&[with_ports(ports.clone())], wanted.as_ref()), expected, "{ports} {wanted:?}");
+            assert_eq!(
+                named(&[with_ports(ports.clone())], wanted.as_ref()),
+                expected,
+                "{ports} {wanted:?}"
+            );
         }
     }
 
@@ -234,16 +262,21 @@ mod unit_tests {
             of("FQDN", &[("Agent.example.com", "d")]),
             json!({"addressType": "IPv4", "endpoints": null, "ports": null}),
         ];
-        assert_eq!(named(&slices, None), ["10.0.0.1:7", "10.0.0.2:7", "[fd00::3]:7", "agent.example.com:7"]);
+        assert_eq!(
+            named(&slices, None),
+            ["10.0.0.1:7", "10.0.0.2:7", "[fd00::3]:7", "agent.example.com:7"]
+        );
     }
 
     #[test]
     fn only_so_many_are_kept() {
         let mut slices = Slices::default();
         for n in 0..30_u32 {
-            let endpoints: Vec<Value> =
-                (0..1000).map(|m| json!({"addresses": [format!("10.{n}.{}.{}", m / 250, m % 250)]})).collect();
-            let value = json!({"addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 7}]});
+            let endpoints: Vec<Value> = (0..1000)
+                .map(|m| json!({"addresses": [format!("10.{n}.{}.{}", m / 250, m % 250)]}))
+                .collect();
+            let value =
+                json!({"addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 7}]});
             slices.put(&n.to_string(), slice(value), None);
             assert!(slices.weight <= MOST_WEIGHT);
         }

@@ -27,8 +27,10 @@ fn follow(fake: &Fake) -> (Following, watch::Receiver<Named>) {
 }
 
 fn slice(name: &str, version: &str, addresses: &[&str]) -> Value {
-    let endpoints: Vec<Value> =
-        addresses.iter().map(|address| json!({"addresses": [address], "conditions": {"ready": true}})).collect();
+    let endpoints: Vec<Value> = addresses
+        .iter()
+        .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))
+        .collect();
     json!({"metadata": {"name": name, "resourceVersion": version}, "addressType": "IPv4", "endpoints": endpoints,
         "ports": [{"name": "grpc", "port": 7000, "protocol": "TCP"}, {"name": "metrics", "port": 9000, "protocol": "TCP"}]})
 }
@@ -56,7 +58,8 @@ async fn list_and_watch(fake: &Fake, version: &str, items: &[Value]) -> Answerin
 async fn watch_from(fake: &Fake, version: &str) -> Answering {
     let asked = fake.asked().await;
     assert!(
-        asked.line.contains("watch=true") && asked.line.contains(&format!("resourceVersion={version}&")),
+        asked.line.contains("watch=true")
+            && asked.line.contains(&format!("resourceVersion={version}&")),
         "{}",
         asked.line
     );
@@ -105,12 +108,16 @@ async fn slices_are_listed_and_then_watched() {
     assert!(!asked.head.contains("authorization"), "{}", asked.head);
     // The second is malformed, which is nothing to the others.
     let broken = json!({"metadata": {"name": "x"}, "addressType": 4});
-    asked.answer(&list("10", &[slice("a", "9", &["10.0.0.1", "10.0.0.2"]), broken, json!([])])).await;
+    asked
+        .answer(&list("10", &[slice("a", "9", &["10.0.0.1", "10.0.0.2"]), broken, json!([])]))
+        .await;
     until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000"])).await;
 
     let asked = fake.asked().await;
     assert!(
-        asked.line.ends_with("&watch=true&allowWatchBookmarks=true&resourceVersion=10&timeoutSeconds=20"),
+        asked
+            .line
+            .ends_with("&watch=true&allowWatchBookmarks=true&resourceVersion=10&timeoutSeconds=20"),
         "{}",
         asked.line
     );
@@ -137,7 +144,12 @@ async fn a_watch_that_ends_is_begun_again_from_the_last_bookmark() {
     let fake = Fake::new().await;
     let (_following, mut named) = follow(&fake);
     let mut watch = list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await;
-    watch.line(&event("BOOKMARK", json!({"kind": "EndpointSlice", "metadata": {"resourceVersion": "20"}}))).await;
+    watch
+        .line(&event(
+            "BOOKMARK",
+            json!({"kind": "EndpointSlice", "metadata": {"resourceVersion": "20"}}),
+        ))
+        .await;
     until(&mut named, exactly(&["10.0.0.1:7000"])).await;
     named.mark_unchanged();
     watch.end().await;
@@ -152,11 +164,16 @@ async fn a_version_that_is_gone_is_answered_by_a_new_list() {
     let fake = Fake::new().await;
     let (_following, mut named) = follow(&fake);
     // In the stream.
-    let mut watch =
-        list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"]), slice("b", "9", &["10.0.0.2"])]).await;
+    let mut watch = list_and_watch(
+        &fake,
+        "10",
+        &[slice("a", "9", &["10.0.0.1"]), slice("b", "9", &["10.0.0.2"])],
+    )
+    .await;
     until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000"])).await;
     watch.line(&event("ERROR", gone())).await;
-    // As a status. What was named is still named while that is found out, and slices that are not listed again are gone.
+    // As a status. What was named is still named while that is found out, and slices that are not
+    // listed again are gone.
     fake.asked().await.answer(&list("30", &[slice("b", "9", &["10.0.0.2"])])).await;
     until(&mut named, exactly(&["10.0.0.2:7000"])).await;
     named.mark_unchanged();
@@ -264,7 +281,10 @@ async fn a_change_that_waits_to_be_told_outlives_its_watch() {
     let mut watch = list_and_watch(&fake, "10", &[]).await;
     // After the first the others wait, and the connection is gone before they are told.
     let lines: Vec<String> = (1..=9)
-        .map(|n| event("ADDED", slice(&n.to_string(), "11", &[&format!("10.0.0.{n}")])).to_string() + "\n")
+        .map(|n| {
+            event("ADDED", slice(&n.to_string(), "11", &[&format!("10.0.0.{n}")])).to_string()
+                + "\n"
+        })
         .collect();
     watch.piece(&lines.concat()).await;
     drop(watch);

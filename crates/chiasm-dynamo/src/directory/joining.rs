@@ -72,13 +72,15 @@ impl Joining {
         Self { namespace, model, files, served: None, refused: BTreeMap::new() }
     }
 
-    /// The workers that these keys tell of, in the order of [`KINDS`]. A worker whose endpoint is not named yet is none yet.
+    /// The workers that these keys tell of, in the order of [`KINDS`]. A worker whose endpoint is
+    /// not named yet is none yet.
     pub(super) fn join(&mut self, [models, instances, sources, channels]: [&Told; 4]) -> Workers {
         let sources = sources_by_worker(sources, channels);
         let (mut by_name, mut refused) = (BTreeMap::new(), BTreeMap::new());
         for (key, model) in models {
-            let Some(name) =
-                key.strip_prefix(KINDS[0]).and_then(|key| key.strip_prefix(&self.namespace)?.strip_prefix('/'))
+            let Some(name) = key
+                .strip_prefix(KINDS[0])
+                .and_then(|key| key.strip_prefix(&self.namespace)?.strip_prefix('/'))
             else {
                 continue;
             };
@@ -86,7 +88,10 @@ impl Joining {
             if name.split('/').count() != 3 {
                 continue;
             }
-            let Some(instance) = instances.get(&format!("{}{}/{name}", KINDS[1], self.namespace)) else { continue };
+            let Some(instance) = instances.get(&format!("{}{}/{name}", KINDS[1], self.namespace))
+            else {
+                continue;
+            };
             match self.worker(model, instance, &sources) {
                 Ok(worker) => drop(by_name.insert(name.to_owned(), Arc::new(worker))),
                 Err(error) => drop(refused.insert(name.to_owned(), error.to_string())),
@@ -113,7 +118,10 @@ impl Joining {
         card.check(self.model.as_deref(), &self.files)?;
         let served = self.served.get_or_insert_with(|| card.display_name.clone());
         if *served != card.display_name {
-            return Err(NotServed::SecondModel { found: card.display_name, served: served.clone() });
+            return Err(NotServed::SecondModel {
+                found: card.display_name,
+                served: served.clone(),
+            });
         }
         let context = card.context().ok_or(NotServed::NoContext)?;
         let block_size = card.block_size().ok_or(NotServed::NoBlockSize)?;
@@ -129,7 +137,8 @@ impl Joining {
             block_size,
             total_blocks: card.runtime_config.total_kv_blocks.unwrap_or(0),
             max_running: number(card.runtime_config.max_num_seqs).unwrap_or(0),
-            max_batched_tokens: number(card.runtime_config.max_num_batched_tokens).unwrap_or(context),
+            max_batched_tokens: number(card.runtime_config.max_num_batched_tokens)
+                .unwrap_or(context),
             events,
             model: card.display_name,
         })
@@ -138,7 +147,8 @@ impl Joining {
 
 /// Who tells of the cache of which worker. One that can't be asked for all of it is left out.
 fn sources_by_worker(sources: &Told, channels: &Told) -> BTreeMap<u64, EventSource> {
-    let entries = channels.values().filter_map(|value| read::<ChannelEntry>(value, "a channel").ok());
+    let entries =
+        channels.values().filter_map(|value| read::<ChannelEntry>(value, "a channel").ok());
     let zmq = |entry: ChannelEntry| {
         let is_known = entry.topic == KV_EVENTS && entry.transport.kind == "Zmq";
         let endpoint = entry.transport.config?.endpoint.filter(|_| is_known)?;
@@ -147,7 +157,8 @@ fn sources_by_worker(sources: &Told, channels: &Told) -> BTreeMap<u64, EventSour
     let channels: BTreeMap<u64, String> = entries.filter_map(zmq).collect();
     let sources = sources.values().filter_map(|value| read::<SourceEntry>(value, "a source").ok());
     let source = |SourceEntry { topic, publisher_id, metadata }: SourceEntry| {
-        let SourceMetadata { worker: SourceWorker { worker_id, dp_rank }, recovery_target } = metadata;
+        let SourceMetadata { worker: SourceWorker { worker_id, dp_rank }, recovery_target } =
+            metadata;
         let target = recovery_target.filter(|_| topic == KV_EVENTS)?;
         let (address, path) = target.place().ok()?;
         let query = Place { address: address.to_owned(), path: path.to_owned() };
@@ -172,10 +183,13 @@ mod tests {
     /// The recorded keys, after a change of their text, by kind.
     fn keys(from: &str, to: &str) -> [Told; 4] {
         assert!(KEYS.contains(from), "{from}");
-        let all: BTreeMap<String, serde_json::Value> = serde_json::from_str(&KEYS.replace(from, to)).unwrap();
+        let all: BTreeMap<String, serde_json::Value> =
+            serde_json::from_str(&KEYS.replace(from, to)).unwrap();
         KINDS.map(|kind| {
             let of_kind = all.iter().filter(|(key, _)| key.starts_with(kind));
-            of_kind.map(|(key, value)| (key.clone(), value.to_string().into_bytes().into())).collect()
+            of_kind
+                .map(|(key, value)| (key.clone(), value.to_string().into_bytes().into()))
+                .collect()
         })
     }
 
@@ -194,10 +208,19 @@ mod tests {
         let worker = &workers.by_name[&format!("backend/generate/{ID}")];
         assert_eq!(worker.place.address, "127.0.0.1:44323");
         assert_eq!(worker.place.path, format!("{ID}/dynamo/backend/generate"));
-        assert_eq!((worker.context, worker.block_size.get(), worker.total_blocks), (8192, 16, 16384));
-        assert_eq!((worker.max_running, worker.max_batched_tokens, worker.model.as_str()), (256, 8192, "tiny"));
+        assert_eq!(
+            (worker.context, worker.block_size.get(), worker.total_blocks),
+            (8192, 16, 16384)
+        );
+        assert_eq!(
+            (worker.max_running, worker.max_batched_tokens, worker.model.as_str()),
+            (256, 8192, "tiny")
+        );
         let Events::At(source) = &worker.events else { panic!("{:?}", worker.events) };
-        assert_eq!(source.query.path, format!("{ID}/dynamo/backend/worker_kv_query_source_86c1c4cffb149"));
+        assert_eq!(
+            source.query.path,
+            format!("{ID}/dynamo/backend/worker_kv_query_source_86c1c4cffb149")
+        );
         assert_eq!((source.worker_id, source.dp_rank), (1418812084368772102, 0));
         assert_eq!(source.channel.as_deref(), Some("tcp://127.0.0.1:46565"));
     }
@@ -221,8 +244,16 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_refused_and_nothing_else() {
         for (from, to, why) in [
-            (r#""kv_cache_block_size":16"#, r#""kv_cache_block_size":"many""#, "not what workers of Dynamo 1.6 say"),
-            (r#""tcp":"127.0.0.1:44323/13b0a212d3d50c06/dynamo/backend/generate""#, r#""nats_tcp":"x""#, "over NATS"),
+            (
+                r#""kv_cache_block_size":16"#,
+                r#""kv_cache_block_size":"many""#,
+                "not what workers of Dynamo 1.6 say",
+            ),
+            (
+                r#""tcp":"127.0.0.1:44323/13b0a212d3d50c06/dynamo/backend/generate""#,
+                r#""nats_tcp":"x""#,
+                "over NATS",
+            ),
         ] {
             let mut joining = by_name();
             assert!(joined(&mut joining, &keys(from, to)).by_name.is_empty());
@@ -246,11 +277,17 @@ mod tests {
     #[test]
     fn workers_of_another_model_of_the_same_files_are_not_mixed_in() {
         let files = ModelFiles::default();
-        let mut joining =
-            Joining { served: Some("other".to_owned()), ..Joining::new("dynamo".to_owned(), None, files) };
+        let mut joining = Joining {
+            served: Some("other".to_owned()),
+            ..Joining::new("dynamo".to_owned(), None, files)
+        };
         joining.model = Some("tiny".to_owned());
         assert!(joined(&mut joining, &keys("tiny", "tiny")).by_name.is_empty());
-        assert!(joining.refused.values().all(|why| why.contains("'other' is served already")), "{:?}", joining.refused);
+        assert!(
+            joining.refused.values().all(|why| why.contains("'other' is served already")),
+            "{:?}",
+            joining.refused
+        );
     }
 
     proptest::proptest! {

@@ -29,7 +29,9 @@ impl KvSink for Sink {
         for event in decode(payload).unwrap().events {
             let told = match &event {
                 KvEvent::AllBlocksCleared => "cleared".to_owned(),
-                KvEvent::BlockStored(stored) => stored.block_hashes.iter().map(hash).collect::<Vec<_>>().join(","),
+                KvEvent::BlockStored(stored) => {
+                    stored.block_hashes.iter().map(hash).collect::<Vec<_>>().join(",")
+                }
                 other => format!("{other:?}"),
             };
             let _ = self.0.send(if history_known { told } else { format!("{told}?") });
@@ -47,7 +49,8 @@ impl KvSink for Sink {
 }
 
 fn stored(id: u64, parent: Option<u64>, hashes: &[u64]) -> Value {
-    let blocks: Vec<Value> = hashes.iter().map(|hash| json!({"block_hash": hash, "tokens_hash": 0})).collect();
+    let blocks: Vec<Value> =
+        hashes.iter().map(|hash| json!({"block_hash": hash, "tokens_hash": 0})).collect();
     let data = json!({"stored": {"parent_hash": parent, "start_position": null, "blocks": blocks}});
     json!({"worker_id": 31, "storage_tier": "device", "event": {"event_id": id, "data": data, "dp_rank": 0}})
 }
@@ -59,10 +62,14 @@ async fn answer(asked: &Asked, answer: Value) {
 }
 
 /// The next things that a sink was told.
-async fn told<const N: usize>(sink: mpsc::Receiver<String>) -> ([String; N], mpsc::Receiver<String>) {
-    tokio::task::spawn_blocking(move || (std::array::from_fn(|_| sink.recv_timeout(SOON).unwrap()), sink))
-        .await
-        .unwrap()
+async fn told<const N: usize>(
+    sink: mpsc::Receiver<String>,
+) -> ([String; N], mpsc::Receiver<String>) {
+    tokio::task::spawn_blocking(move || {
+        (std::array::from_fn(|_| sink.recv_timeout(SOON).unwrap()), sink)
+    })
+    .await
+    .unwrap()
 }
 
 #[tokio::test]
@@ -84,7 +91,10 @@ async fn all_that_a_worker_holds_is_asked_for_first_and_then_what_is_new() {
     let (sender, sink) = mpsc::channel();
     backend.follow_kv(Box::new(Sink(sender)));
     let asked = worker.asked().await;
-    assert_eq!((asked.path.as_str(), &asked.body["start_event_id"]), ("1f/ns/backend/query", &json!(null)));
+    assert_eq!(
+        (asked.path.as_str(), &asked.body["start_event_id"]),
+        ("1f/ns/backend/query", &json!(null))
+    );
     assert_eq!((&asked.body["worker_id"], &asked.body["dp_rank"]), (&json!(31), &json!(0)));
     let dump = json!({"TreeDump": {"events": [stored(0, None, &[1, 2])], "last_event_id": 7, "reset_scope": "all"}});
     answer(&asked, dump).await;
@@ -92,7 +102,11 @@ async fn all_that_a_worker_holds_is_asked_for_first_and_then_what_is_new() {
     assert_eq!(first, ["cleared", "1,2", "caught up: true"]);
     let asked = worker.asked().await;
     assert_eq!(asked.body["start_event_id"], json!(8));
-    answer(&asked, json!({"TooNew": {"requested_start": 8, "requested_end": 7, "newest_available": 7}})).await;
+    answer(
+        &asked,
+        json!({"TooNew": {"requested_start": 8, "requested_end": 7, "newest_available": 7}}),
+    )
+    .await;
     let asked = worker.asked().await;
     assert_eq!(asked.body["start_event_id"], json!(8));
     answer(
@@ -102,10 +116,15 @@ async fn all_that_a_worker_holds_is_asked_for_first_and_then_what_is_new() {
     .await;
     let (news, sink) = told(sink).await;
     assert_eq!(news, ["3", "4"]);
-    // A worker that knows less than it has told: all of it is asked for again, as it is for one that skips an event.
+    // A worker that knows less than it has told: all of it is asked for again, as it is for one
+    // that skips an event.
     let asked = worker.asked().await;
     assert_eq!(asked.body["start_event_id"], json!(10));
-    answer(&asked, json!({"TooNew": {"requested_start": 10, "requested_end": 3, "newest_available": 3}})).await;
+    answer(
+        &asked,
+        json!({"TooNew": {"requested_start": 10, "requested_end": 3, "newest_available": 3}}),
+    )
+    .await;
     assert_eq!(worker.asked().await.body["start_event_id"], json!(null));
     let (behind, _sink) = told(sink).await;
     assert_eq!(behind, ["caught up: false"]);
@@ -123,7 +142,11 @@ async fn a_worker_that_can_t_tell_or_tells_nonsense_is_asked_again_and_is_not_kn
     answer(&worker.asked().await, json!({"TreeDumpFailed": {"why": "busy"}})).await;
     let (failed, sink) = told(sink).await;
     assert_eq!(failed, ["cleared?", "caught up: true"]);
-    answer(&worker.asked().await, json!({"TreeDump": {"events": [], "last_event_id": 0, "reset_scope": "all"}})).await;
+    answer(
+        &worker.asked().await,
+        json!({"TreeDump": {"events": [], "last_event_id": 0, "reset_scope": "all"}}),
+    )
+    .await;
     let (all, _sink) = told(sink).await;
     assert_eq!(all, ["cleared"]);
     assert!(backend.silent_for() < SOON);

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    FieldValue, Input, ItemField, Job, JobItem, MediaForm, MediaSource, SourceError, Tensor, TensorBytes, TensorFormat,
-    TensorOrder,
+    FieldValue, Input, ItemField, Job, JobItem, MediaForm, MediaSource, SourceError, Tensor,
+    TensorBytes, TensorFormat, TensorOrder,
 };
 use chiasm_transfer::{ParcelRoom, SHM_DIR};
 use chiasm_types::{Dtype, MmHash, Modality, Placeholder, TensorField, TokenId};
@@ -24,7 +24,11 @@ struct Made(Option<u8>);
 
 fn fields(byte: u8) -> Vec<ItemField> {
     let tensor = |shape: Vec<usize>, bytes: Vec<u8>| {
-        FieldValue::Tensor(Tensor { dtype: Dtype::U8, shape, bytes: TensorBytes::Here(bytes.into()) })
+        FieldValue::Tensor(Tensor {
+            dtype: Dtype::U8,
+            shape,
+            bytes: TensorBytes::Here(bytes.into()),
+        })
     };
     vec![
         ItemField {
@@ -41,10 +45,16 @@ fn fields(byte: u8) -> Vec<ItemField> {
 }
 
 impl MediaSource for Made {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        order: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         assert_eq!(order.format, FORMAT);
         assert!(order.memory.reserve(300).is_none());
-        let made = self.0.map(fields).ok_or_else(|| SourceError::new(std::io::Error::other("it is no picture")));
+        let made = self
+            .0
+            .map(fields)
+            .ok_or_else(|| SourceError::new(std::io::Error::other("it is no picture")));
         async move { made.map(Some) }.boxed()
     }
 
@@ -62,7 +72,8 @@ fn pictures(bytes: [Option<u8>; 2]) -> Job {
         elements: 1,
         source: Arc::new(Made(bytes[number])),
     };
-    let (tokens, expanded) = ([9, 9, 9, 4].map(TokenId).into(), [9, 9, 9, 9, 9, 9, 4].map(TokenId).into());
+    let (tokens, expanded) =
+        ([9, 9, 9, 4].map(TokenId).into(), [9, 9, 9, 9, 9, 9, 4].map(TokenId).into());
     let input = Input::Marked { tokens: Arc::new(tokens), expanded: Arc::new(expanded) };
     let media = Arc::new([item(0, 0, None), item(1, 2, Some(vec![true, false])), item(0, 4, None)]);
     Job { input, media, ..job(sampling()) }
@@ -70,7 +81,10 @@ fn pictures(bytes: [Option<u8>; 2]) -> Job {
 
 fn segments(asked: &Asked) -> Vec<(String, u64)> {
     let items = asked.body["extra_args"]["mm_kwargs_shm"]["items"].as_array().unwrap();
-    items.iter().map(|item| (item["name"].as_str().unwrap().to_owned(), item["size"].as_u64().unwrap())).collect()
+    items
+        .iter()
+        .map(|item| (item["name"].as_str().unwrap().to_owned(), item["size"].as_u64().unwrap()))
+        .collect()
 }
 
 /// Those of them that are there.
@@ -91,7 +105,8 @@ async fn all_gone(room: &ParcelRoom, segments: &[(String, u64)]) {
 async fn a_worker_of_this_machine_is_told_where_the_tensors_are_until_its_answer_begins() {
     let mut worker = FakeWorker::start("").await;
     let room = ParcelRoom::new(1 << 20);
-    let backend = worker.connect_with_tensors(ReadyTensors { format: FORMAT, room: room.clone() }).await;
+    let backend =
+        worker.connect_with_tensors(ReadyTensors { format: FORMAT, room: room.clone() }).await;
     assert_eq!(backend.capabilities().media, MediaForm::Tensors(FORMAT));
     // The model is not known here, and one that is would tell: as much as its context.
     assert_eq!(backend.capabilities().encoder_cache_tokens, 4096);
@@ -99,7 +114,8 @@ async fn a_worker_of_this_machine_is_told_where_the_tensors_are_until_its_answer
     let asked = worker.asked().await;
     let segments = segments(&asked);
     assert_eq!(segments[0], segments[2]);
-    let names: Vec<String> = [0_u8, 1, 0].iter().map(|number| MmHash::new([*number; 32]).to_string()).collect();
+    let names: Vec<String> =
+        [0_u8, 1, 0].iter().map(|number| MmHash::new([*number; 32]).to_string()).collect();
     let told = |key: &str| asked.body["extra_args"][key].clone();
     assert_eq!(told("expanded_token_ids"), json!([9, 9, 9, 9, 9, 9, 4]));
     let ranges = json!([
@@ -149,7 +165,10 @@ async fn nothing_is_left_of_a_request_that_is_cancelled_refused_or_lost() {
     all_gone(&room, &segments(&asked)).await;
 
     // Of two continuations the second has not begun.
-    let two = Job { sampling: chiasm_backend::Sampling { n: 2, ..sampling() }, ..pictures([Some(5), Some(6)]) };
+    let two = Job {
+        sampling: chiasm_backend::Sampling { n: 2, ..sampling() },
+        ..pictures([Some(5), Some(6)])
+    };
     let mut running = backend.start(Arc::new(two)).await.unwrap();
     let (first, second) = (worker.asked().await, worker.asked().await);
     assert_eq!(segments(&first), segments(&second));
@@ -178,7 +197,8 @@ async fn without_room_images_go_as_they_came_and_what_is_no_image_is_an_error() 
     let mut worker = FakeWorker::start("").await;
     // Room for one of the two.
     let room = ParcelRoom::new(600);
-    let backend = worker.connect_with_tensors(ReadyTensors { format: FORMAT, room: room.clone() }).await;
+    let backend =
+        worker.connect_with_tensors(ReadyTensors { format: FORMAT, room: room.clone() }).await;
     let running = backend.start(Arc::new(pictures([Some(5), Some(6)]))).await.unwrap();
     let asked = worker.asked().await;
     assert_eq!((asked.body.get("extra_args"), room.taken()), (None, 0));

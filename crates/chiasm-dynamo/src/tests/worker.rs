@@ -105,9 +105,12 @@ impl FakeWorker {
 
     /// Returns its entry in a directory.
     pub(super) fn named(&self, has_events: bool) -> Workers {
-        let place =
-            |endpoint: &str| Place { address: self.address.to_string(), path: format!("1f/ns/backend/{endpoint}") };
-        let source = EventSource { query: place("query"), worker_id: 31, dp_rank: 0, channel: None };
+        let place = |endpoint: &str| Place {
+            address: self.address.to_string(),
+            path: format!("1f/ns/backend/{endpoint}"),
+        };
+        let source =
+            EventSource { query: place("query"), worker_id: 31, dp_rank: 0, channel: None };
         let worker = Worker {
             place: place("generate"),
             model: "tiny".to_owned(),
@@ -116,7 +119,11 @@ impl FakeWorker {
             total_blocks: 100,
             max_running: 8,
             max_batched_tokens: 2048,
-            events: if has_events { Events::At(source) } else { Events::None("it publishes no KV events") },
+            events: if has_events {
+                Events::At(source)
+            } else {
+                Events::None("it publishes no KV events")
+            },
         };
         Workers { by_name: BTreeMap::from([(NAME.to_owned(), Arc::new(worker))]) }
     }
@@ -134,7 +141,11 @@ impl FakeWorker {
         self.connect_with(false, false).await
     }
 
-    pub(super) async fn connect_with(&self, has_events: bool, takes_images: bool) -> Arc<dyn Backend> {
+    pub(super) async fn connect_with(
+        &self,
+        has_events: bool,
+        takes_images: bool,
+    ) -> Arc<dyn Backend> {
         self.connect_to(has_events, takes_images, None).await
     }
 
@@ -151,7 +162,8 @@ impl FakeWorker {
     ) -> Arc<dyn Backend> {
         let (_, workers) = watch::channel(self.named(has_events));
         let connector = connector(workers).with_images(takes_images).with_tensors(tensors);
-        let Connected { backend, .. } = connector.connect(WorkerId(0), Arc::new(Unobserved)).await.unwrap();
+        let Connected { backend, .. } =
+            connector.connect(WorkerId(0), Arc::new(Unobserved)).await.unwrap();
         backend
     }
 
@@ -164,19 +176,30 @@ pub(super) fn connector(workers: watch::Receiver<Workers>) -> DynamoConnector {
     DynamoConnector::new(NAME, workers, CallHome::new(None, None), Arc::from(&b"p"[..]))
 }
 
-async fn serve(mut stream: TcpStream, asked: mpsc::UnboundedSender<Asked>, words: &str) -> std::io::Result<()> {
+async fn serve(
+    mut stream: TcpStream,
+    asked: mpsc::UnboundedSender<Asked>,
+    words: &str,
+) -> std::io::Result<()> {
     loop {
         serve_one(&mut stream, &asked, words).await?;
     }
 }
 
-async fn serve_one(stream: &mut TcpStream, asked: &mpsc::UnboundedSender<Asked>, words: &str) -> std::io::Result<()> {
+async fn serve_one(
+    stream: &mut TcpStream,
+    asked: &mpsc::UnboundedSender<Asked>,
+    words: &str,
+) -> std::io::Result<()> {
     read_one(stream, asked).await?;
     stream.write_u32(words.len() as u32).await?;
     stream.write_all(words.as_bytes()).await
 }
 
-async fn read_one(stream: &mut TcpStream, asked: &mpsc::UnboundedSender<Asked>) -> std::io::Result<()> {
+async fn read_one(
+    stream: &mut TcpStream,
+    asked: &mpsc::UnboundedSender<Asked>,
+) -> std::io::Result<()> {
     let length = stream.read_u16().await?;
     let path = read(stream, length.into()).await?;
     let length = stream.read_u16().await?;
@@ -208,7 +231,9 @@ impl Asked {
 
     /// The same with another opening.
     pub(super) async fn call_with(&self, prologue: Value) -> Home {
-        let info: Value = serde_json::from_str(self.control["connection_info"]["info"].as_str().unwrap()).unwrap();
+        let info: Value =
+            serde_json::from_str(self.control["connection_info"]["info"].as_str().unwrap())
+                .unwrap();
         let stream = TcpStream::connect(info["address"].as_str().unwrap()).await.unwrap();
         let mut home = Home { stream };
         home.header(&json!({"subject": info["subject"], "stream_type": "response"})).await;

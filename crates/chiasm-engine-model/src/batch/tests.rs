@@ -53,7 +53,12 @@ impl BatchEngine for Notes {
         request.kept_as
     }
 
-    fn encode(&mut self, request: &mut Request, tokens: Range<usize>, _: bool) -> Result<bool, Infallible> {
+    fn encode(
+        &mut self,
+        request: &mut Request,
+        tokens: Range<usize>,
+        _: bool,
+    ) -> Result<bool, Infallible> {
         self.encoded.push((request.id, tokens));
         Ok(self.refused != Some(request.id))
     }
@@ -100,8 +105,16 @@ impl Bench {
     }
 
     /// A request that is handed from one engine to another.
-    fn add_handed(&mut self, family: u32, prompt: usize, answer: usize, given: usize, kept_as: Option<u64>) {
-        let request = Request { id: self.next, family, prompt, len: prompt + answer, given, kept_as };
+    fn add_handed(
+        &mut self,
+        family: u32,
+        prompt: usize,
+        answer: usize,
+        given: usize,
+        kept_as: Option<u64>,
+    ) {
+        let request =
+            Request { id: self.next, family, prompt, len: prompt + answer, given, kept_as };
         self.next += 1;
         self.batch.add(Scheduled::new(request, prompt, prompt));
     }
@@ -121,13 +134,18 @@ impl Bench {
         (self.schedule(), self.advance())
     }
 
-    /// Makes as many steps in one go as there can be, at most `most`. Returns their number and who ended.
+    /// Makes as many steps in one go as there can be, at most `most`. Returns their number and who
+    /// ended.
     fn steps(&mut self, most: usize) -> (usize, Vec<u32>) {
         self.schedule();
         let running = self.batch.running();
         let mut more = 0;
         if running.iter().all(Scheduled::decodes) {
-            let to_go = running.iter().map(|running| running.request.len - running.tokens()).min().unwrap_or(1);
+            let to_go = running
+                .iter()
+                .map(|running| running.request.len - running.tokens())
+                .min()
+                .unwrap_or(1);
             more = self.batch.repeatable((to_go - 1).min(most - 1));
             self.batch.repeat(more, &mut self.notes);
         }
@@ -136,9 +154,15 @@ impl Bench {
 
     /// All that can be seen of it.
     fn state(&self) -> impl PartialEq + std::fmt::Debug {
-        let progress = |running: &Scheduled<Request>| (running.request.id, running.tokens(), running.computed());
+        let progress = |running: &Scheduled<Request>| {
+            (running.request.id, running.tokens(), running.computed())
+        };
         let running: Vec<_> = self.batch.running().iter().map(progress).collect();
-        let told = (self.notes.findable.clone(), self.notes.admitted.clone(), self.notes.preempted.clone());
+        let told = (
+            self.notes.findable.clone(),
+            self.notes.admitted.clone(),
+            self.notes.preempted.clone(),
+        );
         (running, self.batch.waiting(), self.batch.cache().free(), told)
     }
 }
@@ -249,7 +273,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// However many steps are made in one go: tokens, blocks and what can be found are those of one after the other.
+    /// However many steps are made in one go: tokens, blocks and what can be found are those of one
+    /// after the other.
     #[test]
     fn steps_in_one_go_are_steps(
         requests in prop::collection::vec(request(), 1..25),

@@ -28,11 +28,16 @@ impl Fixture {
     }
 
     fn find(&mut self, text: u32, length: usize) -> usize {
-        self.cache.find((0..length / SIZE).map(|block| hash(text, block)), length - 1, &mut self.hits);
+        self.cache.find(
+            (0..length / SIZE).map(|block| hash(text, block)),
+            length - 1,
+            &mut self.hits,
+        );
         self.hits.len()
     }
 
-    /// Computes a whole prompt, with what is found of it; tells how many blocks were. `None` if it does not fit.
+    /// Computes a whole prompt, with what is found of it; tells how many blocks were. `None` if it
+    /// does not fit.
     fn hold(&mut self, text: u32, length: usize) -> Option<(Prompt, usize)> {
         let hits = self.find(text, length);
         let mut table = BlockTable::default();
@@ -96,7 +101,8 @@ fn blocks_without_a_hash_are_taken_first_then_the_oldest_tail_first() {
     fixture.cache.release(&mut new.table);
     assert_eq!(fixture.cache.free.order()[0], partial);
     fixture.told.clear();
-    // 2 without a hash (the partial one and one never used), then old's 2, then new's 3, tails first.
+    // 2 without a hash (the partial one and one never used), then old's 2, then new's 3, tails
+    // first.
     fixture.compute(3, 20);
     let evicted = [hash(1, 1), hash(1, 0), hash(2, 2)].map(|hash| -i64::from(hash));
     assert_eq!(fixture.told[..3], evicted);
@@ -112,7 +118,11 @@ fn it_can_be_emptied_only_when_nothing_runs() {
     fixture.told.clear();
     assert_eq!(fixture.compute(1, 12), 0);
     fixture.compute(2, 32);
-    assert_eq!(fixture.told.iter().filter(|&&told| told < 0).count(), 3, "what was forgotten is not evicted again");
+    assert_eq!(
+        fixture.told.iter().filter(|&&told| told < 0).count(),
+        3,
+        "what was forgotten is not evicted again"
+    );
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use chiasm_engine::wire::{EngineCoreRequest, MmFeature, MmField, MmItem, SamplingParams, TensorData, WireTensor};
+use chiasm_engine::wire::{
+    EngineCoreRequest, MmFeature, MmField, MmItem, SamplingParams, TensorData, WireTensor,
+};
 use chiasm_engine::{ClientOptions, Delivered, EngineClient, EngineEndpoints, SocketDir};
 use chiasm_transfer::Arena;
 use chiasm_types::{Dtype, Placeholder, TokenId};
@@ -12,16 +14,17 @@ use crate::images::{Image, PATCH_BYTES};
 use crate::python::{START, Script, Scripts};
 use crate::{Failure, Handoff, PATIENCE, milliseconds, now};
 
-/// The engine's receiver cache, in GiB and bytes: four rounds of images in shared memory. Later rounds push earlier ones out,
-/// so that slots come back and are used again, as they are when `chiasm serve` has run for a while.
+/// The engine's receiver cache, in GiB and bytes: four rounds of images in shared memory. Later
+/// rounds push earlier ones out, so that slots come back and are used again, as they are when
+/// `chiasm serve` has run for a while.
 const CACHE_GB: &str = "0.25";
 pub(crate) const CACHE_BYTES: u64 = 1 << 28;
 /// The cache, what is under way, and as much again, because slots of several sizes leave gaps.
 const ARENA_BYTES: u64 = 2 * CACHE_BYTES;
 
 const IMAGE_TOKEN: TokenId = TokenId(151_655);
-/// The same for every image. A real prompt has a token for four patches of Qwen2-VL; what that takes, any way has to pay, and
-/// the text without an image as well.
+/// The same for every image. A real prompt has a token for four patches of Qwen2-VL; what that
+/// takes, any way has to pay, and the text without an image as well.
 const IMAGE_TOKENS: usize = 16;
 
 /// A client and its engine.
@@ -36,7 +39,11 @@ pub(crate) struct Frontend {
 
 impl Frontend {
     /// Starts an engine that also takes requests from `peer_input`.
-    pub(crate) async fn start(scripts: &Scripts, sockets: &SocketDir, peer_input: &str) -> Result<Self, Failure> {
+    pub(crate) async fn start(
+        scripts: &Scripts,
+        sockets: &SocketDir,
+        peer_input: &str,
+    ) -> Result<Self, Failure> {
         let endpoints = EngineEndpoints::local("tcp://127.0.0.1:0", sockets);
         let options = ClientOptions {
             receiver_cache_bytes: Some(CACHE_BYTES),
@@ -44,7 +51,8 @@ impl Frontend {
             ..ClientOptions::default()
         };
         let pending = EngineClient::bind(endpoints, options).await?;
-        let mut engine = scripts.start("engine_input.py", &[&pending.endpoints().handshake, peer_input, CACHE_GB])?;
+        let mut engine = scripts
+            .start("engine_input.py", &[&pending.endpoints().handshake, peer_input, CACHE_GB])?;
         let client = tokio::select! {
             client = pending.ready() => client?,
             status = engine.exited() => return Err(format!("engine_input.py has ended with {}", status?).into()),
@@ -54,7 +62,8 @@ impl Frontend {
         Ok(Self { client, arena, _engine: engine, cached: HashMap::new() })
     }
 
-    /// Hands an image over in a slot of the arena, and remembers its key for [`cached`](Self::cached).
+    /// Hands an image over in a slot of the arena, and remembers its key for
+    /// [`cached`](Self::cached).
     pub(crate) async fn shm(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
         let start = now();
@@ -63,7 +72,8 @@ impl Frontend {
         let slot = slot.publish();
         let written = now();
         request.mm_features[0].data = item(image, TensorData::Slot(slot));
-        let (end, checksum) = self.submit(request, Delivered { shm: 1, ..Delivered::default() }).await?;
+        let (end, checksum) =
+            self.submit(request, Delivered { shm: 1, ..Delivered::default() }).await?;
         self.cached.insert(image.patches(), (id, image.checksum));
         let write_ms = Some(milliseconds(start, written));
         Ok(Handoff { ms: milliseconds(start, end), write_ms, equal: checksum == image.checksum })
@@ -75,7 +85,8 @@ impl Frontend {
         let (key, held) = self.cached.get(&image.patches()).ok_or("nothing is cached yet")?;
         request.mm_features[0].mm_hash = Some(key.clone());
         let start = now();
-        let (end, checksum) = self.submit(request, Delivered { cached: 1, ..Delivered::default() }).await?;
+        let (end, checksum) =
+            self.submit(request, Delivered { cached: 1, ..Delivered::default() }).await?;
         Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == *held })
     }
 
@@ -93,22 +104,34 @@ impl Frontend {
         let mut request = request(&id);
         let start = now();
         request.mm_features[0].data = item(image, TensorData::Bytes(image.pixels.clone()));
-        let (end, checksum) = self.submit(request, Delivered { inline: 1, ..Delivered::default() }).await?;
-        Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == image.checksum })
+        let (end, checksum) =
+            self.submit(request, Delivered { inline: 1, ..Delivered::default() }).await?;
+        Ok(Handoff {
+            ms: milliseconds(start, end),
+            write_ms: None,
+            equal: checksum == image.checksum,
+        })
     }
 
-    /// When the last request was where it should be, and the checksum of what was there. Unless it is to be kept, the engine
-    /// forgets it: the memory of messages is slow to give back, and whichever way comes later would pay for that.
+    /// When the last request was where it should be, and the checksum of what was there. Unless it
+    /// is to be kept, the engine forgets it: the memory of messages is slow to give back, and
+    /// whichever way comes later would pay for that.
     pub(crate) async fn report(&self, id: &str, keep: bool) -> Result<(i64, u32), Failure> {
-        let report = self.client.utility("handoff_report", vec![id.into(), keep.into()], PATIENCE).await?;
+        let report =
+            self.client.utility("handoff_report", vec![id.into(), keep.into()], PATIENCE).await?;
         if !keep {
             self.client.forget_media([id]);
         }
-        let (end, checksum) = report[0].as_i64().zip(report[1].as_u64()).ok_or("an unreadable report")?;
+        let (end, checksum) =
+            report[0].as_i64().zip(report[1].as_u64()).ok_or("an unreadable report")?;
         Ok((end, checksum as u32))
     }
 
-    async fn submit(&self, request: EngineCoreRequest, expected: Delivered) -> Result<(i64, u32), Failure> {
+    async fn submit(
+        &self,
+        request: EngineCoreRequest,
+        expected: Delivered,
+    ) -> Result<(i64, u32), Failure> {
         let id = request.request_id.clone();
         let mut stream = self.client.submit(request)?;
         if stream.delivered() != expected {
@@ -133,7 +156,11 @@ pub(crate) fn first_use(image: &Image) -> Result<Handoff, Failure> {
     slot.copy_from_slice(&image.pixels);
     let slot = slot.publish();
     let end = now();
-    Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: crc32fast::hash(&slot) == image.checksum })
+    Ok(Handoff {
+        ms: milliseconds(start, end),
+        write_ms: None,
+        equal: crc32fast::hash(&slot) == image.checksum,
+    })
 }
 
 /// A request for the image, still without its tensors.

@@ -38,7 +38,8 @@ impl Image {
     pub(crate) fn new(size: &Size, seed: u64) -> Self {
         let Size { height, width, .. } = *size;
         let words = (height * width * PATCH_BYTES / 8) as u64;
-        let pixels: Vec<u8> = (1..=words).flat_map(|n| splitmix64(n.wrapping_add(seed)).to_le_bytes()).collect();
+        let pixels: Vec<u8> =
+            (1..=words).flat_map(|n| splitmix64(n.wrapping_add(seed)).to_le_bytes()).collect();
         let checksum = crc32fast::hash(&pixels);
         Self { height, width, seed, pixels: pixels.into(), checksum }
     }

@@ -1,13 +1,15 @@
-//! How long the pixels of an image take from the frontend's memory into the engine, in the ways that there are: the
-//! measuring half of `cargo xtask bench-peers handoff`, which turns what this prints into rows.
+//! How long the pixels of an image take from the frontend's memory into the engine, in the ways
+//! that there are: the measuring half of `cargo xtask bench-peers handoff`, which turns what this
+//! prints into rows.
 //!
 //! ```text
 //! handoff --python FILE --scripts DIR --plugin DIR --rounds N
 //! ```
 //!
-//! The first line out names versions, each other one is a [`Measurement`]. In a round each way hands each image over once, in
-//! an order that is shuffled for each round; the first rounds warm up and do not count. Right before each image a tiny one
-//! goes the same way, so that all code that has a part in it is in the caches, as it is while an engine is busy.
+//! The first line out names versions, each other one is a [`Measurement`]. In a round each way
+//! hands each image over once, in an order that is shuffled for each round; the first rounds warm
+//! up and do not count. Right before each image a tiny one goes the same way, so that all code that
+//! has a part in it is in the caches, as it is while an engine is busy.
 //!
 //! | file | is |
 //! |---|---|
@@ -63,7 +65,8 @@ enum Way {
     Msgpack,
     /// One copy within this process.
     Memcpy,
-    /// The same into memory that is used in turn, as slots are: none of it is in the caches any more.
+    /// The same into memory that is used in turn, as slots are: none of it is in the caches any
+    /// more.
     MemcpyInTurn,
     /// A slot of an arena that was never used is taken and written. Nothing is sent.
     FirstUse,
@@ -152,7 +155,8 @@ async fn run() -> Result<(), Failure> {
     let peers = waiting.ready().await?;
     println!("{}", peers.versions());
 
-    let images: Vec<[Image; 2]> = SIZES.iter().map(|size| [Image::new(size, 1), Image::new(size, 2)]).collect();
+    let images: Vec<[Image; 2]> =
+        SIZES.iter().map(|size| [Image::new(size, 1), Image::new(size, 2)]).collect();
     let primer = Image::new(&PRIMER, 3);
     let longest = images.iter().map(|[image, _]| image.pixels.len()).max().unwrap_or(0);
     // Written to, so that its pages are there.
@@ -169,8 +173,9 @@ async fn run() -> Result<(), Failure> {
             let failed = |error: Failure| format!("{}, {}: {error}", SIZES[case].name, way.name());
             ways.hand_over(way, &primer, format!("{id}-primer")).await.map_err(failed)?;
             let handoff = ways.hand_over(way, image, id).await.map_err(failed)?;
-            let measurement =
-                measurements.entry((case, way)).or_insert(Measurement { equal: true, ..Default::default() });
+            let measurement = measurements
+                .entry((case, way))
+                .or_insert(Measurement { equal: true, ..Default::default() });
             measurement.equal &= handoff.equal;
             if round >= WARM_UP {
                 measurement.ms.push(handoff.ms);
@@ -180,12 +185,16 @@ async fn run() -> Result<(), Failure> {
     }
     for ((case, way), Measurement { ms, write_ms, equal }) in measurements {
         let case = SIZES[case].name;
-        println!("{}", json!({"case": case, "way": way.name(), "ms": ms, "write_ms": write_ms, "equal": equal}));
+        println!(
+            "{}",
+            json!({"case": case, "way": way.name(), "ms": ms, "write_ms": write_ms, "equal": equal})
+        );
     }
     Ok(())
 }
 
-/// The numbers below `n`, in an order that the seed decides: what comes right before something leaves its traces in caches.
+/// The numbers below `n`, in an order that the seed decides: what comes right before something
+/// leaves its traces in caches.
 fn shuffled(n: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     order.sort_by_key(|&turn| splitmix64((seed << 32) + turn as u64));

@@ -1,4 +1,5 @@
-//! Other ways than ours: a Python process that has the pixels and hands them to the engine or to a process of its own.
+//! Other ways than ours: a Python process that has the pixels and hands them to the engine or to a
+//! process of its own.
 
 use std::hint::black_box;
 
@@ -25,7 +26,10 @@ pub(crate) struct Peers {
 impl Peers {
     pub(crate) fn start(scripts: &Scripts, sockets: &SocketDir) -> Result<Starting, Failure> {
         let (engine_input, segments) = (sockets.ipc("peer-in"), sockets.ipc("segments"));
-        Ok(Starting { sender: scripts.start("peer_sender.py", &[&engine_input, &segments])?, engine_input })
+        Ok(Starting {
+            sender: scripts.start("peer_sender.py", &[&engine_input, &segments])?,
+            engine_input,
+        })
     }
 
     /// One JSON object.
@@ -33,19 +37,34 @@ impl Peers {
         &self.versions
     }
 
-    /// Has the Python process send the image to the engine, as a frame of a message in vLLM's encoding.
-    pub(crate) async fn aux(&mut self, image: &Image, id: String, frontend: &Frontend) -> Result<Handoff, Failure> {
+    /// Has the Python process send the image to the engine, as a frame of a message in vLLM's
+    /// encoding.
+    pub(crate) async fn aux(
+        &mut self,
+        image: &Image,
+        id: String,
+        frontend: &Frontend,
+    ) -> Result<Handoff, Failure> {
         // The engine has a receiver cache for keys that begin so.
         let id = format!("peer-{id}");
         let answer = self.ask("aux", image, &id).await?;
         let start = answer["start"].as_i64().ok_or("no start")?;
         let (end, checksum) = frontend.report(&id, false).await?;
-        Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == image.checksum })
+        Ok(Handoff {
+            ms: milliseconds(start, end),
+            write_ms: None,
+            equal: checksum == image.checksum,
+        })
     }
 
-    /// Has the Python process hand the image to its other process, through a segment of shared memory for this image alone.
-    /// `form` is `pickle` or `msgpack`.
-    pub(crate) async fn segment(&mut self, form: &str, image: &Image, id: String) -> Result<Handoff, Failure> {
+    /// Has the Python process hand the image to its other process, through a segment of shared
+    /// memory for this image alone. `form` is `pickle` or `msgpack`.
+    pub(crate) async fn segment(
+        &mut self,
+        form: &str,
+        image: &Image,
+        id: String,
+    ) -> Result<Handoff, Failure> {
         let answer = self.ask(form, image, &id).await?;
         let (start, end) = answer["start"].as_i64().zip(answer["end"].as_i64()).ok_or("no time")?;
         let equal = answer["checksum"].as_u64() == Some(u64::from(image.checksum));
@@ -95,10 +114,15 @@ impl Ring {
     }
 }
 
-/// The limit of all ways that write the tensor: one copy, by one thread, into memory that was used before.
+/// The limit of all ways that write the tensor: one copy, by one thread, into memory that was used
+/// before.
 pub(crate) fn memcpy(image: &Image, buffer: &mut [u8]) -> Handoff {
     let start = now();
     black_box(&mut *buffer).copy_from_slice(black_box(&image.pixels));
     let end = now();
-    Handoff { ms: milliseconds(start, end), write_ms: None, equal: crc32fast::hash(buffer) == image.checksum }
+    Handoff {
+        ms: milliseconds(start, end),
+        write_ms: None,
+        equal: crc32fast::hash(buffer) == image.checksum,
+    }
 }

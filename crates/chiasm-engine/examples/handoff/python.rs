@@ -38,11 +38,16 @@ impl Scripts {
         let mut command = Command::new(&self.python);
         // -s: packages of the user are not those of the environment. -B: leaves no __pycache__.
         command.args(["-s", "-B"]).arg(self.folder.join(name)).args(arguments);
-        command.env("PYTHONPATH", &self.plugin).env("VLLM_LOGGING_LEVEL", "WARNING").env("OMP_NUM_THREADS", "1");
+        command
+            .env("PYTHONPATH", &self.plugin)
+            .env("VLLM_LOGGING_LEVEL", "WARNING")
+            .env("OMP_NUM_THREADS", "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut child =
-            command.spawn().map_err(|error| format!("could not start {}: {error}", self.python.display()))?;
-        let (orders, answers) = child.stdin.take().zip(child.stdout.take()).ok_or("a pipe is missing")?;
+        let mut child = command
+            .spawn()
+            .map_err(|error| format!("could not start {}: {error}", self.python.display()))?;
+        let (orders, answers) =
+            child.stdin.take().zip(child.stdout.take()).ok_or("a pipe is missing")?;
         Ok(Script { name, child, orders, answers: BufReader::new(answers).lines() })
     }
 }
@@ -59,7 +64,11 @@ impl Script {
         }
     }
 
-    pub(crate) async fn ask(&mut self, order: &Value, patience: Duration) -> Result<Value, Failure> {
+    pub(crate) async fn ask(
+        &mut self,
+        order: &Value,
+        patience: Duration,
+    ) -> Result<Value, Failure> {
         let line = format!("{order}\n");
         let written = self.orders.write_all(line.as_bytes()).await;
         written.map_err(|error| format!("{} has ended: {error}", self.name))?;

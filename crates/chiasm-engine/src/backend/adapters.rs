@@ -1,7 +1,8 @@
 //! LoRA adapters in an engine.
 //!
-//! An engine loads an adapter that it does not have when a request names it, within a step: if it can't, it dies. So every adapter
-//! is loaded by a call first, whose failure is harmless, as vLLM's frontend does it (`OpenAIServingModels.load_lora_adapter`).
+//! An engine loads an adapter that it does not have when a request names it, within a step: if it
+//! can't, it dies. So every adapter is loaded by a call first, whose failure is harmless, as vLLM's
+//! frontend does it (`OpenAIServingModels.load_lora_adapter`).
 
 use std::time::Duration;
 
@@ -36,7 +37,9 @@ pub(super) async fn load(client: &EngineClient, adapter: &Adapter) -> Result<(),
         // False says that it was there before.
         Ok(_) => Ok(()),
         Err(EngineError::Utility { message, .. }) => Err(refusal(message, adapter)),
-        Err(EngineError::Dead { cause } | EngineError::NotSent { cause }) => Err(AdapterError::Gone(cause.into())),
+        Err(EngineError::Dead { cause } | EngineError::NotSent { cause }) => {
+            Err(AdapterError::Gone(cause.into()))
+        }
         Err(error) => Err(AdapterError::Refused(error.to_string())),
     }
 }
@@ -50,8 +53,8 @@ fn refusal(message: String, adapter: &Adapter) -> AdapterError {
     AdapterError::Refused(reason(&message).to_owned())
 }
 
-/// The words of whoever failed, without those of who passed them on: `_invoke_utility_method`, and `MultiprocExecutor` where
-/// workers have processes of their own.
+/// The words of whoever failed, without those of who passed them on: `_invoke_utility_method`, and
+/// `MultiprocExecutor` where workers have processes of their own.
 fn reason(message: &str) -> &str {
     let reason = message.split_once(" method failed: ").map_or(message, |(_, reason)| reason);
     let of_worker = reason.strip_prefix("Worker failed with error '");
@@ -63,7 +66,8 @@ pub(super) async fn unload(client: &EngineClient, adapter: &Adapter) {
     if !client.info().supports_lora {
         return;
     }
-    let forgotten = client.utility("remove_lora", vec![Value::from(adapter.id.get())], UNLOAD_TIMEOUT).await;
+    let forgotten =
+        client.utility("remove_lora", vec![Value::from(adapter.id.get())], UNLOAD_TIMEOUT).await;
     if let Err(error) = forgotten {
         tracing::debug!(adapter = adapter.name, %error, "an engine keeps an adapter that nobody asks for");
     }
@@ -77,14 +81,21 @@ mod tests {
 
     #[test]
     fn an_engine_is_quoted_without_its_go_betweens() {
-        let adapter = Adapter { id: NonZeroU32::MIN, name: "a@1".to_owned(), path: "/a".to_owned() };
+        let adapter =
+            Adapter { id: NonZeroU32::MIN, name: "a@1".to_owned(), path: "/a".to_owned() };
         let of = |message: &str| refusal(message.to_owned(), &adapter).to_string();
         let rank = "LoRA rank 64 is greater than max_lora_rank 16.";
         let worker = "', please check the stack trace above for the root cause";
         assert_eq!(of(&format!("Call to add_lora method failed: {rank}")), rank);
-        assert_eq!(of(&format!("Call to add_lora method failed: Worker failed with error '{rank}{worker}")), rank);
+        assert_eq!(
+            of(&format!(
+                "Call to add_lora method failed: Worker failed with error '{rank}{worker}"
+            )),
+            rank
+        );
         assert_eq!(of("something else"), "something else");
-        let missing = "Call to add_lora method failed: Loading lora a@1 failed: No adapter found for /a";
+        let missing =
+            "Call to add_lora method failed: Loading lora a@1 failed: No adapter found for /a";
         assert_eq!(of(missing), "no adapter is found at '/a'");
     }
 }

@@ -50,8 +50,8 @@ impl ArenaPolicy {
         }
     }
 
-    /// Looks at `/dev/shm` before the first engine is started: removes what killed processes have left there, and warns if
-    /// the arenas of so many engines can outgrow it.
+    /// Looks at `/dev/shm` before the first engine is started: removes what killed processes have
+    /// left there, and warns if the arenas of so many engines can outgrow it.
     ///
     /// # Errors
     /// [`ShmTooSmall`] instead of the warning where arenas are required.
@@ -73,8 +73,13 @@ impl ArenaPolicy {
         }
     }
 
-    /// Gives a new engine its arena; what its plugin says, if it has taken it. `Err` says why the engine can't be used.
-    pub(super) async fn attach(self, id: WorkerId, client: &EngineClient) -> Result<Option<Plugin>, AttachError> {
+    /// Gives a new engine its arena; what its plugin says, if it has taken it. `Err` says why the
+    /// engine can't be used.
+    pub(super) async fn attach(
+        self,
+        id: WorkerId,
+        client: &EngineClient,
+    ) -> Result<Option<Plugin>, AttachError> {
         let Some(bytes) = self.bytes() else { return Ok(None) };
         match client.attach_arena(bytes, ATTACH_TIMEOUT).await {
             Ok(plugin) => {

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality, MediaForm, Network,
-    PlaceholderForm, PlanClass, TensorFormat, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality,
+    MediaForm, Network, PlaceholderForm, PlanClass, TensorFormat, VllmItems,
 };
 use chiasm_types::{BlockSize, Dtype, Role};
 
@@ -47,8 +47,12 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, Un
     let block_size = BlockSize::new(ready.cache_block_size()).ok_or(Unfit::BlockSize)?;
     let kv = kv_source(ready.kv_events_config.as_ref(), &beyond.locality);
     let step = ready.max_num_batched_tokens as usize;
-    let encoder_cache =
-        || beyond.largest_item.encoder_cache(step, ready.max_model_len).unwrap_or(ready.max_num_batched_tokens.into());
+    let encoder_cache = || {
+        beyond
+            .largest_item
+            .encoder_cache(step, ready.max_model_len)
+            .unwrap_or(ready.max_num_batched_tokens.into())
+    };
     let encoder_cache_tokens = beyond.encoder_cache_tokens.unwrap_or_else(encoder_cache);
     let engine = format!("vLLM {}", ready.vllm_version);
     Ok(Capabilities {
@@ -80,19 +84,23 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, Un
     })
 }
 
-/// The values that the engine is sent: normalised ones are of the model's own element type, as vLLM's frontend casts them.
+/// The values that the engine is sent: normalised ones are of the model's own element type, as
+/// vLLM's frontend casts them.
 pub(super) fn format(ready: &EngineReady, policy: FormatPolicy) -> Result<TensorFormat, Unfit> {
     if policy.is_raw(&ready.vllm_version) {
         return Ok(TensorFormat::Raw);
     }
     let name = ready.dtype.trim_start_matches("torch.");
     match Dtype::from_torch_name(name) {
-        Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16)) => Ok(TensorFormat::Normalized(dtype)),
+        Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16)) => {
+            Ok(TensorFormat::Normalized(dtype))
+        }
         _ => Err(Unfit::ElementType(name.to_owned())),
     }
 }
 
-/// Where an engine is that connects to us from `peer`; over Unix sockets from nowhere else than this machine.
+/// Where an engine is that connects to us from `peer`; over Unix sockets from nowhere else than
+/// this machine.
 pub(super) fn locality(over_unix_sockets: bool, peer: Option<IpAddr>) -> Locality {
     match peer {
         _ if over_unix_sockets => Locality::Here,
@@ -102,17 +110,25 @@ pub(super) fn locality(over_unix_sockets: bool, peer: Option<IpAddr>) -> Localit
     }
 }
 
-/// Where the engine's KV events can be had. An address with a wildcard is one of the machine where the engine runs; of no
-/// other, as what is there may be another engine's, whose blocks would be believed to be this one's.
+/// Where the engine's KV events can be had. An address with a wildcard is one of the machine where
+/// the engine runs; of no other, as what is there may be another engine's, whose blocks would be
+/// believed to be this one's.
 fn kv_source(config: Option<&KvEventsConfig>, locality: &Locality) -> KvSource {
     let unknown = |why: &str| KvSource::Unknown { why: why.to_owned() };
     let Some(config) = config.filter(|config| config.enable_kv_cache_events) else {
         return unknown("it publishes no KV events (--kv-events-config)");
     };
     if config.publisher != "zmq" {
-        return unknown("its KV events are not published over ZMQ (--kv-events-config, \"publisher\": \"zmq\")");
+        return unknown(
+            "its KV events are not published over ZMQ (--kv-events-config, \"publisher\": \"zmq\")",
+        );
     }
-    let stream = KvEventStream::at(&config.endpoint, config.replay_endpoint.as_deref(), &config.topic, locality);
+    let stream = KvEventStream::at(
+        &config.endpoint,
+        config.replay_endpoint.as_deref(),
+        &config.topic,
+        locality,
+    );
     stream.map_or_else(
         || unknown("where its KV events are published can't be reached from here, or it is not known where it runs"),
         KvSource::Events,
@@ -146,7 +162,8 @@ mod tests {
     fn a_wildcard_is_the_machine_where_the_engine_runs_and_no_other() {
         let config = published("tcp://*:5557", Some("tcp://0.0.0.0:5558"));
         let at = |locality| endpoints(&config, &locality);
-        let both = |host: &str| Some((format!("tcp://{host}:5557"), Some(format!("tcp://{host}:5558"))));
+        let both =
+            |host: &str| Some((format!("tcp://{host}:5557"), Some(format!("tcp://{host}:5558"))));
         assert_eq!(at(Locality::Here), both("127.0.0.1"));
         assert_eq!(at(Locality::Host([10, 0, 0, 7].into())), both("10.0.0.7"));
         assert_eq!(at(Locality::Host("fd00::7".parse().unwrap())), both("[fd00::7]"));
@@ -162,8 +179,12 @@ mod tests {
             assert_eq!(endpoints(&config, &Locality::Here), Some((endpoint.to_owned(), None)));
         }
         let named = published("tcp://10.0.0.9:5557", None);
-        assert_eq!(endpoints(&named, &Locality::Unknown), Some(("tcp://10.0.0.9:5557".to_owned(), None)));
-        // Without replay, knowledge would be lost with the first lost message: what is configured must be had.
+        assert_eq!(
+            endpoints(&named, &Locality::Unknown),
+            Some(("tcp://10.0.0.9:5557".to_owned(), None))
+        );
+        // Without replay, knowledge would be lost with the first lost message: what is configured
+        // must be had.
         assert_eq!(endpoints(&published("tcp://*:1", Some("tcp://127.0.0.1:2")), &elsewhere), None);
     }
 
@@ -230,7 +251,10 @@ mod tests {
     fn only_what_comes_from_this_machine_is_here() {
         assert_eq!(locality(true, None), Locality::Here);
         assert_eq!(locality(false, Some([127, 0, 0, 1].into())), Locality::Here);
-        assert_eq!(locality(false, Some([10, 0, 0, 7].into())), Locality::Host([10, 0, 0, 7].into()));
+        assert_eq!(
+            locality(false, Some([10, 0, 0, 7].into())),
+            Locality::Host([10, 0, 0, 7].into())
+        );
         assert_eq!(locality(false, None), Locality::Unknown);
     }
 }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, LargestItem, Life, MediaObserver, Network};
+use chiasm_backend::{
+    Activity, ConnectError, Connected, Connector, Death, LargestItem, Life, MediaObserver, Network,
+};
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -20,8 +22,8 @@ use crate::launch::LastLines;
 use crate::state::{Launched, StateDir};
 use crate::{ClientOptions, EngineClient, EngineEndpoints, EngineError, SocketDir};
 
-/// How long a launched engine that was ready may take to come back to its next frontend, before it is ended and another one
-/// launched. It comes within a second, and answers between two steps.
+/// How long a launched engine that was ready may take to come back to its next frontend, before it
+/// is ended and another one launched. It comes within a second, and answers between two steps.
 const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How the engines of one worker are talked to.
@@ -43,10 +45,11 @@ pub struct EngineOptions {
     pub role: Role,
     /// Where engines of its machine leave embeddings for each other; `None` if they don't.
     pub embeddings: Option<Arc<EmbeddingStore>>,
-    /// The network on which engines of other machines find it, and it them; `None` if prompts stay on its machine.
+    /// The network on which engines of other machines find it, and it them; `None` if prompts stay
+    /// on its machine.
     pub private_network: Option<Network>,
-    /// Held by whichever engine starts, where they have to one after the other: those on one GPU would each count what the others take
-    /// meanwhile. `None` if they may start at once.
+    /// Held by whichever engine starts, where they have to one after the other: those on one GPU
+    /// would each count what the others take meanwhile. `None` if they may start at once.
     pub starts: Option<Arc<Mutex<()>>>,
 }
 
@@ -64,14 +67,16 @@ impl EngineConnector {
         Self { host: Box::new(host), options, memory: None }
     }
 
-    /// Writes down in `state` what a later frontend needs to take over the engine, and takes over the one that is written down
-    /// there. `model` is the name under which it is listed. Without effect on engines that end with this process.
+    /// Writes down in `state` what a later frontend needs to take over the engine, and takes over
+    /// the one that is written down there. `model` is the name under which it is listed. Without
+    /// effect on engines that end with this process.
     pub fn remembering(mut self, state: &StateDir, model: &str) -> Self {
         self.memory = self.host.kept_as().map(|name| Memory::new(state.clone(), name, model));
         self
     }
 
-    /// Listens for the worker's next engine: where the frontend before this one did, if that may still have an engine.
+    /// Listens for the worker's next engine: where the frontend before this one did, if that may
+    /// still have an engine.
     async fn bind(&self, worker: WorkerId) -> Result<Bound, EngineError> {
         let options = &self.options.client;
         let Some(memory) = &self.memory else {
@@ -91,8 +96,8 @@ impl EngineConnector {
         Ok(Bound { pending, sockets, may_return: false, launched: None })
     }
 
-    /// The engine that is waited for: the one that a frontend before this one has left, or a new one, with its turn if engines start one
-    /// after the other.
+    /// The engine that is waited for: the one that a frontend before this one has left, or a new
+    /// one, with its turn if engines start one after the other.
     async fn start(
         &self,
         worker: WorkerId,
@@ -107,7 +112,8 @@ impl EngineConnector {
         let (engine, turn) = match left {
             Some(engine) => (engine, None),
             None => {
-                let turn = OptionFuture::from(self.options.starts.clone().map(Mutex::lock_owned)).await;
+                let turn =
+                    OptionFuture::from(self.options.starts.clone().map(Mutex::lock_owned)).await;
                 (self.host.start(worker, endpoints, sockets).await?, turn)
             }
         };

@@ -10,15 +10,18 @@ use serde_json::{Map, Value, json};
 use crate::endpoints::SocketDir;
 use crate::error::EngineError;
 
-/// The connector of vLLM by which engines that encode leave embeddings, and all others of the machine find them.
+/// The connector of vLLM by which engines that encode leave embeddings, and all others of the
+/// machine find them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EcConnector {
-    /// The plugin's `EmbeddingStore`: files in memory, whole or not there, of which those that were used longest ago make room.
+    /// The plugin's `EmbeddingStore`: files in memory, whole or not there, of which those that were
+    /// used longest ago make room.
     Store,
-    /// Files of this folder, which nobody removes: `ECExampleConnector`, for trials. Who reads a file while it is written dies of it.
+    /// Files of this folder, which nobody removes: `ECExampleConnector`, for trials. Who reads a
+    /// file while it is written dies of it.
     Files(PathBuf),
-    /// Another one by which embeddings are found by their items' identities, as vLLM's `--ec-transfer-config` has it, to which `ec_role` is
-    /// added unless it is there.
+    /// Another one by which embeddings are found by their items' identities, as vLLM's
+    /// `--ec-transfer-config` has it, to which `ec_role` is added unless it is there.
     Other(Map<String, Value>),
 }
 
@@ -51,7 +54,8 @@ impl EmbeddingStore {
         Self { connector: EcConnector::Other(Map::new()), max_bytes, folder: None }
     }
 
-    /// Bytes of embeddings that are there in any case, if so many were left: the store makes room in parts of an eighth.
+    /// Bytes of embeddings that are there in any case, if so many were left: the store makes room
+    /// in parts of an eighth.
     pub(super) fn kept_bytes(&self) -> u64 {
         self.max_bytes / 8 * 7
     }
@@ -87,12 +91,15 @@ impl EmbeddingStore {
         }
     }
 
-    /// Bytes of an item's embeddings; `None` if they are not there, or it can't be told from here. `item` is its name for engines.
+    /// Bytes of an item's embeddings; `None` if they are not there, or it can't be told from here.
+    /// `item` is its name for engines.
     pub(super) fn bytes_of(&self, item: &str) -> Option<u64> {
         let folder = self.folder()?;
         let file = match self.connector {
             EcConnector::Files(_) => folder.join(item).join("encoder_cache.safetensors"),
-            EcConnector::Store | EcConnector::Other(_) => folder.join(format!("{item}.safetensors")),
+            EcConnector::Store | EcConnector::Other(_) => {
+                folder.join(format!("{item}.safetensors"))
+            }
         };
         Some(fs::metadata(file).ok()?.len())
     }
@@ -106,13 +113,24 @@ mod tests {
     fn who_encodes_leaves_and_all_others_find() {
         let store = EmbeddingStore::new(EcConnector::Store, 7).unwrap();
         let [encode, prefill] = [Role::Encode, Role::Prefill].map(|role| store.config(role));
-        assert_eq!((&encode["ec_role"], &prefill["ec_role"]), (&json!("ec_producer"), &json!("ec_consumer")));
-        assert_eq!(encode["ec_connector_extra_config"], json!({"folder": store.folder(), "max_bytes": 7}));
+        assert_eq!(
+            (&encode["ec_role"], &prefill["ec_role"]),
+            (&json!("ec_producer"), &json!("ec_consumer"))
+        );
+        assert_eq!(
+            encode["ec_connector_extra_config"],
+            json!({"folder": store.folder(), "max_bytes": 7})
+        );
         let other = |config: Value| match config {
-            Value::Object(config) => EmbeddingStore::new(EcConnector::Other(config), 7).unwrap().config(Role::Decode),
+            Value::Object(config) => {
+                EmbeddingStore::new(EcConnector::Other(config), 7).unwrap().config(Role::Decode)
+            }
             _ => panic!("an object"),
         };
-        assert_eq!(other(json!({"ec_connector": "X"})), json!({"ec_connector": "X", "ec_role": "ec_consumer"}));
+        assert_eq!(
+            other(json!({"ec_connector": "X"})),
+            json!({"ec_connector": "X", "ec_role": "ec_consumer"})
+        );
         let both = json!({"ec_connector": "X", "ec_role": "ec_both"});
         assert_eq!(other(both.clone()), both);
     }

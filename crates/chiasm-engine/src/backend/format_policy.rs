@@ -7,7 +7,8 @@ use chiasm_types::VllmVersion;
 pub enum FormatPolicy {
     /// Raw ones: the engine normalises. Sending it floats would normalise them twice, silently.
     Raw,
-    /// Raw ones from this version of vLLM on, and from one that tells no number; normalised ones before it.
+    /// Raw ones from this version of vLLM on, and from one that tells no number; normalised ones
+    /// before it.
     RawSince(VllmVersion),
     /// Normalised ones, in the element type that the engine reports.
     Float,
@@ -18,7 +19,9 @@ impl FormatPolicy {
     pub fn is_raw(self, vllm_version: &str) -> bool {
         match self {
             Self::Raw => true,
-            Self::RawSince(first) => VllmVersion::parse(vllm_version).is_none_or(|found| found >= first),
+            Self::RawSince(first) => {
+                VllmVersion::parse(vllm_version).is_none_or(|found| found >= first)
+            }
             Self::Float => false,
         }
     }

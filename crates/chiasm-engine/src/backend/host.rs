@@ -15,7 +15,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Starts the engines of one worker, one after the other.
 pub trait EngineHost: Send + Sync + 'static {
-    /// Addresses for the next engine; `sockets` is a folder for Unix sockets that lives as long as the engine.
+    /// Addresses for the next engine; `sockets` is a folder for Unix sockets that lives as long as
+    /// the engine.
     fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints;
 
     /// Starts an engine that will connect to these addresses, which are bound by now.
@@ -26,13 +27,14 @@ pub trait EngineHost: Send + Sync + 'static {
         sockets: &'a SocketDir,
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>>;
 
-    /// The name under which the state folder has what is known of the host's engine; `None` where engines end with this process.
+    /// The name under which the state folder has what is known of the host's engine; `None` where
+    /// engines end with this process.
     fn kept_as(&self) -> Option<KeptAs> {
         None
     }
 
-    /// Takes over an engine that a frontend before this one has launched and left, `sockets` being its folder. `None` if it does
-    /// not run any more.
+    /// Takes over an engine that a frontend before this one has launched and left, `sockets` being
+    /// its folder. `None` if it does not run any more.
     fn take_over(
         &self,
         _worker: WorkerId,
@@ -45,8 +47,8 @@ pub trait EngineHost: Send + Sync + 'static {
     /// What a person reads while it starts.
     fn describe(&self) -> String;
 
-    /// The longest pause before the engine after one that died. Engines that die again and again must not keep a machine
-    /// busy with starting them.
+    /// The longest pause before the engine after one that died. Engines that die again and again
+    /// must not keep a machine busy with starting them.
     fn longest_pause(&self) -> Duration {
         LONGEST_PAUSE
     }
@@ -84,7 +86,8 @@ pub trait RunningEngine: Send {
         None
     }
 
-    /// Lets go of it at the end of this process: it runs on if it can outlive that, and ends if not.
+    /// Lets go of it at the end of this process: it runs on if it can outlive that, and ends if
+    /// not.
     fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
         self.stop()
     }

@@ -47,10 +47,11 @@ pub struct LaunchHost {
     pub kv_connector: KvConnector,
     /// How it hands embeddings to others, or gets them; `None` if none of its machine does that.
     pub embeddings: Option<Arc<EmbeddingStore>>,
-    /// This machine's address on a private network, where engines of other machines find it with a prompt that it has left; `None` for
-    /// a loopback address.
+    /// This machine's address on a private network, where engines of other machines find it with a
+    /// prompt that it has left; `None` for a loopback address.
     pub side_channel: Option<IpAddr>,
-    /// How long an engine outlives this process and waits for another frontend; `None` for engines that end with it.
+    /// How long an engine outlives this process and waits for another frontend; `None` for engines
+    /// that end with it.
     pub keep: Option<Duration>,
 }
 
@@ -58,12 +59,14 @@ impl LaunchHost {
     /// A name that engines have which were launched by the same command, wherever they listen.
     fn command_name(&self) -> String {
         let Self { vllm, model, extra_args, gpus, receiver_cache_gb, .. } = self;
-        // Without one nothing is added, so that a new Chiasm takes over the engines of an older one.
+        // Without one nothing is added, so that a new Chiasm takes over the engines of an older
+        // one.
         let found_at = self.side_channel.map(|address| format!(" {address}")).unwrap_or_default();
         let kv_transfer = self.kv_connector.config(self.role);
         let model = model.canonicalize().unwrap_or_else(|_| model.clone());
-        let command =
-            format!("{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} {kv_transfer:?}{found_at}");
+        let command = format!(
+            "{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} {kv_transfer:?}{found_at}"
+        );
         let digest = blake3::hash(command.as_bytes()).to_hex();
         let model = model.file_name().unwrap_or_default().to_string_lossy();
         format!("{model}-{}", &digest[..8])
@@ -84,7 +87,8 @@ impl LaunchHost {
         }
     }
 
-    /// Refuses flags that are Chiasm's to set and a program that is not there, before anything is started.
+    /// Refuses flags that are Chiasm's to set and a program that is not there, before anything is
+    /// started.
     pub fn check(&self) -> Result<(), ConnectError> {
         if !is_program(&self.vllm) {
             let vllm = self.vllm.display();
@@ -101,7 +105,8 @@ fn is_program(program: &Path) -> bool {
     if program.components().count() > 1 {
         return program.is_file();
     }
-    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
+    env::var_os("PATH")
+        .is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }
 
 impl EngineHost for LaunchHost {
@@ -123,15 +128,20 @@ impl EngineHost for LaunchHost {
         let devices_are_said = env::var_os(NET_DEVICES).is_some();
         let with_ports = || match spec.kv_transfer.is_some() {
             true => Ok(LaunchSpec {
-                env: self.kv_connector.env(self.side_channel, free_ports::<1>()?[0], devices_are_said),
+                env: self.kv_connector.env(
+                    self.side_channel,
+                    free_ports::<1>()?[0],
+                    devices_are_said,
+                ),
                 ..spec
             }),
             false => Ok(spec),
         };
-        let launched = with_ports().and_then(|spec| spec.launch()).map_err(ConnectError::new).map(|process| {
-            tracing::info!(%worker, process_group = process.pid(), "engine process started");
-            Box::new(Process(process)) as Box<dyn RunningEngine>
-        });
+        let launched =
+            with_ports().and_then(|spec| spec.launch()).map_err(ConnectError::new).map(|process| {
+                tracing::info!(%worker, process_group = process.pid(), "engine process started");
+                Box::new(Process(process)) as Box<dyn RunningEngine>
+            });
         ready(launched).boxed()
     }
 
@@ -146,7 +156,8 @@ impl EngineHost for LaunchHost {
         sockets: &SocketDir,
     ) -> Result<Option<Box<dyn RunningEngine>>, ConnectError> {
         let Some(keep) = self.keep(sockets) else { return Ok(None) };
-        let process = EngineProcess::take_over(&worker.to_string(), launched, &keep).map_err(ConnectError::new)?;
+        let process = EngineProcess::take_over(&worker.to_string(), launched, &keep)
+            .map_err(ConnectError::new)?;
         Ok(process.map(|process| {
             tracing::info!(%worker, process_group = process.pid(), "engine process of a former frontend");
             Box::new(Process(process)) as Box<dyn RunningEngine>
@@ -169,7 +180,9 @@ impl RunningEngine for Process {
                 [] => " none".to_owned(),
                 lines => lines.iter().map(|line| format!("\n    {line}")).collect(),
             };
-            let advice = report.advice.map_or_else(String::new, |advice| format!("\n  what helps: {advice}"));
+            let advice = report
+                .advice
+                .map_or_else(String::new, |advice| format!("\n  what helps: {advice}"));
             format!("its process ended ({report}); its last words:{last_lines}{advice}")
         }
         .boxed()
@@ -228,8 +241,10 @@ mod tests {
         assert_eq!(name(host("/models/a", 7, &["--dtype", "half"])), one);
         assert_ne!(name(host("/models/a", 0, &["--dtype", "float"])), one);
         assert_ne!(name(host("/other/a", 0, &["--dtype", "half"])), one);
-        let elsewhere =
-            LaunchHost { side_channel: Some([10, 0, 0, 7].into()), ..host("/models/a", 0, &["--dtype", "half"]) };
+        let elsewhere = LaunchHost {
+            side_channel: Some([10, 0, 0, 7].into()),
+            ..host("/models/a", 0, &["--dtype", "half"])
+        };
         assert_ne!(name(elsewhere), one);
         assert_eq!(LaunchHost { keep: None, ..host("/models/a", 0, &[]) }.kept_as(), None);
     }
@@ -237,6 +252,9 @@ mod tests {
     #[test]
     fn a_program_is_found_by_path_and_by_name() {
         assert!(is_program(Path::new("/bin/sh")) && is_program(Path::new("sh")));
-        assert!(!is_program(Path::new("/bin/no-such-program")) && !is_program(Path::new("no-such-program")));
+        assert!(
+            !is_program(Path::new("/bin/no-such-program"))
+                && !is_program(Path::new("no-such-program"))
+        );
     }
 }

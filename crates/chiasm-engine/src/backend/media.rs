@@ -1,12 +1,13 @@
-//! Media items on their way to the engine: what it lacks is asked of the items' sources, in the memory that it reads.
+//! Media items on their way to the engine: what it lacks is asked of the items' sources, in the
+//! memory that it reads.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    FieldValue, ItemField, Job, JobError, JobItem, MediaObserver, SourceError, Tensor, TensorBytes, TensorMemory,
-    TensorOrder,
+    FieldValue, ItemField, Job, JobError, JobItem, MediaObserver, SourceError, Tensor, TensorBytes,
+    TensorMemory, TensorOrder,
 };
 use chiasm_transfer::{Arena, SlotWriter};
 use chiasm_types::{MmHash, TensorField};
@@ -23,8 +24,9 @@ pub(super) struct Tensors {
 }
 
 impl Tensors {
-    /// Gets the tensors of the items that are wanted, each once however often it stands in the prompt. What is not wanted
-    /// any more when its turn comes is left out. With `refused`, the engine has failed to read slots of this job before.
+    /// Gets the tensors of the items that are wanted, each once however often it stands in the
+    /// prompt. What is not wanted any more when its turn comes is left out. With `refused`, the
+    /// engine has failed to read slots of this job before.
     pub(super) async fn get(
         &mut self,
         engine: &Arc<Engine>,
@@ -34,7 +36,8 @@ impl Tensors {
     ) -> Result<(), JobError> {
         let mut lacking: HashMap<MmHash, &JobItem> = HashMap::new();
         for item in job.media.iter() {
-            if !self.items.contains_key(&item.hash) && wanted.includes(&item.name(), &engine.client) {
+            if !self.items.contains_key(&item.hash) && wanted.includes(&item.name(), &engine.client)
+            {
                 lacking.entry(item.hash).or_insert(item);
             }
         }
@@ -51,7 +54,8 @@ impl Tensors {
             };
             async move {
                 let tensors = item.source.tensors(order).await.map_err(JobError::Source)?;
-                let item = tensors.map(|tensors| to_item(tensors).map(|tensors| (item.hash, tensors)));
+                let item =
+                    tensors.map(|tensors| to_item(tensors).map(|tensors| (item.hash, tensors)));
                 item.transpose()
             }
         }))
@@ -65,7 +69,8 @@ impl Tensors {
         self.items.len()
     }
 
-    /// The features of all items, in the order of the prompt; with data where it was had. Places of one item share it.
+    /// The features of all items, in the order of the prompt; with data where it was had. Places of
+    /// one item share it.
     pub(super) fn features(&self, job: &Job) -> Vec<MmFeature> {
         let feature = |item: &JobItem| {
             let name = item.name();
@@ -86,8 +91,8 @@ impl Tensors {
 pub(super) enum Wanted {
     /// All that the engine's receiver cache does not hold.
     Lacking,
-    /// These, by their names: the engine wants them with their data although it may hold them, as a request whose items
-    /// exceed its cache could evict one of its own.
+    /// These, by their names: the engine wants them with their data although it may hold them, as a
+    /// request whose items exceed its cache could evict one of its own.
     These(Arc<[String]>),
 }
 
@@ -130,9 +135,10 @@ impl Memory {
 impl TensorMemory for Memory {
     fn reserve(&self, bytes: usize) -> Option<SlotWriter> {
         match &self.place {
-            Place::Arena(arena) => {
-                arena.slot(bytes).inspect_err(|no_slot| self.observer.stepped_down(no_slot.cause(), no_slot)).ok()
-            }
+            Place::Arena(arena) => arena
+                .slot(bytes)
+                .inspect_err(|no_slot| self.observer.stepped_down(no_slot.cause(), no_slot))
+                .ok(),
             Place::Here => None,
             Place::HereFor(cause) => {
                 self.observer.stepped_down(cause, &"tensors travel in messages");
@@ -196,6 +202,8 @@ fn to_data(value: FieldValue) -> Option<MmData> {
         }),
         FieldValue::Int(value) => MmData::Int(value),
         FieldValue::Float(value) => MmData::Float(value),
-        FieldValue::List(list) => MmData::List(list.into_iter().map(to_data).collect::<Option<_>>()?),
+        FieldValue::List(list) => {
+            MmData::List(list.into_iter().map(to_data).collect::<Option<_>>()?)
+        }
     })
 }

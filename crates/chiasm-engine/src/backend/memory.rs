@@ -61,8 +61,8 @@ impl Memory {
         }
     }
 
-    /// Listens where the frontend before this one did, if there was one: the first time only. Later an engine has gone whose
-    /// frontend this process was itself, and only a new one can come.
+    /// Listens where the frontend before this one did, if there was one: the first time only. Later
+    /// an engine has gone whose frontend this process was itself, and only a new one can come.
     ///
     /// # Errors
     /// The handshake address can't be listened on, or the state folder can't be used.
@@ -77,15 +77,19 @@ impl Memory {
         let file = self.claim().await?;
         let former = {
             let (file, launches) = (file.clone(), matches!(self.name, KeptAs::AnyOf(_)));
-            // Nobody knows of an engine that was launched and not written down whether it runs and will come back there.
-            let usable = move |record: &Record| !record.is_over() && record.launched.is_some() == launches;
+            // Nobody knows of an engine that was launched and not written down whether it runs and
+            // will come back there.
+            let usable =
+                move |record: &Record| !record.is_over() && record.launched.is_some() == launches;
             blocking(move || Ok(file.read().filter(usable))).await?
         };
         let bound = match former {
             None => None,
             Some(record) => match bind(&record, &file, options).await {
                 Ok(bound) => {
-                    if bound.may_return && record.receiver_cache_bytes != options.receiver_cache_bytes {
+                    if bound.may_return
+                        && record.receiver_cache_bytes != options.receiver_cache_bytes
+                    {
                         let (was, is) = (record.receiver_cache_bytes, options.receiver_cache_bytes);
                         tracing::warn!(%worker, ?was, ?is, "another size of the receiver cache than before (--receiver-cache-gb)");
                     }
@@ -120,13 +124,19 @@ impl Memory {
         blocking(move || change(file.read()).map_or(Ok(()), |record| file.write(&record))).await
     }
 
-    /// Writes down where an engine is waited for, so that one that is told so can come back to the next frontend. What is known of
-    /// an engine before stays if that can come back here, too.
-    pub(super) async fn waits(&self, endpoints: &EngineEndpoints, sockets: &SocketDir) -> Result<(), EngineError> {
+    /// Writes down where an engine is waited for, so that one that is told so can come back to the
+    /// next frontend. What is known of an engine before stays if that can come back here, too.
+    pub(super) async fn waits(
+        &self,
+        endpoints: &EngineEndpoints,
+        sockets: &SocketDir,
+    ) -> Result<(), EngineError> {
         let EngineEndpoints { handshake, input, output } = endpoints;
         let new = Record::new(&self.model, handshake, input, output, sockets.path());
         self.change(move |former| match former {
-            Some(former) if former.sockets == new.sockets => Some(Record { frontend: new.frontend, ..former }),
+            Some(former) if former.sockets == new.sockets => {
+                Some(Record { frontend: new.frontend, ..former })
+            }
             Some(former) => {
                 remove_sockets(&former.sockets);
                 Some(new)
@@ -142,8 +152,13 @@ impl Memory {
     }
 
     /// Writes down what an engine has said that is ready.
-    pub(super) async fn is_ready(&self, client: &EngineClient, options: &ClientOptions) -> Result<(), EngineError> {
-        let (report, version) = (Some(client.report().to_vec()), Some(client.info().vllm_version.clone()));
+    pub(super) async fn is_ready(
+        &self,
+        client: &EngineClient,
+        options: &ClientOptions,
+    ) -> Result<(), EngineError> {
+        let (report, version) =
+            (Some(client.report().to_vec()), Some(client.info().vllm_version.clone()));
         let (receiver_cache_bytes, adopted) = (options.receiver_cache_bytes, client.is_adopted());
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.change(move |record| {
@@ -155,13 +170,20 @@ impl Memory {
     }
 }
 
-async fn bind(record: &Record, file: &RecordFile, options: &ClientOptions) -> Result<Bound, EngineError> {
+async fn bind(
+    record: &Record,
+    file: &RecordFile,
+    options: &ClientOptions,
+) -> Result<Bound, EngineError> {
     let path = record.sockets.clone();
     let sockets = blocking(move || SocketDir::again(&path)).await?;
     let Record { handshake, input, output, launched, .. } = record.clone();
-    let pending = EngineClient::bind(EngineEndpoints { handshake, input, output }, options.clone()).await?;
+    let pending =
+        EngineClient::bind(EngineEndpoints { handshake, input, output }, options.clone()).await?;
     let pending = match &record.report {
-        Some(report) => pending.or_return_of(Bytes::copy_from_slice(report), forget_report(file.clone()))?,
+        Some(report) => {
+            pending.or_return_of(Bytes::copy_from_slice(report), forget_report(file.clone()))?
+        }
         None => pending,
     };
     Ok(Bound { pending, sockets, may_return: record.report.is_some(), launched })

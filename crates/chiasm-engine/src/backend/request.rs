@@ -19,7 +19,8 @@ pub(super) struct RequestParts {
 
 /// Creates the request of one continuation.
 pub(super) fn from_job(job: &Job, parts: RequestParts) -> EngineCoreRequest {
-    let RequestParts { request_id, prompt_token_ids, mm_features, sampling_params, lora_request } = parts;
+    let RequestParts { request_id, prompt_token_ids, mm_features, sampling_params, lora_request } =
+        parts;
     let Job {
         cache_salt,
         priority,
@@ -42,7 +43,9 @@ pub(super) fn from_job(job: &Job, parts: RequestParts) -> EngineCoreRequest {
         prompt_token_ids,
         mm_features,
         sampling_params,
-        arrival_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
+        arrival_time: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0.0, |since| since.as_secs_f64()),
         lora_request,
         cache_salt: cache_salt.clone(),
         // The engine has one output address.
@@ -52,6 +55,9 @@ pub(super) fn from_job(job: &Job, parts: RequestParts) -> EngineCoreRequest {
         // The request's own id begins with the one that people know.
         external_req_id: None,
         reasoning_ended: is_over.then_some(true),
-        reasoning_variables: variables.iter().map(|&(name, value)| (name.to_owned(), value)).collect(),
+        reasoning_variables: variables
+            .iter()
+            .map(|&(name, value)| (name.to_owned(), value))
+            .collect(),
     }
 }

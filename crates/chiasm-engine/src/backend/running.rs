@@ -1,12 +1,13 @@
-//! One job on an engine: a request per continuation, and sending again what the engine turned out to lack.
+//! One job on an engine: a request per continuation, and sending again what the engine turned out
+//! to lack.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use chiasm_backend::unread::{Unread, UnreadJob};
 use chiasm_backend::{
-    Content, Death, Delivered, Embeddings, Finish, Job, JobError, Left, Output, Prefill, PromptLogprobs, RunningJob,
-    Stage, TokenLogprob,
+    Content, Death, Delivered, Embeddings, Finish, Job, JobError, Left, Output, Prefill,
+    PromptLogprobs, RunningJob, Stage, TokenLogprob,
 };
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt, ready};
@@ -19,10 +20,12 @@ use crate::error::EngineError;
 use crate::launch::Complaint;
 use crate::wire::output::Brought;
 use crate::wire::{
-    EngineCoreOutput, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams, StopReason,
+    EngineCoreOutput, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams,
+    StopReason,
 };
 
-/// Times that one continuation is sent again because the engine lacked media items. More would mean a fault of ours.
+/// Times that one continuation is sent again because the engine lacked media items. More would mean
+/// a fault of ours.
 const MAX_MISSES: usize = 2;
 
 /// A job and the requests that it became.
@@ -70,7 +73,11 @@ enum State {
 
 impl RunningEngineJob {
     /// Sends one request per continuation, with the media items that the engine lacks.
-    pub(super) async fn start(engine: Arc<Engine>, job: Arc<Job>, prompt: Arc<Vec<TokenId>>) -> Result<Self, JobError> {
+    pub(super) async fn start(
+        engine: Arc<Engine>,
+        job: Arc<Job>,
+        prompt: Arc<Vec<TokenId>>,
+    ) -> Result<Self, JobError> {
         let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
         let extra_args = stage::extra_args(&job.stage, engine.private_network)?;
         let unfound = look_for_embeddings(&engine, &job);
@@ -89,7 +96,11 @@ impl RunningEngineJob {
     }
 
     /// The next output of one continuation. `Ready(None)` if it has ended.
-    fn poll_one(&mut self, index: usize, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
+    fn poll_one(
+        &mut self,
+        index: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Output, JobError>>> {
         loop {
             let continuation = &mut self.continuations[index];
             let arrival = match &mut continuation.state {
@@ -111,15 +122,20 @@ impl RunningEngineJob {
                 State::Running(stream) => std::task::ready!(stream.poll_next(context)),
             };
             let output = match arrival {
-                Some(Ok(Brought::Tokens(tokens))) => return Poll::Ready(Some(Ok(self.tokens(index, tokens)))),
+                Some(Ok(Brought::Tokens(tokens))) => {
+                    return Poll::Ready(Some(Ok(self.tokens(index, tokens))));
+                }
                 Some(Ok(Brought::More(output))) => output,
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(Some(Err(JobError::Unfinished))),
             };
             match output.finish_reason {
-                // We let go of requests that we abort, so this one was ended by an engine that is shutting down.
+                // We let go of requests that we abort, so this one was ended by an engine that is
+                // shutting down.
                 Some(FinishReason::Abort) => {
-                    return Poll::Ready(Some(Err(JobError::Dead(Death::new("it is shutting down")))));
+                    return Poll::Ready(Some(Err(JobError::Dead(Death::new(
+                        "it is shutting down",
+                    )))));
                 }
                 Some(FinishReason::Error | FinishReason::Other(_)) => {
                     let told = output.error.as_ref().and_then(told);
@@ -134,8 +150,9 @@ impl RunningEngineJob {
         }
     }
 
-    /// After an engine's error: it is not believed to hold the job's media items any more. If it was sent less than all
-    /// their tensors, that may have been the reason, and the continuation is sent once more.
+    /// After an engine's error: it is not believed to hold the job's media items any more. If it
+    /// was sent less than all their tensors, that may have been the reason, and the continuation is
+    /// sent once more.
     fn send_again(&mut self, index: usize, output: &EngineCoreOutput) -> Result<(), JobError> {
         let Engine { client, observer, .. } = &*self.sender.engine;
         let names: Vec<String> = self.sender.job.media.iter().map(|item| item.name()).collect();
@@ -173,9 +190,9 @@ impl RunningEngineJob {
         Ok(())
     }
 
-    /// Adds the field of the constraint and the engine's own words to a failure. The words come from
-    /// its output (since vLLM 0.33), or else from the log of a launched engine. The job is refused only
-    /// if they blame the constraint.
+    /// Adds the field of the constraint and the engine's own words to a failure. The words come
+    /// from its output (since vLLM 0.33), or else from the log of a launched engine. The job is
+    /// refused only if they blame the constraint.
     fn explain(
         &self,
         error: JobError,
@@ -209,7 +226,9 @@ impl RunningEngineJob {
                             let message = format!("the engine can't compile this: {words}");
                             JobError::Refused { field, message }
                         }
-                        Some(Complaint { words, blames_constraint: false }) => failed(&words, field),
+                        Some(Complaint { words, blames_constraint: false }) => {
+                            failed(&words, field)
+                        }
                         None => failed("it gives no reason, its log may", field),
                     }
                 }
@@ -257,29 +276,37 @@ impl RunningEngineJob {
         let Engine { private_network, embeddings: store, .. } = &*self.sender.engine;
         match self.sender.job.stage {
             Stage::Prefill => {
-                let left = || kv_transfer_params.as_ref().and_then(|said| stage::left(said, *private_network));
+                let left = || {
+                    kv_transfer_params.as_ref().and_then(|said| stage::left(said, *private_network))
+                };
                 self.left = self.left.take().or_else(left);
             }
             Stage::Encode => {
                 let (said, items) = (ec_transfer_params.iter(), &self.sender.job.media);
-                self.embeddings.extend(said.flat_map(|said| stage::embeddings(said, items, store.as_deref())));
+                self.embeddings
+                    .extend(said.flat_map(|said| stage::embeddings(said, items, store.as_deref())));
             }
             Stage::Whole | Stage::Decode(_) => {}
         }
         let top = self.sender.job.sampling.logprobs;
-        let logprobs = top
-            .map(|top| new_logprobs.as_ref().map(|logprobs| top_logprobs(logprobs, top as usize)).unwrap_or_default());
+        let logprobs = top.map(|top| {
+            new_logprobs
+                .as_ref()
+                .map(|logprobs| top_logprobs(logprobs, top as usize))
+                .unwrap_or_default()
+        });
         let prefill = prefill_stats.as_ref().map(|stats| Prefill {
             cached_tokens: stats.num_cached_tokens as usize,
             created_tokens: Some(stats.num_cache_creation_tokens as usize),
             queued,
         });
-        let prompt_logprobs = prompt_logprobs.map(|Logprobs { width, token_ids, logprobs, ranks }| PromptLogprobs {
-            width,
-            tokens: token_ids,
-            logprobs,
-            ranks,
-        });
+        let prompt_logprobs =
+            prompt_logprobs.map(|Logprobs { width, token_ids, logprobs, ranks }| PromptLogprobs {
+                width,
+                tokens: token_ids,
+                logprobs,
+                ranks,
+            });
         let content = Content::Tokens { tokens: new_token_ids, logprobs };
         Output { choice: index, content, finish, prefill, prompt_logprobs }
     }
@@ -324,15 +351,19 @@ impl RunningJob for RunningEngineJob {
     }
 }
 
-/// How many items there are whose embeddings an engine should find on its machine and does not, as far as that can be told: it encodes
-/// them itself.
+/// How many items there are whose embeddings an engine should find on its machine and does not, as
+/// far as that can be told: it encodes them itself.
 fn look_for_embeddings(engine: &Engine, job: &Job) -> usize {
-    let Some(store) = engine.embeddings.as_deref().filter(|store| store.folder().is_some()) else { return 0 };
-    let unfound = job.embedded.iter().filter(|item| store.bytes_of(&item.to_string()).is_none()).count();
+    let Some(store) = engine.embeddings.as_deref().filter(|store| store.folder().is_some()) else {
+        return 0;
+    };
+    let unfound =
+        job.embedded.iter().filter(|item| store.bytes_of(&item.to_string()).is_none()).count();
     for _ in 0..unfound {
-        engine
-            .observer
-            .stepped_down("no_embeddings", &"embeddings of an item are not there any more: it is encoded again");
+        engine.observer.stepped_down(
+            "no_embeddings",
+            &"embeddings of an item are not there any more: it is encoded again",
+        );
     }
     unfound
 }
@@ -351,14 +382,19 @@ struct Sender {
 
 impl Sender {
     /// Sends these continuations. Those that were sent are aborted if one can't be.
-    async fn send(&self, choices: std::ops::Range<usize>, refused: bool) -> Result<Vec<OutputStream>, JobError> {
+    async fn send(
+        &self,
+        choices: std::ops::Range<usize>,
+        refused: bool,
+    ) -> Result<Vec<OutputStream>, JobError> {
         let Self { engine, job, .. } = self;
         let mut tensors = Tensors::default();
         tensors.get(engine, job, refused, &Wanted::Lacking).await?;
         let streams = loop {
             let features = tensors.features(job);
-            // Engines forbid an id that is in use, and what comes of an aborted request may still be under way: so each
-            // try has an id of its own, which begins with the one that people know.
+            // Engines forbid an id that is in use, and what comes of an aborted request may still
+            // be under way: so each try has an id of its own, which begins with the one that people
+            // know.
             let id = format!("{}-{:08x}", job.id, rand::random::<u32>());
             let sent: Result<Vec<_>, _> = choices
                 .clone()
@@ -379,8 +415,9 @@ impl Sender {
                 })
                 .collect();
             match sent {
-                // What the engine held a moment ago has just been evicted, or could be by the request itself. Each turn has
-                // more tensors than the one before, so there are no more turns than items.
+                // What the engine held a moment ago has just been evicted, or could be by the
+                // request itself. Each turn has more tensors than the one before, so there are no
+                // more turns than items.
                 Err(EngineError::NeedsData { keys }) => {
                     let had = tensors.len();
                     tensors.get(engine, job, refused, &Wanted::These(keys.into())).await?;
@@ -410,7 +447,8 @@ fn delivered(stream: &OutputStream) -> Delivered {
     Delivered { cached, shared_memory: shm, inline, unfound: 0 }
 }
 
-/// What an engine's own words about an error mean, where they tell more than that the request failed.
+/// What an engine's own words about an error mean, where they tell more than that the request
+/// failed.
 fn told(error: &RequestError) -> Option<JobError> {
     let RequestError { code, message, retryable } = error;
     if *retryable {
@@ -437,7 +475,8 @@ fn finish_of(output: &EngineCoreOutput) -> Option<Finish> {
     }
 }
 
-/// Per new token: its own log probability and the first `top` distinct candidates, the token itself among them.
+/// Per new token: its own log probability and the first `top` distinct candidates, the token itself
+/// among them.
 fn top_logprobs(logprobs: &Logprobs, top: usize) -> Vec<TokenLogprob> {
     logprobs
         .positions()

@@ -1,15 +1,18 @@
 //! Taking over an engine that was ready for a frontend before this one.
 //!
-//! Such an engine says neither HELLO nor READY again: its sockets come back to the addresses that it was once told, and it goes
-//! on with the requests that it had. It is asked to empty its receiver cache, of which nobody knows any more what it holds. Its
-//! answer is the sign of life and the moment from which an empty mirror is right.
+//! Such an engine says neither HELLO nor READY again: its sockets come back to the addresses that
+//! it was once told, and it goes on with the requests that it had. It is asked to empty its
+//! receiver cache, of which nobody knows any more what it holds. Its answer is the sign of life and
+//! the moment from which an empty mirror is right.
 
 use std::collections::HashSet;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use crate::wire::{EngineMessage, EngineReady, FailureMessage, Utility, WireError, output, request};
+use crate::wire::{
+    EngineMessage, EngineReady, FailureMessage, Utility, WireError, output, request,
+};
 
 /// Empties the receiver cache. Answered between two steps, also by engines without such a cache.
 const METHOD: &str = "reset_mm_cache";
@@ -51,7 +54,8 @@ impl Former {
         Ok(Self { report, ready, call_id, asked: false, aborted: HashSet::new(), forget })
     }
 
-    /// The message for an engine whose input socket has come back, also if that happens again: the last one may be lost.
+    /// The message for an engine whose input socket has come back, also if that happens again: the
+    /// last one may be lost.
     pub(super) fn question(&mut self) -> Vec<Bytes> {
         self.asked = true;
         let (method, args) = (METHOD.to_owned(), Vec::new());
@@ -67,8 +71,12 @@ impl Former {
     pub(super) fn hear(&mut self, frames: &[Bytes]) -> Heard {
         let outputs = match output::decode(frames) {
             Ok(EngineMessage::Outputs(outputs)) => outputs,
-            Ok(EngineMessage::Dead) => return Heard::Unusable("it reported a fatal error".to_owned()),
-            Err(error) => return Heard::Unusable(format!("its message is not understood: {error}")),
+            Ok(EngineMessage::Dead) => {
+                return Heard::Unusable("it reported a fatal error".to_owned());
+            }
+            Err(error) => {
+                return Heard::Unusable(format!("its message is not understood: {error}"));
+            }
         };
         match outputs.utility_output {
             Some(answer) if answer.call_id == self.call_id => {
@@ -80,12 +88,15 @@ impl Former {
             _ => {}
         }
         let running = outputs.outputs.into_iter().filter(|output| output.finish_reason.is_none());
-        let strangers: Vec<_> =
-            running.map(|output| output.request_id).filter(|id| self.aborted.insert(id.clone())).collect();
+        let strangers: Vec<_> = running
+            .map(|output| output.request_id)
+            .filter(|id| self.aborted.insert(id.clone()))
+            .collect();
         if strangers.is_empty() { Heard::Nothing } else { Heard::Strangers(strangers) }
     }
 
-    /// It will not be used: another engine comes in its place, of which its report must not be believed.
+    /// It will not be used: another engine comes in its place, of which its report must not be
+    /// believed.
     pub(super) async fn give_up(self) {
         self.forget.await;
     }

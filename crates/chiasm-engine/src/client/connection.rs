@@ -1,4 +1,5 @@
-//! The state of the connection to one engine, which the client, its streams and its tasks have in common.
+//! The state of the connection to one engine, which the client, its streams and its tasks have in
+//! common.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -14,8 +15,9 @@ use crate::wire::{EngineCoreOutputs, EngineCoreRequest, SchedulerStats, request}
 
 /// What is to be sent to the engine, without its identity.
 pub(super) enum Outgoing {
-    /// Encoded by the task that sends it: its place in the queue is what has to be decided under the lock of
-    /// [`Delivery`](super::delivery::Delivery), and encoding takes much longer than that.
+    /// Encoded by the task that sends it: its place in the queue is what has to be decided under
+    /// the lock of [`Delivery`](super::delivery::Delivery), and encoding takes much longer than
+    /// that.
     Add(Box<EngineCoreRequest>),
     /// Encoded already.
     Frames(Vec<Bytes>),
@@ -27,11 +29,12 @@ pub(super) type StatsSink = Box<dyn Fn(&SchedulerStats) + Send + Sync>;
 /// State of the connection to one engine.
 pub(super) struct Connection {
     registry: Mutex<Registry>,
-    /// Messages for the engine. Unbounded, because streams abort in `drop`; what it holds is bounded by the number of
-    /// requests, as each is one message.
+    /// Messages for the engine. Unbounded, because streams abort in `drop`; what it holds is
+    /// bounded by the number of requests, as each is one message.
     outbox: mpsc::UnboundedSender<Outgoing>,
     stats: watch::Sender<SchedulerStats>,
-    /// Called in place: a task that waits for the statistics would wake another thread at every step of the engine.
+    /// Called in place: a task that waits for the statistics would wake another thread at every
+    /// step of the engine.
     stats_sink: RwLock<Option<StatsSink>>,
     dead: watch::Sender<bool>,
     pulse: Pulse,
@@ -69,7 +72,8 @@ impl Connection {
     pub(super) fn abort(&self, request_id: &str) {
         if self.registry().close(request_id) {
             // A dead engine needs no abort.
-            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&[request_id.to_owned()])));
+            let _ =
+                self.outbox.send(Outgoing::Frames(request::encode_abort(&[request_id.to_owned()])));
         }
     }
 
@@ -126,6 +130,8 @@ impl Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("open_requests", &self.registry().open_requests()).finish_non_exhaustive()
+        f.debug_struct("Connection")
+            .field("open_requests", &self.registry().open_requests())
+            .finish_non_exhaustive()
     }
 }

@@ -1,5 +1,5 @@
-//! How the tensors of media items get to the engine: not at all if its receiver cache holds them, in shared memory if they
-//! are in a slot of its arena, in the message otherwise.
+//! How the tensors of media items get to the engine: not at all if its receiver cache holds them,
+//! in shared memory if they are in a slot of its arena, in the message otherwise.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,7 +28,8 @@ pub struct Delivered {
     pub shm: usize,
     /// Items that were wholly in the message.
     pub inline: usize,
-    /// Tensors that were in a slot and had to be put into the message, because the arena had no lease left.
+    /// Tensors that were in a slot and had to be put into the message, because the arena had no
+    /// lease left.
     pub no_lease: usize,
 }
 
@@ -92,7 +93,10 @@ impl Delivery {
 
     /// The state is never left half-changed, so a panic elsewhere does not make it unusable.
     pub(super) fn order(&self) -> Order<'_> {
-        Order { state: self.order.lock().unwrap_or_else(PoisonError::into_inner), arena: self.arena() }
+        Order {
+            state: self.order.lock().unwrap_or_else(PoisonError::into_inner),
+            arena: self.arena(),
+        }
     }
 
     pub(super) fn arena(&self) -> Option<&Arena> {
@@ -116,9 +120,11 @@ impl Order<'_> {
         self.expect_return(key);
     }
 
-    /// Makes features ready to be sent: without data where the engine has it, with handles where it is in shared memory.
+    /// Makes features ready to be sent: without data where the engine has it, with handles where it
+    /// is in shared memory.
     pub(super) fn hand_over(&mut self, features: &mut [MmFeature]) -> Delivered {
-        let evicted = self.state.mirror.as_mut().map_or_else(Vec::new, |mirror| mirror.apply(features));
+        let evicted =
+            self.state.mirror.as_mut().map_or_else(Vec::new, |mirror| mirror.apply(features));
         let mut delivered = Delivered::default();
         for feature in features.iter_mut() {
             let Some(item) = &mut feature.data else {
@@ -186,14 +192,21 @@ fn value(handle: &Handle) -> Value {
     ])
 }
 
-pub(super) async fn attach(client: &EngineClient, bytes: u64, timeout: Duration) -> Result<Plugin, AttachError> {
+pub(super) async fn attach(
+    client: &EngineClient,
+    bytes: u64,
+    timeout: Duration,
+) -> Result<Plugin, AttachError> {
     let arena = Arena::create(bytes).map_err(AttachError::Create)?;
-    let answer =
-        client.utility(ATTACH, vec![Value::from(arena.name())], timeout).await.map_err(|error| match error {
+    let answer = client.utility(ATTACH, vec![Value::from(arena.name())], timeout).await.map_err(
+        |error| match error {
             // Python's words for a method that is not there.
-            EngineError::Utility { message, .. } if message.contains("has no attribute") => AttachError::NoPlugin,
+            EngineError::Utility { message, .. } if message.contains("has no attribute") => {
+                AttachError::NoPlugin
+            }
             error => error.into(),
-        })?;
+        },
+    )?;
     if answer["layout"].as_u64() != Some(u64::from(LAYOUT_VERSION)) {
         return Err(AttachError::Layout { answer: answer.to_string() });
     }

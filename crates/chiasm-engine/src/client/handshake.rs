@@ -1,4 +1,5 @@
-//! Waits on bound sockets until an engine has introduced itself, or has come back to a frontend that was started again.
+//! Waits on bound sockets until an engine has introduced itself, or has come back to a frontend
+//! that was started again.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,11 +22,12 @@ use crate::wire::handshake::{self, EngineReady, Hello, InitMessage};
 use crate::wire::request;
 use crate::wire::version::{self, Support};
 
-/// How long a port that was in use a moment ago may take to become free: the sockets of an engine's predecessor
-/// are closed by tasks of their own.
+/// How long a port that was in use a moment ago may take to become free: the sockets of an engine's
+/// predecessor are closed by tasks of their own.
 const REBIND_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long what is sent in a handshake may take to be read. Only somebody who is no engine lets it wait.
+/// How long what is sent in a handshake may take to be read. Only somebody who is no engine lets it
+/// wait.
 const READ_WITHIN: Duration = Duration::from_secs(5);
 
 /// Sockets that wait for their engine. Dropping it closes them.
@@ -39,7 +41,8 @@ pub struct PendingEngine {
     former: Option<Former>,
     /// An engine has said hello.
     greeted: bool,
-    /// The address that the engine last connected to the input socket from; `None` where it comes by a Unix socket.
+    /// The address that the engine last connected to the input socket from; `None` where it comes
+    /// by a Unix socket.
     peer: Option<IpAddr>,
 }
 
@@ -53,7 +56,10 @@ struct Introduced {
 }
 
 impl PendingEngine {
-    pub(super) async fn bind(endpoints: EngineEndpoints, options: ClientOptions) -> Result<Self, EngineError> {
+    pub(super) async fn bind(
+        endpoints: EngineEndpoints,
+        options: ClientOptions,
+    ) -> Result<Self, EngineError> {
         let handshake = bound(Router::bind, endpoints.handshake).await?;
         let input = bound(Router::bind, endpoints.input).await?;
         let output = bound(Pull::bind, endpoints.output).await?;
@@ -62,16 +68,26 @@ impl PendingEngine {
             input: input.address().to_owned(),
             output: output.address().to_owned(),
         };
-        Ok(Self { handshake, input, output, addresses, options, former: None, greeted: false, peer: None })
+        Ok(Self {
+            handshake,
+            input,
+            output,
+            addresses,
+            options,
+            former: None,
+            greeted: false,
+            peer: None,
+        })
     }
 
-    /// Waits for an engine that was ready for a frontend before this one as well, at the addresses that it was told then.
-    /// `report` is what [`EngineClient::report`] gave that frontend. Whichever comes first counts: this engine's return or
-    /// another one's hello.
+    /// Waits for an engine that was ready for a frontend before this one as well, at the addresses
+    /// that it was told then. `report` is what [`EngineClient::report`] gave that frontend.
+    /// Whichever comes first counts: this engine's return or another one's hello.
     ///
-    /// An engine that returns is used once it has emptied its receiver cache, and what it still does for its former frontend is
-    /// aborted. If it will not be used `forget` is awaited, before any other engine is told these addresses: that one may come back
-    /// to a later frontend, which must not believe this report of it.
+    /// An engine that returns is used once it has emptied its receiver cache, and what it still
+    /// does for its former frontend is aborted. If it will not be used `forget` is awaited, before
+    /// any other engine is told these addresses: that one may come back to a later frontend, which
+    /// must not believe this report of it.
     ///
     /// # Errors
     /// [`EngineError::Handshake`]: the report can't be read.
@@ -91,7 +107,8 @@ impl PendingEngine {
 
     /// Waits until the engine has loaded its model and said so, which takes minutes for large ones.
     ///
-    /// The handshake socket is closed then: a hello of the engine's next start waits for the next client.
+    /// The handshake socket is closed then: a hello of the engine's next start waits for the next
+    /// client.
     pub async fn ready(mut self) -> Result<EngineClient, EngineError> {
         let Introduced { report, ready, adopted } = match self.options.ready_timeout {
             None => self.shake_hands().await?,
@@ -126,9 +143,11 @@ impl PendingEngine {
         Ok(EngineClient { handle: Arc::new(handle) })
     }
 
-    /// HELLO is answered by INIT. The report on the input socket and READY then come in either order.
+    /// HELLO is answered by INIT. The report on the input socket and READY then come in either
+    /// order.
     ///
-    /// An engine that was told these addresses while it loaded its model says the last two to the next frontend, without a HELLO.
+    /// An engine that was told these addresses while it loaded its model says the last two to the
+    /// next frontend, without a HELLO.
     async fn shake_hands(&mut self) -> Result<Introduced, EngineError> {
         let init = InitMessage::new(&self.addresses.input, &self.addresses.output).encode();
         let (mut report, mut ready) = (None, false);
@@ -172,7 +191,8 @@ impl PendingEngine {
         }
     }
 
-    /// Takes note of the engine's connection to the input socket, and asks a former engine that has come back for a sign of life.
+    /// Takes note of the engine's connection to the input socket, and asks a former engine that has
+    /// come back for a sign of life.
     async fn connected(&mut self, identity: &[u8], from: Option<IpAddr>) {
         if handshake::rank(identity) != Some(self.options.rank) {
             return;
@@ -205,7 +225,10 @@ impl PendingEngine {
             }
             Heard::Answer => self.former.take().map(Former::into_report),
             Heard::Unusable(why) => {
-                tracing::warn!(why, "an engine has come back that can't be used, waiting for another one");
+                tracing::warn!(
+                    why,
+                    "an engine has come back that can't be used, waiting for another one"
+                );
                 self.give_up_former().await;
                 None
             }
@@ -230,11 +253,18 @@ impl PendingEngine {
     fn accept(&self, event: Event) -> Option<(Bytes, Bytes)> {
         let Event::Message { identity, frames } = event else { return None };
         let [payload] = &frames[..] else {
-            tracing::warn!(frames = frames.len(), "handshake message with an unexpected number of frames ignored");
+            tracing::warn!(
+                frames = frames.len(),
+                "handshake message with an unexpected number of frames ignored"
+            );
             return None;
         };
         if handshake::rank(&identity) != Some(self.options.rank) {
-            tracing::warn!(?identity, rank = self.options.rank, "message of another engine ignored");
+            tracing::warn!(
+                ?identity,
+                rank = self.options.rank,
+                "message of another engine ignored"
+            );
             return None;
         }
         Some((identity, payload.clone()))
@@ -243,16 +273,24 @@ impl PendingEngine {
 
 /// Sends what every engine reads at once.
 async fn tell(socket: &mut Router, identity: &[u8], frames: Vec<Bytes>) -> Result<(), SendError> {
-    tokio::time::timeout(READ_WITHIN, socket.send(identity, frames)).await.unwrap_or(Err(SendError::Lost))
+    tokio::time::timeout(READ_WITHIN, socket.send(identity, frames))
+        .await
+        .unwrap_or(Err(SendError::Lost))
 }
 
 /// Binds, waiting a moment for a port to become free.
-async fn bound<S>(bind: impl AsyncFn(&str) -> io::Result<S>, address: String) -> Result<S, EngineError> {
+async fn bound<S>(
+    bind: impl AsyncFn(&str) -> io::Result<S>,
+    address: String,
+) -> Result<S, EngineError> {
     let deadline = tokio::time::Instant::now() + REBIND_PATIENCE;
     loop {
         match bind(&address).await {
             Ok(socket) => return Ok(socket),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tokio::time::Instant::now() < deadline => {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse
+                    && tokio::time::Instant::now() < deadline =>
+            {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Err(source) => return Err(EngineError::Bind { address, source }),
@@ -285,7 +323,10 @@ mod tests {
         assert!(check_version("0.34.1", false).is_ok());
         assert!(check_version("main", false).is_ok());
         for (found, strict) in [("0.30.9", false), ("0.34.1", true), ("main", true)] {
-            assert!(matches!(check_version(found, strict), Err(EngineError::Version { .. })), "{found}");
+            assert!(
+                matches!(check_version(found, strict), Err(EngineError::Version { .. })),
+                "{found}"
+            );
         }
     }
 }

@@ -22,7 +22,12 @@ pub(super) async fn keep_asking(connection: Arc<Connection>, every: Duration) {
             _ = &mut gone => return,
         }
         if connection.pulse().is_due() {
-            let call = Utility { client_index: 0, call_id: NOBODYS_CALL, method: METHOD.to_owned(), args: Vec::new() };
+            let call = Utility {
+                client_index: 0,
+                call_id: NOBODYS_CALL,
+                method: METHOD.to_owned(),
+                args: Vec::new(),
+            };
             // One that can't be sent to is about to be gone.
             let _ = connection.send(Outgoing::Frames(request::encode_utility(&call)));
         }

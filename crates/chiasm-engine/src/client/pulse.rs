@@ -1,4 +1,5 @@
-//! Whether an engine answers: it is asked when it has been silent for a while, and anything that it says is an answer.
+//! Whether an engine answers: it is asked when it has been silent for a while, and anything that it
+//! says is an answer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -39,7 +40,8 @@ impl Pulse {
         }
     }
 
-    /// Whether the engine is to be asked now: it was silent since the last look and has no question to answer.
+    /// Whether the engine is to be asked now: it was silent since the last look and has no question
+    /// to answer.
     pub(super) fn is_due(&self) -> bool {
         if self.heard.swap(false, Relaxed) || self.asked.load(Relaxed) != 0 {
             return false;

@@ -20,9 +20,11 @@ pub(super) type Answer = Result<Value, FailureMessage>;
 
 /// Open requests and calls. After death it is empty and takes no more.
 ///
-/// A slow reader never holds up another request or the engine: when too many outputs wait for it, its stream ends.
+/// A slow reader never holds up another request or the engine: when too many outputs wait for it,
+/// its stream ends.
 pub(super) struct Registry {
-    /// Each output is looked up here. Nobody else chooses the ids, as each ends with digits of chance.
+    /// Each output is looked up here. Nobody else chooses the ids, as each ends with digits of
+    /// chance.
     streams: HashMap<String, Stream, RandomState>,
     calls: HashMap<i64, oneshot::Sender<Answer>>,
     last_call: i64,
@@ -38,7 +40,8 @@ struct Stream {
 
 impl Default for Registry {
     fn default() -> Self {
-        // Not from 1 on: an engine that is adopted may be about to answer calls of the frontend before.
+        // Not from 1 on: an engine that is adopted may be about to answer calls of the frontend
+        // before.
         let last_call = i64::from(rand::random::<u32>());
         Self { streams: HashMap::default(), calls: HashMap::new(), last_call, death: None }
     }
@@ -63,7 +66,9 @@ impl Registry {
             return Err(EngineError::NotSent { cause: cause.clone() });
         }
         match self.streams.entry(request_id.to_owned()) {
-            Entry::Occupied(_) => Err(EngineError::invalid("request_id", "is in use by a running request")),
+            Entry::Occupied(_) => {
+                Err(EngineError::invalid("request_id", "is in use by a running request"))
+            }
             Entry::Vacant(entry) => {
                 let (sender, receiver) = inbox(most_bytes, job);
                 entry.insert(Stream { arrivals: sender, sent: false });
@@ -103,13 +108,19 @@ impl Registry {
         self.streams.len()
     }
 
-    /// Hands everything to whoever waits for it. Returns the requests that are to be aborted as nobody reads their outputs.
+    /// Hands everything to whoever waits for it. Returns the requests that are to be aborted as
+    /// nobody reads their outputs.
     ///
-    /// What nobody waits for is dropped: outputs of an aborted request that were under way, and answers to calls
-    /// that have timed out. With `strangers`, requests whose outputs nobody waits for are returned as well: those of an adopted
-    /// engine that waited in it begin to run at some time. A request of our own that was aborted while its output was under way is
-    /// aborted once more, which engines take no notice of.
-    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs<ReceivedOutput>, strangers: bool) -> Vec<String> {
+    /// What nobody waits for is dropped: outputs of an aborted request that were under way, and
+    /// answers to calls that have timed out. With `strangers`, requests whose outputs nobody waits
+    /// for are returned as well: those of an adopted engine that waited in it begin to run at some
+    /// time. A request of our own that was aborted while its output was under way is aborted once
+    /// more, which engines take no notice of.
+    pub(super) fn dispatch(
+        &mut self,
+        outputs: EngineCoreOutputs<ReceivedOutput>,
+        strangers: bool,
+    ) -> Vec<String> {
         let mut nobodys = Vec::new();
         for ReceivedOutput { request_id, brought } in outputs.outputs {
             let has_ended = brought.finish_reason().is_some();

@@ -12,7 +12,8 @@ use super::registry::Arrival;
 use crate::error::EngineError;
 use crate::wire::EngineCoreOutput;
 
-/// Outputs of one request, in order. Dropping it before the last one aborts the request in the engine.
+/// Outputs of one request, in order. Dropping it before the last one aborts the request in the
+/// engine.
 #[derive(Debug)]
 pub struct OutputStream {
     request_id: String,
@@ -43,8 +44,8 @@ impl OutputStream {
         &self.request_id
     }
 
-    /// The poll form of [`next`](Self::next), for who waits for several streams at once. Without room for what outputs mostly don't
-    /// have.
+    /// The poll form of [`next`](Self::next), for who waits for several streams at once. Without
+    /// room for what outputs mostly don't have.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Arrival>> {
         let arrival = std::task::ready!(self.arrivals.poll_next(context));
         if arrival.is_none() && !self.has_failed && self.arrivals.is_cut() {
@@ -56,8 +57,8 @@ impl OutputStream {
 
     /// The next output. `None` after the one with a finish reason, and after an error.
     ///
-    /// Whether a request that ends with [`EngineError::Dead`](crate::EngineError::Dead) may be sent to another
-    /// engine is up to the caller, who knows what has been passed on. Cancel safe.
+    /// Whether a request that ends with [`EngineError::Dead`](crate::EngineError::Dead) may be sent
+    /// to another engine is up to the caller, who knows what has been passed on. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Box<EngineCoreOutput>, EngineError>> {
         let arrival = poll_fn(|context| self.poll_next(context)).await?;
         Some(arrival.map(|brought| brought.into_output(&self.request_id)))

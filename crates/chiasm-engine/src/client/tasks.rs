@@ -1,7 +1,7 @@
 //! The two tasks that own an engine's sockets: one sends requests, one receives outputs.
 //!
-//! Both end with the engine, whichever notices first. They then close their sockets, so that ports and paths are
-//! free for its successor.
+//! Both end with the engine, whichever notices first. They then close their sockets, so that ports
+//! and paths are free for its successor.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use super::connection::{Connection, Outgoing};
 use crate::error::DeathCause;
 use crate::wire::{EngineMessage, output, request};
 
-/// How long a lost engine's last outputs may take. They are in the socket's buffer already, so this is plenty;
-/// it must stay well below the second within which a death has to be known.
+/// How long a lost engine's last outputs may take. They are in the socket's buffer already, so this
+/// is plenty; it must stay well below the second within which a death has to be known.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// Declares the engine gone when it is dropped: a task that panics must not leave a connection that nobody serves.
+/// Declares the engine gone when it is dropped: a task that panics must not leave a connection that
+/// nobody serves.
 struct LastOfTask(Arc<Connection>);
 
 impl Drop for LastOfTask {
@@ -92,7 +93,8 @@ pub(super) async fn receive_outputs(mut socket: Pull, connection: Arc<Connection
                         Err(error) => break DeathCause::Protocol(error),
                     }
                 }
-                // An engine that has come back may be connected a second time before its former connection is known to be lost.
+                // An engine that has come back may be connected a second time before its former
+                // connection is known to be lost.
                 Event::Disconnected { .. } if socket.peers() == 0 => break DeathCause::Disconnected,
                 Event::Connected { .. } | Event::Disconnected { .. } => {}
             },

@@ -1,8 +1,9 @@
 //! Refuses requests that would break an engine instead of failing on their own.
 //!
-//! vLLM checks requests in its own frontend and trusts them afterwards: one that fails to decode kills the
-//! engine's input thread, and some others its main loop. Measured with 0.32; the bounds of sampling parameters
-//! are those of `SamplingParams._verify_args` in `vllm/sampling_params.py`, which the engine runs while decoding.
+//! vLLM checks requests in its own frontend and trusts them afterwards: one that fails to decode
+//! kills the engine's input thread, and some others its main loop. Measured with 0.32; the bounds
+//! of sampling parameters are those of `SamplingParams._verify_args` in `vllm/sampling_params.py`,
+//! which the engine runs while decoding.
 
 use std::borrow::Cow;
 
@@ -11,7 +12,8 @@ use chiasm_types::{Placeholder, TokenId};
 use super::{ClientOptions, CountedRows};
 use crate::error::EngineError;
 use crate::wire::{
-    EngineCoreRequest, EngineReady, FieldKind, MmData, MmFeature, MmItem, SamplingParams, TensorData, WireTensor,
+    EngineCoreRequest, EngineReady, FieldKind, MmData, MmFeature, MmItem, SamplingParams,
+    TensorData, WireTensor,
 };
 
 type Check = Result<(), EngineError>;
@@ -51,7 +53,11 @@ enum TensorError {
 }
 
 /// Checks everything but the uniqueness of the id.
-pub(super) fn check(request: &EngineCoreRequest, engine: &EngineReady, options: &ClientOptions) -> Check {
+pub(super) fn check(
+    request: &EngineCoreRequest,
+    engine: &EngineReady,
+    options: &ClientOptions,
+) -> Check {
     if request.request_id.is_empty() {
         return refuse("request_id", "must not be empty");
     }
@@ -86,7 +92,8 @@ fn prompt(request: &EngineCoreRequest, engine: &EngineReady, options: &ClientOpt
     }
     // At exactly max_model_len the engine produces empty outputs without end.
     if len >= engine.max_model_len {
-        let message = format!("has {len} tokens, the engine takes fewer than {}", engine.max_model_len);
+        let message =
+            format!("has {len} tokens, the engine takes fewer than {}", engine.max_model_len);
         return refuse("prompt_token_ids", message);
     }
     tokens("prompt_token_ids", &request.prompt_token_ids, options)
@@ -108,7 +115,11 @@ fn sampling(params: &SamplingParams, options: &ClientOptions) -> Check {
     // Written so that NaN fails.
     let bounds = [
         ("presence_penalty", (-2.0..=2.0).contains(&params.presence_penalty), "must be in [-2, 2]"),
-        ("frequency_penalty", (-2.0..=2.0).contains(&params.frequency_penalty), "must be in [-2, 2]"),
+        (
+            "frequency_penalty",
+            (-2.0..=2.0).contains(&params.frequency_penalty),
+            "must be in [-2, 2]",
+        ),
         (
             "repetition_penalty",
             params.repetition_penalty > 0.0 && params.repetition_penalty.is_finite(),
@@ -121,8 +132,16 @@ fn sampling(params: &SamplingParams, options: &ClientOptions) -> Check {
         ("max_tokens", params.max_tokens >= 1, "must be at least 1"),
         ("min_tokens", params.min_tokens <= params.max_tokens, "must not exceed max_tokens"),
         ("logprobs", params.logprobs.is_none_or(|count| count >= -1), "must be -1 or more"),
-        ("prompt_logprobs", params.prompt_logprobs.is_none_or(|count| count >= -1), "must be -1 or more"),
-        ("logit_bias", params.logit_bias.iter().all(|(_, bias)| bias.is_finite()), "must be finite"),
+        (
+            "prompt_logprobs",
+            params.prompt_logprobs.is_none_or(|count| count >= -1),
+            "must be -1 or more",
+        ),
+        (
+            "logit_bias",
+            params.logit_bias.iter().all(|(_, bias)| bias.is_finite()),
+            "must be finite",
+        ),
     ];
     if let Some((field, _, message)) = bounds.into_iter().find(|(_, holds, _)| !holds) {
         return refuse(format!("sampling_params.{field}"), message);
@@ -166,7 +185,9 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
             }
             None => {}
             Some(item) => {
-                if let Err((name, error)) = tensors(item).and_then(|()| counted_rows(item, &options.counted_rows)) {
+                if let Err((name, error)) =
+                    tensors(item).and_then(|()| counted_rows(item, &options.counted_rows))
+                {
                     return refuse(field(name), error.to_string());
                 }
             }
@@ -175,16 +196,23 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
     Ok(())
 }
 
-/// Whether two items stand on one range and no token of it is for both, as a video and its sound in Qwen2.5-Omni.
+/// Whether two items stand on one range and no token of it is for both, as a video and its sound in
+/// Qwen2.5-Omni.
 fn take_turns(one: &Placeholder, other: &Placeholder) -> bool {
     let masks = one.is_embed.as_ref().zip(other.is_embed.as_ref());
     (one.offset, one.length) == (other.offset, other.length)
-        && masks.is_some_and(|(one, other)| one.iter().zip(other).all(|(one, other)| !(*one && *other)))
+        && masks
+            .is_some_and(|(one, other)| one.iter().zip(other).all(|(one, other)| !(*one && *other)))
 }
 
-/// Checks a placeholder and returns the end of its last embedding. Placeholders may share tokens that no item embeds: vLLM
-/// sends such for Gemma 3, whose line breaks around images become one token.
-fn position(feature: &MmFeature, prompt_len: usize, end_of_last: usize) -> Result<usize, PositionError> {
+/// Checks a placeholder and returns the end of its last embedding. Placeholders may share tokens
+/// that no item embeds: vLLM sends such for Gemma 3, whose line breaks around images become one
+/// token.
+fn position(
+    feature: &MmFeature,
+    prompt_len: usize,
+    end_of_last: usize,
+) -> Result<usize, PositionError> {
     let position = &feature.position;
     let (offset, length) = (position.offset, position.length);
     if length == 0 {
@@ -198,7 +226,9 @@ fn position(feature: &MmFeature, prompt_len: usize, end_of_last: usize) -> Resul
             return Err(PositionError::MaskLength { entries: mask.len(), tokens: length });
         }
         let embeds = |embeds: &bool| *embeds;
-        let (Some(first), Some(last)) = (mask.iter().position(embeds), mask.iter().rposition(embeds)) else {
+        let (Some(first), Some(last)) =
+            (mask.iter().position(embeds), mask.iter().rposition(embeds))
+        else {
             return Err(PositionError::EmptyMask);
         };
         (first_embedding, end_of_embeddings) = (offset + first, offset + last + 1);
@@ -220,7 +250,9 @@ fn tensors(item: &MmItem) -> Result<(), (&str, TensorError)> {
                 return Err(TensorError::NoData);
             };
             sizes(data)?;
-            if let (FieldKind::Flat { slices, dim: 0, .. }, MmData::Tensor(tensor)) = (&field.kind, data) {
+            if let (FieldKind::Flat { slices, dim: 0, .. }, MmData::Tensor(tensor)) =
+                (&field.kind, data)
+            {
                 let rows = tensor.shape.first().copied().unwrap_or(0);
                 let end = slices.last().and_then(|slice| slice[1]);
                 if end != Some(rows as i64) {
@@ -248,7 +280,12 @@ fn sizes(data: &MmData) -> Result<(), TensorError> {
             if given == nbytes {
                 return Ok(());
             }
-            Err(TensorError::Size { given, shape: shape.clone(), dtype: dtype.clone(), needed: nbytes })
+            Err(TensorError::Size {
+                given,
+                shape: shape.clone(),
+                dtype: dtype.clone(),
+                needed: nbytes,
+            })
         }
         MmData::List(list) => list.iter().try_for_each(sizes),
         MmData::Int(_) | MmData::Float(_) => Ok(()),
@@ -266,8 +303,9 @@ fn counted_rows<'a>(item: &MmItem, rules: &'a [CountedRows]) -> Result<(), (&'a 
             return Err((grid, TensorError::Grid));
         };
         let rows = tensor(rows_of).and_then(|counted| counted.shape.first().copied());
-        let product =
-            extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(usize::try_from(extent).ok()?));
+        let product = extents.iter().try_fold(1_usize, |product, &extent| {
+            product.checked_mul(usize::try_from(extent).ok()?)
+        });
         if rows.is_none() || rows == Some(0) || rows != product {
             return Err((rows_of, TensorError::Rows { rows: rows.unwrap_or(0), grid: extents }));
         }

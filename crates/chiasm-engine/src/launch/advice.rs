@@ -1,6 +1,7 @@
 //! What to do about an engine that ends with an error that many meet.
 
-/// What an engine says before it ends, and what helps. The words are those of vLLM 0.31 to 0.33, of PyTorch and of the hub's client.
+/// What an engine says before it ends, and what helps. The words are those of vLLM 0.31 to 0.33, of
+/// PyTorch and of the hub's client.
 const KNOWN: [(&str, &str); 13] = [
     (
         "No available memory for the cache blocks",
@@ -26,13 +27,22 @@ const KNOWN: [(&str, &str); 13] = [
         "Failed to infer device type",
         "this vLLM finds no device that it was built for: chiasm doctor says what it sees; on a CPU it has to be vLLM's build for that",
     ),
-    ("are not supported for now", "this vLLM does not know the model's architecture: a newer one may"),
+    (
+        "are not supported for now",
+        "this vLLM does not know the model's architecture: a newer one may",
+    ),
     (
         "Cannot find any model weights",
         "the model's folder has no weights: download it whole, or give the folder that has its .safetensors",
     ),
-    ("You are trying to access a gated repo", "ask for access on the model's page of the hub, and set HF_TOKEN"),
-    ("is not a valid model identifier", "MODEL is neither a folder on this machine nor an id of the hub"),
+    (
+        "You are trying to access a gated repo",
+        "ask for access on the model's page of the hub, and set HF_TOKEN",
+    ),
+    (
+        "is not a valid model identifier",
+        "MODEL is neither a folder on this machine nor an id of the hub",
+    ),
     (
         "unrecognized arguments",
         "what stands behind -- goes to vllm, which does not know it: Chiasm's own flags stand before --",
@@ -74,8 +84,14 @@ mod tests {
                 "ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than the engine's budget",
                 "nvidia-smi",
             ),
-            ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "--max-num-seqs"),
-            ("RuntimeError: Failed to infer device type, please set the environment variable", "chiasm doctor"),
+            (
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+                "--max-num-seqs",
+            ),
+            (
+                "RuntimeError: Failed to infer device type, please set the environment variable",
+                "chiasm doctor",
+            ),
             (
                 "ValueError: Model architectures ['X'] are not supported for now. Supported architectures:",
                 "architecture",
@@ -83,10 +99,17 @@ mod tests {
             ("RuntimeError: Cannot find any model weights with `/models/x`", ".safetensors"),
             ("OSError: You are trying to access a gated repo.", "HF_TOKEN"),
             ("RuntimeError: NIXL is not available", "--kv-connector"),
-            ("ModuleNotFoundError: No module named 'chiasm_vllm.embedding_store'", "--ec-connector"),
+            (
+                "ModuleNotFoundError: No module named 'chiasm_vllm.embedding_store'",
+                "--ec-connector",
+            ),
             ("vllm: error: unrecognized arguments: --engines 2", "before --"),
         ] {
-            assert!(advice(line).is_some_and(|advice| advice.contains(told)), "{line}: {:?}", advice(line));
+            assert!(
+                advice(line).is_some_and(|advice| advice.contains(told)),
+                "{line}: {:?}",
+                advice(line)
+            );
         }
         assert_eq!(advice("INFO Loading weights took 3.4 seconds"), None);
     }

@@ -5,7 +5,8 @@ use super::spelling::{is_flag, is_flag_in_full, name};
 use super::{LaunchSpec, ServerFlag};
 use crate::error::EngineError;
 
-/// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all that start so.
+/// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all
+/// that start so.
 const OWNED: [(&str, &str); 19] = [
     ("--headless", "engines are always headless"),
     ("--data-parallel-*", "each engine is on its own, start more engines instead"),
@@ -26,22 +27,26 @@ const OWNED: [(&str, &str); 19] = [
     ("--api-server-count", "a headless engine has no API server"),
     ("-asc", "a headless engine has no API server"),
     ("--model", "name the model in Chiasm"),
-    // vLLM's frontend tells the engine which requests are watermarked. Untold, it would silently leave all of them unmarked.
+    // vLLM's frontend tells the engine which requests are watermarked. Untold, it would silently
+    // leave all of them unmarked.
     ("--watermark-config*", "Chiasm asks for no watermarks, so answers would have none"),
 ];
 
-/// The number of steps whose KV events an engine can replay. A frontend can be away for that long: some twenty minutes of
-/// decoding at 25 ms a step.
+/// The number of steps whose KV events an engine can replay. A frontend can be away for that long:
+/// some twenty minutes of decoding at 25 ms a step.
 ///
-/// vLLM's default is 10,000. The engine keeps each step's message in memory: 5 to 12 bytes for each token of a new block
-/// (measured with vLLM 0.32). 50,000 steps take 0.16 GB if 256 requests decode (3.1 kB a step), 0.34 GB if every tenth step
-/// also computes 8,192 tokens of prompts (39 kB), and 2 GB if every step does.
+/// vLLM's default is 10,000. The engine keeps each step's message in memory: 5 to 12 bytes for each
+/// token of a new block (measured with vLLM 0.32). 50,000 steps take 0.16 GB if 256 requests decode
+/// (3.1 kB a step), 0.34 GB if every tenth step also computes 8,192 tokens of prompts (39 kB), and
+/// 2 GB if every step does.
 const REPLAYED_STEPS: u32 = 50_000;
 
 /// What belongs to Chiasm where engines have roles.
-const KV_TRANSFER: (&str, &str) = ("--kv-transfer-config*", "Chiasm sets it for each role, see --kv-connector");
+const KV_TRANSFER: (&str, &str) =
+    ("--kv-transfer-config*", "Chiasm sets it for each role, see --kv-connector");
 /// What belongs to Chiasm where some engines encode.
-const EC_TRANSFER: (&str, &str) = ("--ec-transfer-config*", "Chiasm sets it for each role, see --ec-connector");
+const EC_TRANSFER: (&str, &str) =
+    ("--ec-transfer-config*", "Chiasm sets it for each role, see --ec-connector");
 
 pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     for arg in &spec.extra_args {
@@ -87,7 +92,8 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
 
 /// What to do instead of passing this argument, if it is a flag of Chiasm's.
 ///
-/// vLLM takes `_` for `-`, `--flag=value`, `--flag.key value` for JSON, and, as every argparse, abbreviations.
+/// vLLM takes `_` for `-`, `--flag=value`, `--flag.key value` for JSON, and, as every argparse,
+/// abbreviations.
 fn owned(arg: &str) -> Option<&'static str> {
     let of_ours = OWNED.iter().find(|(owned, _)| is_flag(arg, owned)).map(|&(_, instead)| instead);
     of_ours.or_else(|| ServerFlag::of(arg).filter(|flag| flag.is_refused).map(|flag| flag.instead))
@@ -102,9 +108,13 @@ pub enum FlagPlace {
     Instead(&'static str),
 }
 
-/// Returns the place of a flag of `vllm serve` 0.31 to 0.33; `None` for any other flag. Abbreviations are not recognised.
+/// Returns the place of a flag of `vllm serve` 0.31 to 0.33; `None` for any other flag.
+/// Abbreviations are not recognised.
 pub fn place_of_flag(flag: &str) -> Option<FlagPlace> {
-    let owned = [KV_TRANSFER, EC_TRANSFER].into_iter().chain(OWNED).find(|(owned, _)| is_flag_in_full(flag, owned));
+    let owned = [KV_TRANSFER, EC_TRANSFER]
+        .into_iter()
+        .chain(OWNED)
+        .find(|(owned, _)| is_flag_in_full(flag, owned));
     if let Some((_, instead)) = owned {
         return Some(FlagPlace::Instead(instead));
     }
@@ -162,7 +172,8 @@ mod tests {
         assert_eq!(spec.arguments().unwrap(), expected);
     }
 
-    /// If this fails for a new version of vLLM, add its flags to one of the lists, by what reads them in vLLM's Python.
+    /// If this fails for a new version of vLLM, add its flags to one of the lists, by what reads
+    /// them in vLLM's Python.
     #[test]
     fn every_vllm_flag_has_a_place() {
         let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/vllm_drift/manifests");
@@ -170,7 +181,9 @@ mod tests {
         for file in std::fs::read_dir(manifests).unwrap() {
             let path = file.unwrap().path();
             let text = std::fs::read_to_string(&path).unwrap();
-            let flags = text.lines().filter_map(|line| line.strip_prefix("every flag: ")?.strip_suffix(" = there"));
+            let flags = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("every flag: ")?.strip_suffix(" = there"));
             let before = seen;
             for flag in flags {
                 assert_ne!(place_of_flag(flag), None, "{flag} of {}", path.display());
@@ -221,7 +234,8 @@ mod tests {
         assert!(told(None).is_ok());
         let config = serde_json::json!({"kv_connector": "NixlConnector"});
         assert!(matches!(told(Some(config.clone())), Err(EngineError::OwnedFlag { .. })));
-        let arguments = LaunchSpec { kv_transfer: Some(config.clone()), ..spec() }.arguments().unwrap();
+        let arguments =
+            LaunchSpec { kv_transfer: Some(config.clone()), ..spec() }.arguments().unwrap();
         let at = arguments.iter().position(|argument| argument == "--kv-transfer-config").unwrap();
         assert_eq!(arguments[at + 1], config.to_string());
     }
@@ -255,7 +269,10 @@ mod tests {
     fn a_handshake_that_no_engine_can_reach_is_refused() {
         for address in ["ipc:///tmp/x", "tcp://127.0.0.1:0", "127.0.0.1:1", "tcp://:1"] {
             let spec = LaunchSpec { handshake: address.into(), ..spec() };
-            assert!(matches!(spec.arguments(), Err(EngineError::HandshakeAddress { .. })), "{address}");
+            assert!(
+                matches!(spec.arguments(), Err(EngineError::HandshakeAddress { .. })),
+                "{address}"
+            );
         }
     }
 }

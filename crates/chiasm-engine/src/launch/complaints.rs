@@ -12,10 +12,26 @@ const MAX_REASON_CHARS: usize = 500;
 /// `v1/structured_output/__init__.py`, `v1/core/sched/scheduler.py`,
 /// `v1/structured_output/backend_xgrammar.py` and `v1/engine/core.py`.
 const MESSAGES: [Message; 4] = [
-    Message { text: "Failed to compile grammar for request ", has_traceback: true, blames_constraint: true },
-    Message { text: "Unexpected error pre-processing request ", has_traceback: true, blames_constraint: false },
-    Message { text: "Unexpected: grammar rejected tokens ", has_traceback: false, blames_constraint: false },
-    Message { text: "Failed to advance FSM for request ", has_traceback: false, blames_constraint: false },
+    Message {
+        text: "Failed to compile grammar for request ",
+        has_traceback: true,
+        blames_constraint: true,
+    },
+    Message {
+        text: "Unexpected error pre-processing request ",
+        has_traceback: true,
+        blames_constraint: false,
+    },
+    Message {
+        text: "Unexpected: grammar rejected tokens ",
+        has_traceback: false,
+        blames_constraint: false,
+    },
+    Message {
+        text: "Failed to advance FSM for request ",
+        has_traceback: false,
+        blames_constraint: false,
+    },
 ];
 
 struct Message {
@@ -126,7 +142,10 @@ mod tests {
         complaints.read(&format!("{PREFIX}RuntimeError: EBNF error at line 1"));
         complaints.read(&format!("{PREFIX}root ::= ^"));
         let complaint = complaints.about("r-1").unwrap();
-        assert_eq!((&*complaint.words, complaint.blames_constraint), ("RuntimeError: EBNF error at line 1", true));
+        assert_eq!(
+            (&*complaint.words, complaint.blames_constraint),
+            ("RuntimeError: EBNF error at line 1", true)
+        );
         for other in ["r", "r-12", "1", ""] {
             assert_eq!(complaints.about(other), None, "{other}");
         }

@@ -1,7 +1,8 @@
 //! Flags of `vllm serve` that its engine reads: they pass behind `--` as they are.
 //!
-//! A flag belongs here if an engine reads it in vLLM's Python (`v1/engine/core.py` and below, workers, models), and not only
-//! the API server or the renderer. `--default-mm-loras` and `--config` are listed so that they are known; other code handles them.
+//! A flag belongs here if an engine reads it in vLLM's Python (`v1/engine/core.py` and below,
+//! workers, models), and not only the API server or the renderer. `--default-mm-loras` and
+//! `--config` are listed so that they are known; other code handles them.
 
 /// The flags of vLLM 0.31 to 0.33 (`engine/arg_utils.py`), in their positive spelling.
 const ENGINE_FLAGS: [&str; 206] = [
@@ -214,9 +215,11 @@ const ENGINE_FLAGS: [&str; 206] = [
 ];
 
 /// Flags that ask for what Chiasm does in any case.
-const ALWAYS: [&str; 3] = ["--enable-prompt-tokens-details", "--enable-request-id-headers", "--enable-ssl-refresh"];
+const ALWAYS: [&str; 3] =
+    ["--enable-prompt-tokens-details", "--enable-request-id-headers", "--enable-ssl-refresh"];
 
-/// Returns `true` for a flag of `vllm serve` that an engine reads or that changes nothing, in its full spelling.
+/// Returns `true` for a flag of `vllm serve` that an engine reads or that changes nothing, in its
+/// full spelling.
 pub(super) fn is_engine_flag(flag: &str) -> bool {
     ENGINE_FLAGS.iter().chain(&ALWAYS).any(|known| *known == flag)
 }

@@ -15,7 +15,8 @@ const TICK: Duration = Duration::from_millis(10);
 /// Rounds of killing members one by one: a member may start another while it is being killed.
 const ROUNDS: usize = 3;
 
-/// A group by the id of its first process. The id is not given to others while the group has members.
+/// A group by the id of its first process. The id is not given to others while the group has
+/// members.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group(pub(super) Pid);
 
@@ -30,8 +31,9 @@ impl Group {
         report(self, kill_process_group(self.0, Signal::KILL));
     }
 
-    /// Kills all members but Python's resource tracker, which then removes the shared memory and semaphores that the
-    /// others have left, and ends by itself. Where members can't be listed, kills all.
+    /// Kills all members but Python's resource tracker, which then removes the shared memory and
+    /// semaphores that the others have left, and ends by itself. Where members can't be listed,
+    /// kills all.
     pub(super) fn kill_but_janitor(self) {
         for _ in 0..ROUNDS {
             let Some(members) = members(self.0) else {
@@ -71,8 +73,8 @@ impl Group {
         tokio::time::timeout(within, gone).await.is_ok()
     }
 
-    /// Whether it has members. Dead ones do not count: where nobody reaps orphans, as in containers without an init,
-    /// they stay for ever.
+    /// Whether it has members. Dead ones do not count: where nobody reaps orphans, as in containers
+    /// without an init, they stay for ever.
     async fn lives(self) -> bool {
         if test_kill_process_group(self.0).is_err() {
             return false;
@@ -104,7 +106,9 @@ fn members(group: Pid) -> Option<Vec<(Pid, Stat)>> {
     let entries = std::fs::read_dir("/proc").ok()?;
     let mut members = Vec::new();
     for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else {
+        let Some(pid) =
+            entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+        else {
             continue;
         };
         // A process may end while it is looked at.
@@ -122,23 +126,30 @@ fn members(group: Pid) -> Option<Vec<(Pid, Stat)>> {
 }
 
 impl Stat {
-    /// Reads a line of `/proc/<pid>/stat`: `pid (name) state parent group …`, with the ticks in user and system mode as
-    /// fields 14 and 15. The name may contain anything.
+    /// Reads a line of `/proc/<pid>/stat`: `pid (name) state parent group …`, with the ticks in
+    /// user and system mode as fields 14 and 15. The name may contain anything.
     fn parse(line: &str) -> Option<Self> {
         let (_, after_name) = line.rsplit_once(") ")?;
         let mut fields = after_name.split(' ');
         let state = fields.next()?.chars().next()?;
         let group = fields.nth(1)?.parse().ok()?;
-        let (user, system): (u64, u64) = (fields.nth(8)?.parse().ok()?, fields.next()?.parse().ok()?);
-        Some(Self { state, group, cpu: TICK * u32::try_from(user.saturating_add(system)).unwrap_or(u32::MAX) })
+        let (user, system): (u64, u64) =
+            (fields.nth(8)?.parse().ok()?, fields.next()?.parse().ok()?);
+        Some(Self {
+            state,
+            group,
+            cpu: TICK * u32::try_from(user.saturating_add(system)).unwrap_or(u32::MAX),
+        })
     }
 }
 
-/// Whether a process is `multiprocessing.resource_tracker`, which Python starts as `python -c "from … import main…"`.
+/// Whether a process is `multiprocessing.resource_tracker`, which Python starts as `python -c "from
+/// … import main…"`.
 fn is_janitor(pid: Pid) -> bool {
     let path = format!("/proc/{}/cmdline", pid.as_raw_nonzero());
     let tracker = b"multiprocessing.resource_tracker";
-    std::fs::read(path).is_ok_and(|line| line.windows(tracker.len()).any(|window| window == tracker))
+    std::fs::read(path)
+        .is_ok_and(|line| line.windows(tracker.len()).any(|window| window == tracker))
 }
 
 #[cfg(test)]

@@ -19,7 +19,8 @@ const KEPT: usize = 40;
 /// Longest line that is passed on in one piece, in bytes.
 const MAX_LINE: u64 = 16 * 1024;
 
-/// How often a file is looked at for more: part of the time in which an engine's last words are told.
+/// How often a file is looked at for more: part of the time in which an engine's last words are
+/// told.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The time to wait for the log line about a failure. A log file is read every [`LOOK`].
@@ -38,7 +39,8 @@ pub struct LastLines(Arc<Mutex<Kept>>);
 #[derive(Debug, Default)]
 struct Kept {
     lines: VecDeque<String>,
-    /// What helps against the first known error that it told of: what comes after may be tracebacks of whatever waited for it.
+    /// What helps against the first known error that it told of: what comes after may be tracebacks
+    /// of whatever waited for it.
     advice: Option<&'static str>,
     stage: Stage,
     /// How the lines begin of a traceback that is expected.
@@ -55,7 +57,8 @@ struct Heard {
     is_expected: bool,
 }
 
-/// What an engine without the plugin says to the question whether it has it, and then why, in many lines.
+/// What an engine without the plugin says to the question whether it has it, and then why, in many
+/// lines.
 const WITHOUT_PLUGIN: &str = "Invocation of chiasm_attach method failed";
 
 impl LastLines {
@@ -63,7 +66,8 @@ impl LastLines {
     fn push(&self, line: String) -> Heard {
         let advice = advice(&line);
         let mut kept = self.kept();
-        let mut is_expected = kept.expected.as_ref().is_some_and(|begin| line.starts_with(begin.as_str()));
+        let mut is_expected =
+            kept.expected.as_ref().is_some_and(|begin| line.starts_with(begin.as_str()));
         if let Some((begin, _)) = line.split_once(WITHOUT_PLUGIN) {
             (kept.expected, is_expected) = (Some(begin.to_owned()), true);
         } else if !is_expected {
@@ -92,8 +96,8 @@ impl LastLines {
         self.kept().advice
     }
 
-    /// Waits for the reason that the engine logs for failing a request, which may come after the answer
-    /// on the wire. Returns `None` if none comes within [`COMPLAINT_PATIENCE`].
+    /// Waits for the reason that the engine logs for failing a request, which may come after the
+    /// answer on the wire. Returns `None` if none comes within [`COMPLAINT_PATIENCE`].
     pub(crate) async fn complaint(&self, request_id: &str) -> Option<Complaint> {
         let deadline = tokio::time::Instant::now() + COMPLAINT_PATIENCE;
         loop {
@@ -139,13 +143,15 @@ fn tell(name: &str, line: &[u8], last: &LastLines) {
     }
 }
 
-/// A file for what an engine prints that outlives its frontend: a pipe would end with that, and the engine by its next word.
+/// A file for what an engine prints that outlives its frontend: a pipe would end with that, and the
+/// engine by its next word.
 pub(super) fn file(path: &Path) -> io::Result<File> {
     // Appended to, so that it can be emptied under the engine's hands.
     OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)
 }
 
-/// Passes on the lines of a file as it grows, from where it has been read to. Does not return while it can be read.
+/// Passes on the lines of a file as it grows, from where it has been read to. Does not return while
+/// it can be read.
 pub(super) async fn follow(name: String, file: File, last: LastLines) {
     if let Err(error) = follow_file(&name, file, &last).await {
         tracing::debug!(engine = name, %error, "reading an engine's output failed");
@@ -181,7 +187,8 @@ fn log(name: &str, text: &str, is_expected: bool) {
     }
 }
 
-/// The level of a line of vLLM's: `(EngineCore pid=12) WARNING 11-21 …`, the part in parentheses being optional.
+/// The level of a line of vLLM's: `(EngineCore pid=12) WARNING 11-21 …`, the part in parentheses
+/// being optional.
 fn level(text: &str) -> tracing::Level {
     let message = match text.split_once(") ") {
         Some((process, message)) if process.starts_with('(') => message,
@@ -201,7 +208,10 @@ mod tests {
 
     #[test]
     fn levels_are_read_behind_the_process() {
-        assert_eq!(level("(EngineCore pid=7) ERROR 11-21 04:00:00 [core.py:1] x"), tracing::Level::ERROR);
+        assert_eq!(
+            level("(EngineCore pid=7) ERROR 11-21 04:00:00 [core.py:1] x"),
+            tracing::Level::ERROR
+        );
         assert_eq!(level("WARNING 11-21 x"), tracing::Level::WARN);
         assert_eq!(level("(no process"), tracing::Level::INFO);
         assert_eq!(level("loading ERROR codes"), tracing::Level::INFO);

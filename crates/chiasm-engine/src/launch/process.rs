@@ -18,7 +18,8 @@ use super::{Keep, LaunchSpec};
 use crate::error::{DeathCause, EngineError};
 use crate::state::{Launched, ProcessId};
 
-/// How long what the first process leaves behind may take to tidy up. Part of the second within which a death has to be known.
+/// How long what the first process leaves behind may take to tidy up. Part of the second within
+/// which a death has to be known.
 const TIDY: Duration = Duration::from_millis(300);
 
 /// How long a killed group may take to vanish.
@@ -36,7 +37,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How an engine's process ended.
 #[derive(Clone, Debug)]
 pub struct ExitReport {
-    /// Its exit code or signal; `None` when the system does not tell, as of a process that another one has started.
+    /// Its exit code or signal; `None` when the system does not tell, as of a process that another
+    /// one has started.
     pub status: Option<ExitStatus>,
     /// The last lines that it printed.
     pub last_lines: Vec<String>,
@@ -61,9 +63,9 @@ impl From<ExitReport> for DeathCause {
 
 /// A headless engine that this process has started, or has taken over from one before it.
 ///
-/// Dropping it kills its whole process group at once; only Python's resource tracker gets a moment to remove the
-/// engine's shared memory. Before another engine takes its GPU, [`terminate`](Self::terminate) it or wait for
-/// [`exited`](Self::exited).
+/// Dropping it kills its whole process group at once; only Python's resource tracker gets a moment
+/// to remove the engine's shared memory. Before another engine takes its GPU,
+/// [`terminate`](Self::terminate) it or wait for [`exited`](Self::exited).
 #[derive(Debug)]
 pub struct EngineProcess {
     name: String,
@@ -114,7 +116,8 @@ impl EngineProcess {
         if let Some(stderr) = child.stderr.take() {
             readers.spawn(lines::pass_on(spec.name.clone(), stderr, last.clone()));
         }
-        let watchdog = Watchdog::over(number, spec.keep.as_ref().map_or(Duration::ZERO, |keep| keep.time));
+        let watchdog =
+            Watchdog::over(number, spec.keep.as_ref().map_or(Duration::ZERO, |keep| keep.time));
         let outlives = spec.keep.as_ref().and_then(|_| {
             let watchdog = watchdog.as_ref().and_then(Watchdog::process);
             Some(Launched { process: ProcessId::of(number)?, watchdog })
@@ -124,12 +127,16 @@ impl EngineProcess {
         Ok(Self { name: spec.name.clone(), group, exit, log: last, outlives, left: false })
     }
 
-    /// Takes over an engine that a process before this one has launched and left. `None` if it does not run any more. Must be
-    /// called within a tokio runtime.
+    /// Takes over an engine that a process before this one has launched and left. `None` if it does
+    /// not run any more. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// [`EngineError::Spawn`]: its output can't be followed.
-    pub fn take_over(name: &str, launched: Launched, keep: &Keep) -> Result<Option<Self>, EngineError> {
+    pub fn take_over(
+        name: &str,
+        launched: Launched,
+        keep: &Keep,
+    ) -> Result<Option<Self>, EngineError> {
         let Launched { process, watchdog: former } = launched;
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
         let Some(group) = pid.filter(|_| process.is_alive()).map(Group) else { return Ok(None) };
@@ -137,14 +144,16 @@ impl EngineProcess {
             let mut output = lines::file(&keep.output)?;
             output.seek(SeekFrom::End(0)).map(|_| output)
         };
-        let output = new_output().map_err(|source| EngineError::Spawn { program: keep.output.clone(), source })?;
+        let output = new_output()
+            .map_err(|source| EngineError::Spawn { program: keep.output.clone(), source })?;
         let last = LastLines::default();
         let mut readers = JoinSet::new();
         readers.spawn(lines::follow(name.to_owned(), output, last.clone()));
         // The new one first, so that the engine is never without.
         let watchdog = Watchdog::over(process.pid, keep.time);
         former.into_iter().for_each(watchdog::dismiss);
-        let outlives = Some(Launched { process, watchdog: watchdog.as_ref().and_then(Watchdog::process) });
+        let outlives =
+            Some(Launched { process, watchdog: watchdog.as_ref().and_then(Watchdog::process) });
         let ended = async move {
             while process.is_alive() {
                 tokio::time::sleep(LOOK).await;
@@ -165,7 +174,8 @@ impl EngineProcess {
         self.outlives
     }
 
-    /// Lets it run on. When this process has ended, its watchdog ends it after [`Keep::time`], unless it is taken over before.
+    /// Lets it run on. When this process has ended, its watchdog ends it after [`Keep::time`],
+    /// unless it is taken over before.
     pub fn leave(mut self) {
         self.left = true;
     }
@@ -200,8 +210,9 @@ impl EngineProcess {
 
     /// Asks the group to end (SIGTERM), and kills it after `grace`.
     ///
-    /// vLLM kills its EngineCore then, running requests and all, unless it was started with `--shutdown-timeout`; it
-    /// takes about 5 s, so a `grace` below 15 s may leave shared memory behind.
+    /// vLLM kills its EngineCore then, running requests and all, unless it was started with
+    /// `--shutdown-timeout`; it takes about 5 s, so a `grace` below 15 s may leave shared memory
+    /// behind.
     pub async fn terminate(self, grace: Duration) -> ExitReport {
         self.unless_gone(Group::terminate);
         if let Ok(report) = tokio::time::timeout(grace, self.exited()).await {
@@ -228,8 +239,8 @@ impl Drop for EngineProcess {
     }
 }
 
-/// Ends an engine that another process has launched and left: asks it to, and kills it after 15 s. What it says meanwhile is not
-/// passed on.
+/// Ends an engine that another process has launched and left: asks it to, and kills it after 15 s.
+/// What it says meanwhile is not passed on.
 pub async fn end(launched: Launched) {
     let pid = i32::try_from(launched.process.pid).ok().and_then(Pid::from_raw);
     let Some(group) = pid.filter(|_| launched.process.is_alive()).map(Group) else { return };
@@ -257,7 +268,11 @@ fn attend(
             watchdog.dismiss().await;
         }
         let _ = tokio::time::timeout(LAST_WORDS, readers.join_all()).await;
-        sender.send_replace(Some(ExitReport { status, last_lines: last.get(), advice: last.advice() }));
+        sender.send_replace(Some(ExitReport {
+            status,
+            last_lines: last.get(),
+            advice: last.advice(),
+        }));
     });
     exit
 }

@@ -1,4 +1,5 @@
-//! Flags that say something to vLLM's server. A headless engine takes them all, and answers are as if they weren't there.
+//! Flags that say something to vLLM's server. A headless engine takes them all, and answers are as
+//! if they weren't there.
 
 use super::spelling::{is_flag, is_flag_in_full};
 
@@ -9,11 +10,13 @@ pub struct ServerFlag {
     pub name: &'static str,
     /// What to do instead.
     pub instead: &'static str,
-    /// Whether an engine is not started with it: who gives it may rely on it, as on a key that would protect nothing.
+    /// Whether an engine is not started with it: who gives it may rely on it, as on a key that
+    /// would protect nothing.
     pub is_refused: bool,
 }
 
-const BEFORE: &str = "an engine has no server; give it to Chiasm, before --, if Chiasm has it (docs/from-vllm.md)";
+const BEFORE: &str =
+    "an engine has no server; give it to Chiasm, before --, if Chiasm has it (docs/from-vllm.md)";
 const SAME: &str = "give it before --, where it has the same name";
 const FOUND_OUT: &str = "Chiasm finds it out, or is told by --tool-call-parser before --";
 const NONE: &str = "Chiasm has no such flag (docs/from-vllm.md)";
@@ -37,8 +40,8 @@ const fn ignored(name: &'static str, instead: &'static str) -> ServerFlag {
     ServerFlag { name, instead, is_refused: false }
 }
 
-/// Those of vLLM 0.33 (`entrypoints/common/cli_args.py`, and of `engine/arg_utils.py` what its server reads), but for those that ask for
-/// what Chiasm does in any case.
+/// Those of vLLM 0.33 (`entrypoints/common/cli_args.py`, and of `engine/arg_utils.py` what its
+/// server reads), but for those that ask for what Chiasm does in any case.
 const FLAGS: [ServerFlag; 87] = [
     refused("--host"),
     refused("--port"),
@@ -60,12 +63,24 @@ const FLAGS: [ServerFlag; 87] = [
     refused("--allowed-media-domains"),
     refused("--trust-request-mm-kwargs"),
     // Limits that protect a service, held in vLLM's API server (`v1/engine/async_llm.py`, 0.32).
-    refused_for("--max-num-queued-reqs", "give --max-requests before --: more requests in flight get 503"),
-    refused_for("--max-num-queued-tokens", "give --busy-pending-tokens before --, the limit of one engine"),
-    refused_for("--interleave-mm-strings", "Chiasm puts placeholders before the text, as vLLM does without it"),
+    refused_for(
+        "--max-num-queued-reqs",
+        "give --max-requests before --: more requests in flight get 503",
+    ),
+    refused_for(
+        "--max-num-queued-tokens",
+        "give --busy-pending-tokens before --, the limit of one engine",
+    ),
+    refused_for(
+        "--interleave-mm-strings",
+        "Chiasm puts placeholders before the text, as vLLM does without it",
+    ),
     ignored("--tool-call-parser", SAME),
     // An engine finds with it where reasoning ends, and the server what to tell of it.
-    ignored("--reasoning-parser", "it is for engines alone there; give it before --, from where they are told, too"),
+    ignored(
+        "--reasoning-parser",
+        "it is for engines alone there; give it before --, from where they are told, too",
+    ),
     ignored("--reasoning-parser-plugin", NONE),
     ignored("--enable-auto-tool-choice", FOUND_OUT),
     ignored("--served-model-name", SAME),
@@ -120,8 +135,14 @@ const FLAGS: [ServerFlag; 87] = [
     ignored("--mm-processor-device", TENSORS),
     ignored("--mm-tensor-ipc", TENSORS),
     ignored("--mm-ipc-gpu-memory-gb", TENSORS),
-    ignored("--mm-hasher-algorithm", "Chiasm names media items by BLAKE3, whatever engines hash with"),
-    ignored("--mm-shm-cache-max-object-size-mb", "the size of an engine's cache is --receiver-cache-gb before --"),
+    ignored(
+        "--mm-hasher-algorithm",
+        "Chiasm names media items by BLAKE3, whatever engines hash with",
+    ),
+    ignored(
+        "--mm-shm-cache-max-object-size-mb",
+        "the size of an engine's cache is --receiver-cache-gb before --",
+    ),
     ignored("--enable-prompt-embeds", EMBEDDINGS),
     ignored("--enable-mm-embeds", EMBEDDINGS),
     ignored("--return-sampling-mask", HIDDEN),
@@ -158,7 +179,10 @@ mod tests {
         }
         assert_eq!(name("--tool_call_parser=hermes"), Some("--tool-call-parser"));
         assert_eq!(name("--enable-auto"), Some("--enable-auto-tool-choice"));
-        assert_eq!(name("--override-generation-config.temperature"), Some("--override-generation-config*"));
+        assert_eq!(
+            name("--override-generation-config.temperature"),
+            Some("--override-generation-config*")
+        );
         assert_eq!(name("--ssl_keyfile"), Some("--ssl-*"));
     }
 

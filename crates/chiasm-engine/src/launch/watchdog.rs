@@ -8,8 +8,9 @@ use tokio::process::{Child, Command};
 
 use crate::state::ProcessId;
 
-/// Waits for its standard input to end, which happens when this process does, whatever ended it. Gives the process group `$1`
-/// another `$2` seconds, in which whoever takes it over dismisses this script. Then asks the group to end, and after 10 s insists.
+/// Waits for its standard input to end, which happens when this process does, whatever ended it.
+/// Gives the process group `$1` another `$2` seconds, in which whoever takes it over dismisses this
+/// script. Then asks the group to end, and after 10 s insists.
 const SCRIPT: &str = r#"
 read -r _
 left=$2
@@ -28,17 +29,23 @@ kill -s KILL -- "-$1" 2>/dev/null
 
 /// A shell that watches over one process group.
 ///
-/// Linux could signal the child on its parent's death, but only by code between fork and exec, which is unsafe; and
-/// it would not reach the child's children.
+/// Linux could signal the child on its parent's death, but only by code between fork and exec,
+/// which is unsafe; and it would not reach the child's children.
 pub(super) struct Watchdog(Child);
 
 impl Watchdog {
-    /// A group that may outlive this process for `keep`. `None`, with a warning, where there is no shell: engines then outlive a
-    /// frontend that is killed.
+    /// A group that may outlive this process for `keep`. `None`, with a warning, where there is no
+    /// shell: engines then outlive a frontend that is killed.
     pub(super) fn over(process_group: u32, keep: Duration) -> Option<Self> {
         let seconds = keep.as_secs_f64().ceil() as u64;
         let spawned = Command::new("/bin/sh")
-            .args(["-c", SCRIPT, "chiasm-watchdog", &process_group.to_string(), &seconds.to_string()])
+            .args([
+                "-c",
+                SCRIPT,
+                "chiasm-watchdog",
+                &process_group.to_string(),
+                &seconds.to_string(),
+            ])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -59,7 +66,8 @@ impl Watchdog {
         ProcessId::of(self.0.id()?)
     }
 
-    /// Ends the watch without a signal to the group. Call it once the group has ended: its number may be given to others.
+    /// Ends the watch without a signal to the group. Call it once the group has ended: its number
+    /// may be given to others.
     pub(super) async fn dismiss(mut self) {
         if let Err(error) = self.0.kill().await {
             tracing::debug!(%error, "dismissing a watchdog failed");

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct ProcessId {
     /// Its number.
     pub pid: u32,
-    /// Its start in clock ticks since boot, field 22 of `/proc/<pid>/stat`; 0 where the system does not tell.
+    /// Its start in clock ticks since boot, field 22 of `/proc/<pid>/stat`; 0 where the system does
+    /// not tell.
     pub start: u64,
 }
 
@@ -20,10 +21,12 @@ impl ProcessId {
         Self::of(pid).unwrap_or(Self { pid, start: 0 })
     }
 
-    /// The process that has this number now; `None` if there is none, or it has ended and nobody has noticed.
+    /// The process that has this number now; `None` if there is none, or it has ended and nobody
+    /// has noticed.
     pub fn of(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // "pid (command) state …": the command may have spaces and parentheses. The state is field 3.
+        // "pid (command) state …": the command may have spaces and parentheses. The state is field
+        // 3.
         let (_, after_command) = stat.rsplit_once(") ")?;
         let mut fields = after_command.split(' ');
         if matches!(fields.next()?, "Z" | "X") {
@@ -49,8 +52,11 @@ mod tests {
         let this = ProcessId::this();
         assert!(this.start > 0 && this.is_alive());
         assert!(!ProcessId { start: this.start + 1, ..this }.is_alive());
-        let mut child =
-            Command::new("/bin/sh").args(["-c", "read _"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", "read _"])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
         let process = ProcessId::of(child.id()).unwrap();
         assert!(process.start >= this.start && process.is_alive());
         drop(child.stdin.take());

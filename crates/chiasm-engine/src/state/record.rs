@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::process_id::ProcessId;
 
-/// The version of the file. Another one is not read: its engines are then lost to this frontend, and no more.
+/// The version of the file. Another one is not read: its engines are then lost to this frontend,
+/// and no more.
 const VERSION: u32 = 1;
 
 /// One engine and how to be its frontend again.

@@ -102,7 +102,8 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-/// A list; nil is read as an empty one, because both mean the same to the engine where Python says `list | None`.
+/// A list; nil is read as an empty one, because both mean the same to the engine where Python says
+/// `list | None`.
 impl<T: Wire> Wire for Vec<T> {
     fn write(&self, to: &mut Writer) {
         to.array(self.len());
@@ -165,9 +166,10 @@ impl Nothing {
 ///
 /// The struct is destructured whole, so a field that is not listed does not compile.
 ///
-/// A key that is absent leaves the field's default; an unknown key is passed over. With `sparse`, fields that
-/// have their default value are not written, as msgspec's `omit_defaults` does. Fields after `passed over` are written
-/// as what the other side has for none and not read: it may insist on the key.
+/// A key that is absent leaves the field's default; an unknown key is passed over. With `sparse`,
+/// fields that have their default value are not written, as msgspec's `omit_defaults` does. Fields
+/// after `passed over` are written as what the other side has for none and not read: it may insist
+/// on the key.
 macro_rules! wire_map {
     ($name:ident { $($field:ident = $key:literal),* $(,)? } $(passed over { $($absent:literal = $none:ident),* $(,)? })?) => {
         impl $crate::wire::codec::Wire for $name {
@@ -228,7 +230,10 @@ impl Fields {
     }
 
     /// The next field, or its default when an older sender stopped before it.
-    pub(crate) fn next<T: Wire + Default>(&mut self, from: &mut Reader<'_>) -> Result<T, WireError> {
+    pub(crate) fn next<T: Wire + Default>(
+        &mut self,
+        from: &mut Reader<'_>,
+    ) -> Result<T, WireError> {
         if self.left == 0 {
             return Ok(T::default());
         }
@@ -236,10 +241,14 @@ impl Fields {
         T::read(from)
     }
 
-    /// Skips all fields that are left if the known ones have these values, one byte each. There may be
-    /// fewer fields, or more that a later version has appended. Returns `false`, with nothing read, if a
-    /// known field has another value.
-    pub(crate) fn are_all(&mut self, from: &mut Reader<'_>, known: &[u8]) -> Result<bool, WireError> {
+    /// Skips all fields that are left if the known ones have these values, one byte each. There may
+    /// be fewer fields, or more that a later version has appended. Returns `false`, with nothing
+    /// read, if a known field has another value.
+    pub(crate) fn are_all(
+        &mut self,
+        from: &mut Reader<'_>,
+        known: &[u8],
+    ) -> Result<bool, WireError> {
         let expected = &known[..self.left.min(known.len())];
         if !from.pass(expected) {
             return Ok(false);
@@ -260,7 +269,11 @@ impl Fields {
     }
 
     /// Passes over the next field, which must be nil because its meaning is not implemented.
-    pub(crate) fn must_be_nil(&mut self, from: &mut Reader<'_>, field: &'static str) -> Result<(), WireError> {
+    pub(crate) fn must_be_nil(
+        &mut self,
+        from: &mut Reader<'_>,
+        field: &'static str,
+    ) -> Result<(), WireError> {
         if self.left > 0 {
             self.left -= 1;
             if !from.nil()? {

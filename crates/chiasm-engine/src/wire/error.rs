@@ -82,6 +82,8 @@ pub(crate) trait Named<T> {
 
 impl<T> Named<T> for Result<T, WireError> {
     fn named(self, field: &'static str) -> Self {
-        self.map_err(|error| if error.field.is_empty() { WireError { field, ..error } } else { error })
+        self.map_err(
+            |error| if error.field.is_empty() { WireError { field, ..error } } else { error },
+        )
     }
 }

@@ -51,7 +51,8 @@ pub enum MmData {
     List(Vec<MmData>),
 }
 
-/// How the engine joins a field's values of several items (`MultiModalFieldConfig` in `vllm/multimodal/inputs.py`).
+/// How the engine joins a field's values of several items (`MultiModalFieldConfig` in
+/// `vllm/multimodal/inputs.py`).
 #[derive(Clone, Debug, PartialEq)]
 pub enum FieldKind {
     /// Concatenated along `dim`.
@@ -80,7 +81,11 @@ pub enum FieldKind {
 impl MmField {
     /// A tensor whose first dimension, `rows` long, is concatenated over the items.
     pub fn flat(tensor: WireTensor, rows: usize) -> Self {
-        let kind = FieldKind::Flat { slices: vec![[Some(0), Some(rows as i64), None]], dim: 0, keep_on_cpu: false };
+        let kind = FieldKind::Flat {
+            slices: vec![[Some(0), Some(rows as i64), None]],
+            dim: 0,
+            keep_on_cpu: false,
+        };
         Self { data: Some(MmData::Tensor(tensor)), kind }
     }
 
@@ -91,7 +96,10 @@ impl MmField {
 
     /// A tensor that is the same for all items: the engine takes the first item's.
     pub fn shared(tensor: WireTensor, keep_on_cpu: bool) -> Self {
-        Self { data: Some(MmData::Tensor(tensor)), kind: FieldKind::Shared { batch_size: 1, keep_on_cpu } }
+        Self {
+            data: Some(MmData::Tensor(tensor)),
+            kind: FieldKind::Shared { batch_size: 1, keep_on_cpu },
+        }
     }
 
     /// The tensor, if the field is exactly one.
@@ -104,7 +112,8 @@ impl MmField {
 }
 
 impl MmItem {
-    /// A message of the item alone: msgpack and aux frames, as vLLM's `MsgpackEncoder` makes of a `MultiModalKwargsItem`.
+    /// A message of the item alone: msgpack and aux frames, as vLLM's `MsgpackEncoder` makes of a
+    /// `MultiModalKwargsItem`.
     pub fn encode(&self) -> Vec<Bytes> {
         let mut to = Writer::default();
         self.write(&mut to);
@@ -170,22 +179,26 @@ impl Wire for MmFeature {
                 data: super::TensorData::Bytes(bytes),
             }
         });
-        PositionMap { offset: self.position.offset, length: self.position.length, is_embed }.write(to);
+        PositionMap { offset: self.position.offset, length: self.position.length, is_embed }
+            .write(to);
         to.str("mm_hash");
         self.mm_hash.write(to);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        let FeatureMap { data, modality, identifier, mm_position, mm_hash } = FeatureMap::read(from)?;
+        let FeatureMap { data, modality, identifier, mm_position, mm_hash } =
+            FeatureMap::read(from)?;
         let is_embed = match mm_position.is_embed {
             None => None,
             Some(mask) => {
                 let unsupported = || Problem::Unsupported(mask.dtype.to_string()).at("is_embed");
-                let bytes = mask.bytes().filter(|_| mask.dtype == "bool").ok_or_else(unsupported)?;
+                let bytes =
+                    mask.bytes().filter(|_| mask.dtype == "bool").ok_or_else(unsupported)?;
                 Some(bytes.iter().map(|&byte| byte != 0).collect())
             }
         };
-        let position = Placeholder { offset: mm_position.offset, length: mm_position.length, is_embed };
+        let position =
+            Placeholder { offset: mm_position.offset, length: mm_position.length, is_embed };
         Ok(Self { data, modality, identifier, position, mm_hash })
     }
 }
@@ -212,7 +225,9 @@ impl Wire for MmField {
         let (mut data, mut kind) = (None, None);
         for _ in 0..from.map()? {
             match from.str()? {
-                "data" => data = if from.nil()? { None } else { Some(read_data(from, MAX_NESTING)?) },
+                "data" => {
+                    data = if from.nil()? { None } else { Some(read_data(from, MAX_NESTING)?) }
+                }
                 "field" => kind = Some(FieldKind::read(from).named("field")?),
                 _ => from.skip()?,
             }
@@ -296,9 +311,11 @@ impl Wire for FieldKind {
         let FieldMap { keep_on_cpu, slices, dim, batch_size } = FieldMap::read(from)?;
         fields.close_after(2, from)?;
         match kind {
-            "flat" => {
-                Ok(Self::Flat { slices: slices.into_iter().map(|Slice(bounds)| bounds).collect(), dim, keep_on_cpu })
-            }
+            "flat" => Ok(Self::Flat {
+                slices: slices.into_iter().map(|Slice(bounds)| bounds).collect(),
+                dim,
+                keep_on_cpu,
+            }),
             "batched" => Ok(Self::Batched { keep_on_cpu }),
             "shared" => Ok(Self::Shared { batch_size, keep_on_cpu }),
             other => Err(Problem::Unsupported(other.to_owned()).at("field")),

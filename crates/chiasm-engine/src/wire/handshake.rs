@@ -5,7 +5,8 @@
 //! 3. engine → input socket: [`EngineReady`], what it became
 //! 4. engine → handshake socket: [`Hello`] with status READY
 //!
-//! 3 and 4 come in either order. Each message is one msgpack map, after the engine's identity on ROUTER sockets.
+//! 3 and 4 come in either order. Each message is one msgpack map, after the engine's identity on
+//! ROUTER sockets.
 
 use bytes::Bytes;
 use rmpv::Value;
@@ -15,7 +16,8 @@ use super::error::{Named, Problem, WireError};
 use super::reader::Reader;
 use super::writer::Writer;
 
-/// Identity of the engine with this data-parallel rank: the rank as u16, little-endian (`EngineCoreProc.__init__`).
+/// Identity of the engine with this data-parallel rank: the rank as u16, little-endian
+/// (`EngineCoreProc.__init__`).
 pub fn identity(rank: u16) -> [u8; 2] {
     rank.to_le_bytes()
 }
@@ -40,7 +42,10 @@ wire_map!(Hello { status = "status", local = "local", headless = "headless" });
 
 impl Hello {
     /// The first message of a headless engine.
-    #[expect(clippy::self_named_constructors, reason = "the message and its status have one name in vLLM")]
+    #[expect(
+        clippy::self_named_constructors,
+        reason = "the message and its status have one name in vLLM"
+    )]
     pub fn hello() -> Self {
         Self { status: "HELLO".to_owned(), local: false, headless: true }
     }
@@ -60,7 +65,8 @@ impl Hello {
         self.status == "READY"
     }
 
-    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this frame.
+    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this
+    /// frame.
     pub fn encode(&self) -> Bytes {
         one_frame(self)
     }
@@ -71,7 +77,8 @@ impl Hello {
     }
 }
 
-/// INIT, which tells an engine the sockets to connect to (`EngineHandshakeMetadata` in `vllm/v1/engine/utils.py`).
+/// INIT, which tells an engine the sockets to connect to (`EngineHandshakeMetadata` in
+/// `vllm/v1/engine/utils.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InitMessage {
     /// The frontend's sockets.
@@ -82,7 +89,8 @@ pub struct InitMessage {
 
 wire_map!(InitMessage { addresses = "addresses", parallel_config = "parallel_config" });
 
-/// The frontend's sockets, as `ipc://` or `tcp://` addresses (`EngineZmqAddresses` in `vllm/v1/engine/utils.py`).
+/// The frontend's sockets, as `ipc://` or `tcp://` addresses (`EngineZmqAddresses` in
+/// `vllm/v1/engine/utils.py`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// ROUTER sockets; the engine connects to all.
@@ -108,12 +116,16 @@ wire_map!(Addresses {
 impl InitMessage {
     /// The message of a frontend with one input and one output socket, to an engine on its own.
     pub fn new(input: &str, output: &str) -> Self {
-        let addresses =
-            Addresses { inputs: vec![input.to_owned()], outputs: vec![output.to_owned()], ..Addresses::default() };
+        let addresses = Addresses {
+            inputs: vec![input.to_owned()],
+            outputs: vec![output.to_owned()],
+            ..Addresses::default()
+        };
         Self { addresses, parallel_config: Vec::new() }
     }
 
-    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this frame.
+    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this
+    /// frame.
     pub fn encode(&self) -> Bytes {
         one_frame(self)
     }
@@ -124,7 +136,8 @@ impl InitMessage {
     }
 }
 
-/// What an engine became after its start (`EngineCoreReadyResponse` in `vllm/v1/engine/__init__.py`).
+/// What an engine became after its start (`EngineCoreReadyResponse` in
+/// `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineReady {
     /// Tokens of prompt and answer together.
@@ -213,12 +226,14 @@ impl EngineReady {
         self.effective_attention_block_size.unwrap_or(self.block_size)
     }
 
-    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this frame.
+    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this
+    /// frame.
     pub fn encode(&self) -> Bytes {
         one_frame(self)
     }
 
-    /// Decodes the message's one frame, without the identity. Refuses a report that lacks what a frontend can't do without.
+    /// Decodes the message's one frame, without the identity. Refuses a report that lacks what a
+    /// frontend can't do without.
     pub fn decode(frame: &Bytes) -> Result<Self, WireError> {
         let ready: Self = from_frame(frame, "EngineCoreReadyResponse")?;
         for (field, missing) in [
@@ -234,7 +249,8 @@ impl EngineReady {
     }
 }
 
-/// Whether and at which sockets an engine publishes KV events (`KVEventsConfig` in `vllm/config/kv_events.py`).
+/// Whether and at which sockets an engine publishes KV events (`KVEventsConfig` in
+/// `vllm/config/kv_events.py`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvEventsConfig {
     /// Whether events are published at all.

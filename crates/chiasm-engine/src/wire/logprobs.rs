@@ -11,8 +11,9 @@ use super::writer::Writer;
 
 /// Log probabilities at some positions, `width` candidates at each.
 ///
-/// `LogprobsLists` (numpy, of new tokens) and `LogprobsTensors` (torch, of prompt tokens) in `vllm/v1/outputs.py`.
-/// The first candidate of a position is the token that stands there; the others follow by falling probability.
+/// `LogprobsLists` (numpy, of new tokens) and `LogprobsTensors` (torch, of prompt tokens) in
+/// `vllm/v1/outputs.py`. The first candidate of a position is the token that stands there; the
+/// others follow by falling probability.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Logprobs {
     /// Candidates per position, at least 1 unless there are no positions.
@@ -58,14 +59,20 @@ impl Logprobs {
 
     /// Bytes of memory of its lists.
     pub(crate) fn held_bytes(&self) -> usize {
-        size_of_val(&self.token_ids[..]) + size_of_val(&self.logprobs[..]) + size_of_val(&self.ranks[..])
+        size_of_val(&self.token_ids[..])
+            + size_of_val(&self.logprobs[..])
+            + size_of_val(&self.ranks[..])
     }
 
     /// One entry per position.
     pub fn positions(&self) -> impl Iterator<Item = PositionLogprobs<'_>> {
         let width = self.width.max(1);
         let candidates = self.token_ids.chunks_exact(width).zip(self.logprobs.chunks_exact(width));
-        candidates.zip(&self.ranks).map(|((token_ids, logprobs), &rank)| PositionLogprobs { token_ids, logprobs, rank })
+        candidates.zip(&self.ranks).map(|((token_ids, logprobs), &rank)| PositionLogprobs {
+            token_ids,
+            logprobs,
+            rank,
+        })
     }
 
     pub(crate) fn write(&self, arrays: Arrays, to: &mut Writer) {
@@ -79,7 +86,8 @@ impl Logprobs {
         let logprobs = self.logprobs.iter().flat_map(|logprob| logprob.to_le_bytes()).collect();
         match arrays {
             Arrays::Numpy => {
-                let ranks = self.ranks.iter().flat_map(|&rank| i64::from(rank).to_le_bytes()).collect();
+                let ranks =
+                    self.ranks.iter().flat_map(|&rank| i64::from(rank).to_le_bytes()).collect();
                 to.array(4);
                 array("<i4", shape(), ids).write(to);
                 array("<f4", shape(), logprobs).write(to);
@@ -87,7 +95,8 @@ impl Logprobs {
                 to.nil();
             }
             Arrays::Torch => {
-                let ranks = self.ranks.iter().flat_map(|&rank| (rank as i32).to_le_bytes()).collect();
+                let ranks =
+                    self.ranks.iter().flat_map(|&rank| (rank as i32).to_le_bytes()).collect();
                 to.array(5);
                 array("int32", shape(), ids).write(to);
                 array("float32", shape(), logprobs).write(to);
@@ -105,10 +114,16 @@ impl Logprobs {
         let ranks = WireTensor::read(from).named("sampled_token_ranks")?;
         fields.close_after(3, from)?;
 
-        let unsupported = |tensor: &WireTensor, field| Problem::Unsupported(tensor.dtype.to_string()).at(field);
+        let unsupported =
+            |tensor: &WireTensor, field| Problem::Unsupported(tensor.dtype.to_string()).at(field);
         let misshaped = |tensor: &WireTensor, field| {
             let bytes = tensor.bytes().map_or(0, <[u8]>::len);
-            Problem::TensorSize { dtype: tensor.dtype.to_string(), shape: tensor.shape.clone(), bytes }.at(field)
+            Problem::TensorSize {
+                dtype: tensor.dtype.to_string(),
+                shape: tensor.shape.clone(),
+                bytes,
+            }
+            .at(field)
         };
         let &[positions, width] = &ids.shape[..] else {
             return Err(misshaped(&ids, "logprob_token_ids"));
@@ -119,10 +134,13 @@ impl Logprobs {
         if ranks.shape != [positions] {
             return Err(misshaped(&ranks, "sampled_token_ranks"));
         }
-        let narrow = |value: i64| u32::try_from(value).map_err(|_| Problem::Range(i128::from(value)));
+        let narrow =
+            |value: i64| u32::try_from(value).map_err(|_| Problem::Range(i128::from(value)));
         let token_ids = ids.integers().ok_or_else(|| unsupported(&ids, "logprob_token_ids"))?;
-        let token_ids = token_ids.into_iter().map(|id| narrow(id).map(TokenId)).collect::<Result<_, _>>();
-        let rank_values = ranks.integers().ok_or_else(|| unsupported(&ranks, "sampled_token_ranks"))?;
+        let token_ids =
+            token_ids.into_iter().map(|id| narrow(id).map(TokenId)).collect::<Result<_, _>>();
+        let rank_values =
+            ranks.integers().ok_or_else(|| unsupported(&ranks, "sampled_token_ranks"))?;
         let rank_values = rank_values.into_iter().map(narrow).collect::<Result<_, _>>();
         Ok(Self {
             width,

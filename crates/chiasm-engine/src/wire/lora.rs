@@ -7,18 +7,21 @@ use super::error::{Named, Problem, WireError};
 use super::reader::Reader;
 use super::writer::Writer;
 
-/// `LoRARequest` in `vllm/lora/request.py`: an array, of which the first three fields are the same in all versions. What follows
-/// has defaults, and other places in 0.31: `base_model_name`, `load_inplace` and `is_3d_lora_weight` are not sent.
+/// `LoRARequest` in `vllm/lora/request.py`: an array, of which the first three fields are the same
+/// in all versions. What follows has defaults, and other places in 0.31: `base_model_name`,
+/// `load_inplace` and `is_3d_lora_weight` are not sent.
 ///
-/// An engine that can't decode one goes deaf, so the id has to be at least 1 and the path must not be empty. Its runners keep the
-/// id in 32 bits with a sign.
+/// An engine that can't decode one goes deaf, so the id has to be at least 1 and the path must not
+/// be empty. Its runners keep the id in 32 bits with a sign.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoraRequest {
-    /// What blocks are kept apart by. Adapters of one batch that share it are one to the engine, and it dies.
+    /// What blocks are kept apart by. Adapters of one batch that share it are one to the engine,
+    /// and it dies.
     pub name: String,
     /// What the engine finds a loaded adapter by: one that is loaded is not looked at again.
     pub id: u32,
-    /// The folder of the adapter. One that is relative and not there is taken for the id of a model on the hub.
+    /// The folder of the adapter. One that is relative and not there is taken for the id of a model
+    /// on the hub.
     pub path: String,
 }
 
@@ -61,8 +64,13 @@ impl LoraRequest {
     /// What msgspec would refuse, or what follows from it.
     pub fn from_value(value: &Value) -> Result<Self, LoraError> {
         let fields = value.as_array().ok_or(LoraError::NotAnArray)?;
-        let text = |index: usize| fields.get(index).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let id = fields.get(1).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+        let text =
+            |index: usize| fields.get(index).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let id = fields
+            .get(1)
+            .and_then(Value::as_u64)
+            .and_then(|id| u32::try_from(id).ok())
+            .unwrap_or(0);
         let request = Self { name: text(0), id, path: text(2) };
         request.problem().map_or(Ok(request), Err)
     }
@@ -103,17 +111,30 @@ mod tests {
 
     #[test]
     fn a_request_bears_its_adapter() {
-        let add = EngineCoreRequest { lora_request: Some(Arc::new(lora(7))), ..EngineCoreRequest::default() };
-        let ClientMessage::Add(read) = request::decode(&request::encode(&add)).unwrap() else { panic!("an ADD") };
+        let add = EngineCoreRequest {
+            lora_request: Some(Arc::new(lora(7))),
+            ..EngineCoreRequest::default()
+        };
+        let ClientMessage::Add(read) = request::decode(&request::encode(&add)).unwrap() else {
+            panic!("an ADD")
+        };
         assert_eq!(read.lora_request, add.lora_request);
         assert_eq!(LoraRequest::from_value(&lora(7).to_value()), Ok(lora(7)));
     }
 
     #[test]
     fn what_makes_an_engine_deaf_is_not_read() {
-        for wrong in [lora(0), lora(LoraRequest::MAX_ID + 1), LoraRequest { path: String::new(), ..lora(1) }] {
-            assert!(wrong.problem().is_some() && LoraRequest::from_value(&wrong.to_value()).is_err(), "{wrong:?}");
-            let add = EngineCoreRequest { lora_request: Some(Arc::new(wrong)), ..EngineCoreRequest::default() };
+        for wrong in
+            [lora(0), lora(LoraRequest::MAX_ID + 1), LoraRequest { path: String::new(), ..lora(1) }]
+        {
+            assert!(
+                wrong.problem().is_some() && LoraRequest::from_value(&wrong.to_value()).is_err(),
+                "{wrong:?}"
+            );
+            let add = EngineCoreRequest {
+                lora_request: Some(Arc::new(wrong)),
+                ..EngineCoreRequest::default()
+            };
             let error = request::decode(&request::encode(&add)).unwrap_err().to_string();
             assert!(error.contains("lora_request"), "{error}");
         }

@@ -1,7 +1,8 @@
 //! What travels between a frontend and vLLM's EngineCore, both directions, as plain data.
 //!
-//! Every message is a list of ZMQ frames. The first carries msgpack, the others carry large tensors untouched
-//! ("aux frames"). Nothing here opens a socket: the client uses one half, the simulated engine the other.
+//! Every message is a list of ZMQ frames. The first carries msgpack, the others carry large tensors
+//! untouched ("aux frames"). Nothing here opens a socket: the client uses one half, the simulated
+//! engine the other.
 //!
 //! | module | messages |
 //! |---|---|
@@ -11,8 +12,9 @@
 //! | [`tensor`] | arrays inside both |
 //! | [`version`] | everything that depends on the version of vLLM |
 //!
-//! Decoding goes by position (arrays) or by name (maps) and passes over what it does not know, because vLLM
-//! appends fields. It never panics, and never reserves memory for more than the bytes that arrived.
+//! Decoding goes by position (arrays) or by name (maps) and passes over what it does not know,
+//! because vLLM appends fields. It never panics, and never reserves memory for more than the bytes
+//! that arrived.
 
 mod codec;
 mod error;
@@ -38,7 +40,8 @@ pub use handshake::{EngineReady, Hello, InitMessage};
 pub use logprobs::Logprobs;
 pub use lora::{LoraError, LoraRequest};
 pub use output::{
-    EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, RequestError, StopReason, UtilityOutput,
+    EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, RequestError, StopReason,
+    UtilityOutput,
 };
 pub use request::{ClientMessage, EngineCoreRequest, Utility};
 pub(crate) use sampling::SUPPORTS;

@@ -17,7 +17,8 @@ use super::stats::{PrefillStats, SchedulerStats};
 use super::version::{OUTPUT_FIELDS, OUTPUTS_FIELDS};
 use super::writer::Writer;
 
-/// The last words of an engine that fails (`EngineCoreProc.ENGINE_CORE_DEAD` in `vllm/v1/engine/core.py`).
+/// The last words of an engine that fails (`EngineCoreProc.ENGINE_CORE_DEAD` in
+/// `vllm/v1/engine/core.py`).
 pub const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
 
 /// What an engine says to a frontend.
@@ -64,7 +65,8 @@ pub struct EngineCoreOutput {
     pub new_token_ids: Vec<TokenId>,
     /// One position per new token, if asked for.
     pub new_logprobs: Option<Logprobs>,
-    /// One position per prompt token but the first, if asked for. Comes in pieces when the prompt is computed so.
+    /// One position per prompt token but the first, if asked for. Comes in pieces when the prompt
+    /// is computed so.
     pub prompt_logprobs: Option<Logprobs>,
     /// Set in the last output.
     pub finish_reason: Option<FinishReason>,
@@ -72,7 +74,8 @@ pub struct EngineCoreOutput {
     pub stop_reason: Option<StopReason>,
     /// When it was queued, scheduled and preempted.
     pub events: Vec<EngineCoreEvent>,
-    /// How another engine gets the keys and values that this one has been asked to leave; in the last output.
+    /// How another engine gets the keys and values that this one has been asked to leave; in the
+    /// last output.
     pub kv_transfer_params: Option<Value>,
     /// How another engine gets the embeddings that this one has made; in the last output.
     pub ec_transfer_params: Option<Value>,
@@ -80,13 +83,15 @@ pub struct EngineCoreOutput {
     pub prefill_stats: Option<PrefillStats>,
     /// More than 0 when the result is not to be trusted.
     pub num_nans_in_logits: u64,
-    /// Media items that were sent without data and are not in the receiver cache. Send them again with data.
+    /// Media items that were sent without data and are not in the receiver cache. Send them again
+    /// with data.
     pub mm_cache_miss_hashes: Vec<String>,
     /// Goes with [`FinishReason::Error`]. Since vLLM 0.33.
     pub error: Option<RequestError>,
 }
 
-/// An [`EngineCoreOutput`] as it is received: nearly all bring tokens and nothing else, and have no room for the rest.
+/// An [`EngineCoreOutput`] as it is received: nearly all bring tokens and nothing else, and have no
+/// room for the rest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReceivedOutput {
     pub(crate) request_id: String,
@@ -119,7 +124,9 @@ impl Brought {
     /// All of it, as an output for this request.
     pub(crate) fn into_output(self, request_id: &str) -> Box<EngineCoreOutput> {
         let mut output = match self {
-            Self::Tokens(new_token_ids) => Box::new(EngineCoreOutput { new_token_ids, ..EngineCoreOutput::default() }),
+            Self::Tokens(new_token_ids) => {
+                Box::new(EngineCoreOutput { new_token_ids, ..EngineCoreOutput::default() })
+            }
             Self::More(output) => output,
         };
         request_id.clone_into(&mut output.request_id);
@@ -165,8 +172,8 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the model's length.
     Length,
-    /// Aborted. As an aborted request brings no output, whoever sees this did not ask for it: the engine shuts down,
-    /// and another one can be asked.
+    /// Aborted. As an aborted request brings no output, whoever sees this did not ask for it: the
+    /// engine shuts down, and another one can be asked.
     Abort,
     /// The engine could not do it.
     Error,
@@ -204,10 +211,13 @@ impl EngineCoreEvent {
 }
 
 impl EngineCoreOutput {
-    /// How long the request waited in the engine's queue, if this output has both events, as first outputs have.
+    /// How long the request waited in the engine's queue, if this output has both events, as first
+    /// outputs have.
     pub fn time_in_queue(&self) -> Option<Duration> {
-        let at = |kind| self.events.iter().find(|event| event.kind == kind).map(|event| event.timestamp);
-        Duration::try_from_secs_f64(at(EngineCoreEvent::SCHEDULED)? - at(EngineCoreEvent::QUEUED)?).ok()
+        let at =
+            |kind| self.events.iter().find(|event| event.kind == kind).map(|event| event.timestamp);
+        Duration::try_from_secs_f64(at(EngineCoreEvent::SCHEDULED)? - at(EngineCoreEvent::QUEUED)?)
+            .ok()
     }
 }
 
@@ -252,7 +262,8 @@ fn read<Output: Wire>(frames: &[Bytes]) -> Result<EngineMessage<Output>, WireErr
     Ok(EngineMessage::Outputs(outputs))
 }
 
-/// What follows the tokens of an output that brings nothing else, as nearly all do: nil for each field, and no NaNs.
+/// What follows the tokens of an output that brings nothing else, as nearly all do: nil for each
+/// field, and no NaNs.
 const NOTHING_BESIDE_TOKENS: [u8; 17] = {
     let mut nothing = [0xc0; 17];
     nothing[11] = 0;
@@ -312,7 +323,8 @@ impl Wire for EngineCoreOutput {
         to.array(OUTPUT_FIELDS + usize::from(error.is_some()));
         request_id.write(to);
         new_token_ids.write(to);
-        for (logprobs, arrays) in [(new_logprobs, Arrays::Numpy), (prompt_logprobs, Arrays::Torch)] {
+        for (logprobs, arrays) in [(new_logprobs, Arrays::Numpy), (prompt_logprobs, Arrays::Torch)]
+        {
             match logprobs {
                 Some(logprobs) => logprobs.write(arrays, to),
                 None => to.nil(),
@@ -361,9 +373,14 @@ impl Wire for ReceivedOutput {
 
 impl EngineCoreOutput {
     /// Reads what follows the tokens.
-    fn read_rest(new_token_ids: Vec<TokenId>, mut fields: Fields, from: &mut Reader<'_>) -> Result<Self, WireError> {
+    fn read_rest(
+        new_token_ids: Vec<TokenId>,
+        mut fields: Fields,
+        from: &mut Reader<'_>,
+    ) -> Result<Self, WireError> {
         let new_logprobs = fields.next::<Option<AnyLogprobs>>(from).named("new_logprobs")?;
-        let prompt_logprobs = fields.next::<Option<AnyLogprobs>>(from).named("new_prompt_logprobs_tensors")?;
+        let prompt_logprobs =
+            fields.next::<Option<AnyLogprobs>>(from).named("new_prompt_logprobs_tensors")?;
         fields.skip(from)?; // pooling_output
         let finish_reason = fields.next(from).named("finish_reason")?;
         let stop_reason = fields.next(from).named("stop_reason")?;
@@ -443,7 +460,9 @@ impl Wire for StopReason {
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         match from.peek()? {
-            Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => String::read(from).map(Self::Text),
+            Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => {
+                String::read(from).map(Self::Text)
+            }
             _ => TokenId::read(from).map(Self::Token),
         }
     }

@@ -36,7 +36,8 @@ impl<'a> Reader<'a> {
     }
 
     fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
-        let (taken, rest) = self.rest.split_at_checked(len).ok_or_else(|| Problem::Truncated.at(""))?;
+        let (taken, rest) =
+            self.rest.split_at_checked(len).ok_or_else(|| Problem::Truncated.at(""))?;
         self.rest = rest;
         Ok(taken)
     }
@@ -231,7 +232,11 @@ impl<'a> Reader<'a> {
 
     fn ext_len_width(&self, marker: Marker) -> Option<usize> {
         match marker {
-            Marker::FixExt1 | Marker::FixExt2 | Marker::FixExt4 | Marker::FixExt8 | Marker::FixExt16 => Some(0),
+            Marker::FixExt1
+            | Marker::FixExt2
+            | Marker::FixExt4
+            | Marker::FixExt8
+            | Marker::FixExt16 => Some(0),
             Marker::Ext8 => Some(1),
             Marker::Ext16 => Some(2),
             Marker::Ext32 => Some(4),
@@ -252,11 +257,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether the next value is an array that starts with a string, as tensors do. Nothing is read.
+    /// Whether the next value is an array that starts with a string, as tensors do. Nothing is
+    /// read.
     pub(crate) fn peek_is_tensor(&self) -> Result<bool, WireError> {
         let mut ahead = Reader { frames: self.frames, rest: self.rest };
         let starts_with_string = ahead.array()? > 0
-            && matches!(ahead.peek()?, Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32);
+            && matches!(
+                ahead.peek()?,
+                Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32
+            );
         Ok(starts_with_string)
     }
 
@@ -268,7 +277,11 @@ impl<'a> Reader<'a> {
             pending -= 1;
             let marker = self.marker()?;
             let bytes = match marker {
-                Marker::Null | Marker::True | Marker::False | Marker::FixPos(_) | Marker::FixNeg(_) => 0,
+                Marker::Null
+                | Marker::True
+                | Marker::False
+                | Marker::FixPos(_)
+                | Marker::FixNeg(_) => 0,
                 Marker::U8 | Marker::I8 => 1,
                 Marker::U16 | Marker::I16 => 2,
                 Marker::U32 | Marker::I32 | Marker::F32 => 4,
@@ -313,9 +326,11 @@ impl<'a> Reader<'a> {
 
     /// One value of any type, kept as it is.
     pub(crate) fn value(&mut self) -> Result<Value, WireError> {
-        rmpv::decode::read_value_with_max_depth(&mut self.rest, MAX_DEPTH).map_err(|error| match error {
-            rmpv::decode::Error::DepthLimitExceeded => Problem::TooDeep.at(""),
-            _ => Problem::Truncated.at(""),
+        rmpv::decode::read_value_with_max_depth(&mut self.rest, MAX_DEPTH).map_err(|error| {
+            match error {
+                rmpv::decode::Error::DepthLimitExceeded => Problem::TooDeep.at(""),
+                _ => Problem::Truncated.at(""),
+            }
         })
     }
 }

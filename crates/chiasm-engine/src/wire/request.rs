@@ -41,7 +41,8 @@ pub struct EngineCoreRequest {
     pub lora_request: Option<Arc<LoraRequest>>,
     /// Separates the prefix cache of those who do not know it.
     pub cache_salt: Option<String>,
-    /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the outputs go to.
+    /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the
+    /// outputs go to.
     pub client_index: u32,
     /// Smaller is sooner; the engine must be started with `--scheduling-policy priority`.
     pub priority: i64,
@@ -49,9 +50,11 @@ pub struct EngineCoreRequest {
     pub trace_headers: Vec<(String, String)>,
     /// The id that the user knows.
     pub external_req_id: Option<String>,
-    /// Whether a constraint holds from the first token on; nil has the engine look at the prompt's end itself.
+    /// Whether a constraint holds from the first token on; nil has the engine look at the prompt's
+    /// end itself.
     pub reasoning_ended: Option<bool>,
-    /// Variables of the chat template, for the engine's reasoning parser: `chat_template_kwargs` of `reasoning_parser_kwargs`.
+    /// Variables of the chat template, for the engine's reasoning parser: `chat_template_kwargs` of
+    /// `reasoning_parser_kwargs`.
     pub reasoning_variables: Vec<(String, bool)>,
 }
 
@@ -65,7 +68,8 @@ struct ReasoningVariables(Vec<(String, bool)>);
 /// A call of a method of the engine (`_handle_client_request` in `vllm/v1/engine/core.py`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Utility {
-    /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the answer goes to.
+    /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the
+    /// answer goes to.
     pub client_index: u32,
     /// Comes back with the answer.
     pub call_id: i64,
@@ -123,7 +127,10 @@ pub fn decode(frames: &[Bytes]) -> Result<ClientMessage, WireError> {
     let (kind, frames) = frames.split_first().ok_or(Problem::Missing.at("type"))?;
     let mut from = Reader::new(frames)?;
     match &kind[..] {
-        ADD => EngineCoreRequest::read(&mut from).map(Box::new).map(ClientMessage::Add).named("EngineCoreRequest"),
+        ADD => EngineCoreRequest::read(&mut from)
+            .map(Box::new)
+            .map(ClientMessage::Add)
+            .named("EngineCoreRequest"),
         ABORT => Vec::read(&mut from).map(ClientMessage::Abort).named("abort"),
         UTILITY => read_utility(&mut from).map(ClientMessage::Utility).named("utility"),
         other => Err(Problem::Unsupported(format!("message type {other:02x?}")).at("type")),
@@ -143,7 +150,8 @@ fn read_utility(from: &mut Reader<'_>) -> Result<Utility, WireError> {
 }
 
 impl EngineCoreRequest {
-    /// Fields to write: those without a default, and the others up to the last that has another value.
+    /// Fields to write: those without a default, and the others up to the last that has another
+    /// value.
     fn len(&self) -> usize {
         let optional = [
             (11, self.client_index != 0),
@@ -209,10 +217,12 @@ impl Wire for EngineCoreRequest {
         let request_id = fields.next(from).named("request_id")?;
         let prompt_token_ids = Arc::new(fields.next::<Vec<_>>(from).named("prompt_token_ids")?);
         let mm_features = fields.next(from).named("mm_features")?;
-        let sampling_params = fields.next::<Option<SamplingParams>>(from).named("sampling_params")?;
+        let sampling_params =
+            fields.next::<Option<SamplingParams>>(from).named("sampling_params")?;
         fields.must_be_nil(from, "pooling_params")?;
         let arrival_time = fields.next(from).named("arrival_time")?;
-        let lora_request = fields.next::<Option<LoraRequest>>(from).named("lora_request")?.map(Arc::new);
+        let lora_request =
+            fields.next::<Option<LoraRequest>>(from).named("lora_request")?.map(Arc::new);
         let cache_salt = fields.next(from).named("cache_salt")?;
         fields.skip(from)?; // data_parallel_rank
         fields.must_be_nil(from, "prompt_embeds")?;
@@ -224,7 +234,8 @@ impl Wire for EngineCoreRequest {
         fields.skip(from)?; // resumable
         let external_req_id = fields.next(from).named("external_req_id")?;
         let reasoning_ended = fields.next(from).named("reasoning_ended")?;
-        let ReasoningVariables(reasoning_variables) = fields.next(from).named("reasoning_parser_kwargs")?;
+        let ReasoningVariables(reasoning_variables) =
+            fields.next(from).named("reasoning_parser_kwargs")?;
         fields.close(from)?;
         Ok(Self {
             request_id,
@@ -262,7 +273,8 @@ impl Wire for ReasoningVariables {
                 continue;
             }
             let all = Vec::<(String, Value)>::read(from)?;
-            variables.extend(all.into_iter().filter_map(|(name, value)| Some((name, value.as_bool()?))));
+            variables
+                .extend(all.into_iter().filter_map(|(name, value)| Some((name, value.as_bool()?))));
         }
         Ok(Self(variables))
     }

@@ -11,10 +11,12 @@ use super::error::{Problem, WireError};
 use super::reader::Reader;
 use super::writer::Writer;
 
-/// `SamplingParams` of `vllm/sampling_params.py`: what a request for text carries and the engine looks at.
+/// `SamplingParams` of `vllm/sampling_params.py`: what a request for text carries and the engine
+/// looks at.
 ///
-/// Stop *strings* are missing on purpose: the engine never sees text, and a `stop` next to `detokenize: false`
-/// makes it fail to decode the request, which kills its input thread. `n` is missing too: send `n` requests.
+/// Stop *strings* are missing on purpose: the engine never sees text, and a `stop` next to
+/// `detokenize: false` makes it fail to decode the request, which kills its input thread. `n` is
+/// missing too: send `n` requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// −2 to 2; 0 is off.
@@ -29,19 +31,23 @@ pub struct SamplingParams {
     pub top_p: f64,
     /// Number of most likely tokens that are kept; 0 or −1 is off.
     pub top_k: i32,
-    /// Least probability of a token that is kept, as a part of the most likely one's, in [0, 1]; 0 is off.
+    /// Least probability of a token that is kept, as a part of the most likely one's, in [0, 1]; 0
+    /// is off.
     pub min_p: f64,
     /// Makes sampling reproducible.
     pub seed: Option<i64>,
     /// Tokens that end generation. Also put them into `all_stop_token_ids`.
     pub stop_token_ids: Vec<TokenId>,
-    /// Has no effect by itself: the engine looks at `eos_token_id`, which must be `None` when this is set.
+    /// Has no effect by itself: the engine looks at `eos_token_id`, which must be `None` when this
+    /// is set.
     pub ignore_eos: bool,
     /// Most tokens that are generated, at least 1. vLLM's default is 16.
     pub max_tokens: u32,
-    /// Tokens before which neither EOS nor a stop token is generated; they must be in `all_stop_token_ids`.
+    /// Tokens before which neither EOS nor a stop token is generated; they must be in
+    /// `all_stop_token_ids`.
     pub min_tokens: u32,
-    /// Log probabilities of this many most likely tokens besides the chosen one; −1 for the whole vocabulary.
+    /// Log probabilities of this many most likely tokens besides the chosen one; −1 for the whole
+    /// vocabulary.
     pub logprobs: Option<i32>,
     /// The same for each prompt token.
     pub prompt_logprobs: Option<i32>,
@@ -55,11 +61,13 @@ pub struct SamplingParams {
     pub allowed_token_ids: Vec<TokenId>,
     /// Do not reuse cached blocks for this request.
     pub skip_reading_prefix_cache: Option<bool>,
-    /// The last token of none of these sequences is generated behind the others. On the wire `_bad_words_token_ids`.
+    /// The last token of none of these sequences is generated behind the others. On the wire
+    /// `_bad_words_token_ids`.
     pub bad_words: Vec<Vec<TokenId>>,
     /// What the text has to be.
     pub structured_outputs: Option<StructuredOutputs>,
-    /// Tokens of reasoning before the engine ends it. An engine without a reasoning parser does not look at it.
+    /// Tokens of reasoning before the engine ends it. An engine without a reasoning parser does not
+    /// look at it.
     pub thinking_token_budget: Option<u32>,
     /// Repetition that ends generation.
     pub repetition_detection: Option<RepetitionDetection>,
@@ -67,17 +75,19 @@ pub struct SamplingParams {
     pub extra_args: Option<ExtraArgs>,
 }
 
-/// What vLLM's connectors find in `extra_args` of a request (`Request.__init__` in `vllm/v1/request.py`).
+/// What vLLM's connectors find in `extra_args` of a request (`Request.__init__` in
+/// `vllm/v1/request.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExtraArgs {
-    /// What a KV connector is asked for: to leave keys and values for another engine, or to get them from there.
+    /// What a KV connector is asked for: to leave keys and values for another engine, or to get
+    /// them from there.
     pub kv_transfer_params: Option<Value>,
     /// What an encoder-cache connector is told of embeddings that another engine has made.
     pub ec_transfer_params: Option<Value>,
 }
 
-/// `RepetitionDetectionParams` of `vllm/sampling_params.py`. A request whose numbers are out of bounds is not decoded, which makes the
-/// engine deaf.
+/// `RepetitionDetectionParams` of `vllm/sampling_params.py`. A request whose numbers are out of
+/// bounds is not decoded, which makes the engine deaf.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepetitionDetection {
     /// Most tokens of the pattern that is repeated; 0 is off.
@@ -88,13 +98,14 @@ pub struct RepetitionDetection {
     pub min_count: u32,
 }
 
-/// `StructuredOutputsParams` of `vllm/sampling_params.py`: exactly one constraint, as a request with none or two is not decoded,
-/// which makes the engine deaf.
+/// `StructuredOutputsParams` of `vllm/sampling_params.py`: exactly one constraint, as a request
+/// with none or two is not decoded, which makes the engine deaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StructuredOutputs {
     /// The constraint.
     pub constraint: Constraint,
-    /// Who compiles it: that of an engine's first such request does it for all that follow. On the wire `_backend`.
+    /// Who compiles it: that of an engine's first such request does it for all that follow. On the
+    /// wire `_backend`.
     pub backend: String,
 }
 
@@ -313,9 +324,11 @@ mod tests {
             Constraint::Grammar("root ::= \"a\"".into()),
             Constraint::StructuralTag("{}".into()),
         ] {
-            let structured_outputs = Some(StructuredOutputs { constraint, backend: XGRAMMAR.to_owned() });
+            let structured_outputs =
+                Some(StructuredOutputs { constraint, backend: XGRAMMAR.to_owned() });
             let bad_words = vec![vec![TokenId(3)], vec![TokenId(4), TokenId(5)]];
-            let params = SamplingParams { structured_outputs, bad_words, ..SamplingParams::default() };
+            let params =
+                SamplingParams { structured_outputs, bad_words, ..SamplingParams::default() };
             let frame = written(&params);
             assert_eq!(SamplingParams::read(&mut Reader::new(&[frame]).unwrap()).unwrap(), params);
         }

@@ -64,8 +64,8 @@ wire_map!(PrefixCacheStats {
 
 /// State of an engine's scheduler (`SchedulerStats` in `vllm/v1/metrics/stats.py`).
 ///
-/// Fields for LoRA, speculative decoding, KV connectors and profiling are passed over, and written as empty: vLLM's Rust
-/// frontend takes no message without them.
+/// Fields for LoRA, speculative decoding, KV connectors and profiling are passed over, and written
+/// as empty: vLLM's Rust frontend takes no message without them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerStats {
     /// Requests that are being computed.

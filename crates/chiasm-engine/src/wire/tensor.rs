@@ -14,12 +14,14 @@ use super::reader::Reader;
 use super::version;
 use super::writer::Writer;
 
-/// A `torch.Tensor` or `numpy.ndarray` (`MsgpackEncoder._encode_tensor`, `_encode_ndarray` in `vllm/v1/serial_utils.py`).
+/// A `torch.Tensor` or `numpy.ndarray` (`MsgpackEncoder._encode_tensor`, `_encode_ndarray` in
+/// `vllm/v1/serial_utils.py`).
 ///
 /// Row-major, little-endian. Cloning shares the bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WireTensor {
-    /// Element type: a torch name (`uint8`, `bfloat16`) or, from numpy, an array-interface string (`<i4`).
+    /// Element type: a torch name (`uint8`, `bfloat16`) or, from numpy, an array-interface string
+    /// (`<i4`).
     pub dtype: Cow<'static, str>,
     /// Elements per dimension; empty for a scalar.
     pub shape: Vec<usize>,
@@ -30,22 +32,26 @@ pub struct WireTensor {
 /// The bytes of a tensor, or the place where the engine finds them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TensorData {
-    /// Bytes that travel in the message: inline below 256, as an aux frame without a copy from there on.
+    /// Bytes that travel in the message: inline below 256, as an aux frame without a copy from
+    /// there on.
     Bytes(Bytes),
-    /// A slot of shared memory. A client that sends it to the slot's engine lends it, which makes it
-    /// [out of band](Self::OutOfBand); encoded as it is, it becomes bytes of the message.
+    /// A slot of shared memory. A client that sends it to the slot's engine lends it, which makes
+    /// it [out of band](Self::OutOfBand); encoded as it is, it becomes bytes of the message.
     Slot(Slot),
-    /// A map from which a plugin in the engine finds the bytes elsewhere (vLLM's `OOBTensorProvider`).
+    /// A map from which a plugin in the engine finds the bytes elsewhere (vLLM's
+    /// `OOBTensorProvider`).
     OutOfBand(Value),
 }
 
 impl WireTensor {
-    /// A tensor of a type that Chiasm hands over. `None` when `data` is not `shape` elements of `dtype`.
+    /// A tensor of a type that Chiasm hands over. `None` when `data` is not `shape` elements of
+    /// `dtype`.
     pub fn new(dtype: Dtype, shape: Vec<usize>, data: Bytes) -> Option<Self> {
         Self::of(dtype, shape, data.len(), TensorData::Bytes(data))
     }
 
-    /// A tensor that was written into shared memory. `None` when the slot is not `shape` elements of `dtype`.
+    /// A tensor that was written into shared memory. `None` when the slot is not `shape` elements
+    /// of `dtype`.
     pub fn in_slot(dtype: Dtype, shape: Vec<usize>, slot: Slot) -> Option<Self> {
         Self::of(dtype, shape, slot.len(), TensorData::Slot(slot))
     }
@@ -79,12 +85,14 @@ impl WireTensor {
         let bytes = self.bytes()?;
         Some(match &*self.dtype {
             "bool" | "uint8" | "|u1" | "|b1" => bytes.iter().map(|&byte| i64::from(byte)).collect(),
-            "int32" | "<i4" => {
-                bytes.chunks_exact(4).map(|b| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
-            }
-            "uint32" | "<u4" => {
-                bytes.chunks_exact(4).map(|b| i64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
-            }
+            "int32" | "<i4" => bytes
+                .chunks_exact(4)
+                .map(|b| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+                .collect(),
+            "uint32" | "<u4" => bytes
+                .chunks_exact(4)
+                .map(|b| i64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+                .collect(),
             "int64" | "<i8" => bytes
                 .chunks_exact(8)
                 .map(|b| i64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
@@ -93,14 +101,20 @@ impl WireTensor {
         })
     }
 
-    /// The elements as 32-bit floats; `None` when they are out of band or neither 32- nor 64-bit floats.
+    /// The elements as 32-bit floats; `None` when they are out of band or neither 32- nor 64-bit
+    /// floats.
     pub fn floats(&self) -> Option<Vec<f32>> {
         let bytes = self.bytes()?;
         Some(match &*self.dtype {
-            "float32" | "<f4" => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            "float32" | "<f4" => bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
             "float64" | "<f8" => bytes
                 .chunks_exact(8)
-                .map(|b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32)
+                .map(|b| {
+                    f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32
+                })
                 .collect(),
             _ => return None,
         })
@@ -124,7 +138,9 @@ fn element_size(dtype: &str) -> Option<usize> {
         "uint64" | "float64" => Some(8),
         // numpy: byte order, kind, bytes per element
         _ => match dtype.as_bytes() {
-            [b'<' | b'|', b'b' | b'i' | b'u' | b'f', size @ b'1'..=b'8'] => Some(usize::from(size - b'0')),
+            [b'<' | b'|', b'b' | b'i' | b'u' | b'f', size @ b'1'..=b'8'] => {
+                Some(usize::from(size - b'0'))
+            }
             _ => None,
         },
     }
@@ -154,7 +170,9 @@ impl Wire for WireTensor {
         };
         let shape = Vec::read(from).named("shape")?;
         let data = match from.peek()? {
-            Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => TensorData::OutOfBand(from.value().named("data")?),
+            Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => {
+                TensorData::OutOfBand(from.value().named("data")?)
+            }
             Marker::FixPos(_) | Marker::U8 | Marker::U16 | Marker::U32 | Marker::U64 => {
                 let index = u64::read(from).named("data")?;
                 TensorData::Bytes(from.aux(index).named("data")?)
@@ -171,7 +189,11 @@ impl Wire for WireTensor {
             && tensor.nbytes() != Some(bytes.len())
         {
             let Self { dtype, shape, .. } = &tensor;
-            let problem = Problem::TensorSize { dtype: dtype.to_string(), shape: shape.clone(), bytes: bytes.len() };
+            let problem = Problem::TensorSize {
+                dtype: dtype.to_string(),
+                shape: shape.clone(),
+                bytes: bytes.len(),
+            };
             return Err(problem.at("tensor"));
         }
         Ok(tensor)

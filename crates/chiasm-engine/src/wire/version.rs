@@ -1,6 +1,7 @@
 //! Everything that depends on the version of vLLM.
 //!
-//! The wire is internal to vLLM and has only been appended to so far, so one codec reads and writes all versions in the window:
+//! The wire is internal to vLLM and has only been appended to so far, so one codec reads and writes
+//! all versions in the window:
 //!
 //! | since | |
 //! |---|---|
@@ -11,13 +12,16 @@
 
 use chiasm_types::VllmVersion;
 
-/// The minor releases of vLLM that are tested and supported, with all their patches: these and those between them.
+/// The minor releases of vLLM that are tested and supported, with all their patches: these and
+/// those between them.
 pub const WINDOW: [VllmVersion; 2] = [VllmVersion::minor(0, 31), VllmVersion::minor(0, 33)];
 
-/// Tensors below this many bytes travel inside the msgpack (`VLLM_MSGPACK_ZERO_COPY_THRESHOLD`'s default).
+/// Tensors below this many bytes travel inside the msgpack (`VLLM_MSGPACK_ZERO_COPY_THRESHOLD`'s
+/// default).
 pub const INLINE_LIMIT: usize = 256;
 
-/// Type of the msgpack extension that holds raw tensor bytes (`CUSTOM_TYPE_RAW_VIEW` in `vllm/v1/serial_utils.py`).
+/// Type of the msgpack extension that holds raw tensor bytes (`CUSTOM_TYPE_RAW_VIEW` in
+/// `vllm/v1/serial_utils.py`).
 pub const RAW_VIEW: i8 = 3;
 
 /// Fields of an `EngineCoreRequest` that have no default, so an engine insists on them.

@@ -18,7 +18,8 @@ pub(crate) struct Writer {
 /// Bytes of a token in its longest form.
 const LONGEST: usize = 1 + size_of::<u32>();
 
-/// How a number is written: a marker, if it has one, and then as many of its bytes as it needs, from the highest byte of eight down.
+/// How a number is written: a marker, if it has one, and then as many of its bytes as it needs,
+/// from the highest byte of eight down.
 #[derive(Clone, Copy)]
 struct Form {
     /// The marker, where it stands among the eight bytes.
@@ -39,7 +40,8 @@ const FORMS: [Form; 33] = {
             9..=16 => (Marker::U16, 2),
             _ => (Marker::U32, 4),
         };
-        forms[bits] = Form { marker: (marker.to_u8() as u64) << 56, shift: 56 - 8 * bytes, kept: 1 + bytes };
+        forms[bits] =
+            Form { marker: (marker.to_u8() as u64) << 56, shift: 56 - 8 * bytes, kept: 1 + bytes };
         bits += 1;
     }
     forms
@@ -69,8 +71,9 @@ impl Writer {
         infallible(encode::write_uint(&mut self.packed, value));
     }
 
-    /// Each in its shortest form, as [`uint`](Self::uint) writes it, a chunk at a time into room made before. Lengths of tokens can't be
-    /// guessed, so nothing is decided by them: eight bytes are written, and as many kept as it has.
+    /// Each in its shortest form, as [`uint`](Self::uint) writes it, a chunk at a time into room
+    /// made before. Lengths of tokens can't be guessed, so nothing is decided by them: eight bytes
+    /// are written, and as many kept as it has.
     pub(crate) fn tokens(&mut self, tokens: &[TokenId]) {
         const CHUNK: usize = 256;
         self.packed.reserve(tokens.len() * LONGEST);
@@ -111,10 +114,15 @@ impl Writer {
         infallible(rmpv::encode::write_value(&mut self.packed, value));
     }
 
-    /// A tensor's bytes: inline when small, else the index of a new aux frame that shares `data`'s memory.
+    /// A tensor's bytes: inline when small, else the index of a new aux frame that shares `data`'s
+    /// memory.
     pub(crate) fn tensor_data(&mut self, data: &Bytes) {
         if data.len() < version::INLINE_LIMIT {
-            infallible(encode::write_ext_meta(&mut self.packed, data.len() as u32, version::RAW_VIEW));
+            infallible(encode::write_ext_meta(
+                &mut self.packed,
+                data.len() as u32,
+                version::RAW_VIEW,
+            ));
             self.packed.extend_from_slice(data);
         } else {
             self.aux.push(data.clone());

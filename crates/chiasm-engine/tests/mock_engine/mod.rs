@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason, Hello,
-    InitMessage, SamplingParams, handshake, output, request,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady,
+    FinishReason, Hello, InitMessage, SamplingParams, handshake, output, request,
 };
 use chiasm_engine::{EngineClient, EngineEndpoints, PendingEngine};
 use chiasm_types::TokenId;
@@ -21,7 +21,8 @@ pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
 }
 
-/// A panic in one of the client's tasks would go unnoticed, as nobody waits for them. Makes it end the test run.
+/// A panic in one of the client's tasks would go unnoticed, as nobody waits for them. Makes it end
+/// the test run.
 pub(crate) fn abort_on_panics_of_the_client() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -77,8 +78,8 @@ pub(crate) async fn hello(endpoints: &EngineEndpoints, rank: u16) -> (DealerSock
     (socket, InitMessage::decode(&init[0]).unwrap())
 }
 
-/// Says READY and reports, as an engine that was told where to while it was loading. The handshake socket, to be kept until
-/// its message is out.
+/// Says READY and reports, as an engine that was told where to while it was loading. The handshake
+/// socket, to be kept until its message is out.
 pub(crate) async fn ready_without_hello(endpoints: &EngineEndpoints) -> DealerSocket {
     let (mut handshake, mut input) = (dealer(0), dealer(0));
     handshake.connect(&endpoints.handshake).await.unwrap();
@@ -93,16 +94,25 @@ pub(crate) async fn ready_without_hello(endpoints: &EngineEndpoints) -> DealerSo
 }
 
 /// A client and its engine.
-pub(crate) async fn connect(pending: PendingEngine, report: EngineReady, order: Order) -> (EngineClient, MockEngine) {
+pub(crate) async fn connect(
+    pending: PendingEngine,
+    report: EngineReady,
+    order: Order,
+) -> (EngineClient, MockEngine) {
     let endpoints = pending.endpoints().clone();
     let (client, engine) =
-        soon(async { tokio::join!(pending.ready(), MockEngine::start(&endpoints, report, order)) }).await;
+        soon(async { tokio::join!(pending.ready(), MockEngine::start(&endpoints, report, order)) })
+            .await;
     (client.unwrap(), engine)
 }
 
 impl MockEngine {
     /// Goes through the whole handshake.
-    pub(crate) async fn start(endpoints: &EngineEndpoints, report: EngineReady, order: Order) -> Self {
+    pub(crate) async fn start(
+        endpoints: &EngineEndpoints,
+        report: EngineReady,
+        order: Order,
+    ) -> Self {
         let (mut handshake, init) = hello(endpoints, 0).await;
         let mut output = PushSocket::new();
         output.connect(&init.addresses.outputs[0]).await.unwrap();
@@ -126,7 +136,8 @@ impl MockEngine {
         Self { input, output }
     }
 
-    /// Comes back to where it was told to connect to, as an engine whose frontend was started again: without a word.
+    /// Comes back to where it was told to connect to, as an engine whose frontend was started
+    /// again: without a word.
     pub(crate) async fn come_back(endpoints: &EngineEndpoints) -> Self {
         let (mut input, mut output) = (dealer(0), PushSocket::new());
         output.connect(&endpoints.output).await.unwrap();
@@ -155,14 +166,20 @@ impl MockEngine {
     }
 
     /// One output for one request.
-    pub(crate) async fn answer(&mut self, request_id: &str, token: u32, finish_reason: Option<FinishReason>) {
+    pub(crate) async fn answer(
+        &mut self,
+        request_id: &str,
+        token: u32,
+        finish_reason: Option<FinishReason>,
+    ) {
         let output = EngineCoreOutput {
             request_id: request_id.into(),
             new_token_ids: vec![TokenId(token)],
             finish_reason,
             ..EngineCoreOutput::default()
         };
-        self.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+        self.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() })
+            .await;
     }
 }
 
@@ -171,7 +188,11 @@ pub(crate) fn text_request(request_id: &str) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: request_id.into(),
         prompt_token_ids: (10..20).map(TokenId).collect::<Vec<_>>().into(),
-        sampling_params: SamplingParams { max_tokens: 4, temperature: 0.0, ..SamplingParams::default() },
+        sampling_params: SamplingParams {
+            max_tokens: 4,
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
         arrival_time: 1.0,
         ..EngineCoreRequest::default()
     }

@@ -30,7 +30,8 @@ pub struct AdapterFiles {
 /// What tells an adapter's content from another's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stamps {
-    /// Where its files lie and when they have last changed: nothing is read, as there may be gigabytes. Says nothing on another machine.
+    /// Where its files lie and when they have last changed: nothing is read, as there may be
+    /// gigabytes. Says nothing on another machine.
     #[default]
     Place,
     /// The bytes of its files: the same on every machine.
@@ -46,12 +47,16 @@ struct Config {
 }
 
 impl AdapterFiles {
-    /// Looks at an adapter's folder. One that is not on this machine is taken as it is where `elsewhere` allows, as engines may run
-    /// on another one.
+    /// Looks at an adapter's folder. One that is not on this machine is taken as it is where
+    /// `elsewhere` allows, as engines may run on another one.
     ///
     /// # Errors
     /// [`LoadError`] says what is wrong with name, path or files.
-    pub fn look(source: &AdapterSource, elsewhere: bool, stamps: Stamps) -> Result<Self, LoadError> {
+    pub fn look(
+        source: &AdapterSource,
+        elsewhere: bool,
+        stamps: Stamps,
+    ) -> Result<Self, LoadError> {
         if source.name.is_empty() {
             return Err(LoadError::Empty("lora_name"));
         }
@@ -67,7 +72,9 @@ impl AdapterFiles {
                 Ok(Self { stamp: stamp(source, &folder, stamps)?, path, rank })
             }
             // An engine would take a path that is not absolute for the id of a model on the hub.
-            Err(error) if error.kind() == ErrorKind::NotFound && elsewhere && given.is_absolute() => {
+            Err(error)
+                if error.kind() == ErrorKind::NotFound && elsewhere && given.is_absolute() =>
+            {
                 Ok(Self { stamp: rand::random(), path, rank: None })
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {

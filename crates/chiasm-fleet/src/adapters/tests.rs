@@ -6,8 +6,9 @@ use super::*;
 /// An adapter's folder with a configuration and weights of no meaning.
 fn write(folder: &Path, rank: u64, weights: &[u8]) {
     fs::create_dir_all(folder).unwrap();
-    let config =
-        format!(r#"{{"r": {rank}, "lora_alpha": 16, "target_modules": ["q_proj"], "rank_pattern": {{"k": 2}}}}"#);
+    let config = format!(
+        r#"{{"r": {rank}, "lora_alpha": 16, "target_modules": ["q_proj"], "rank_pattern": {{"k": 2}}}}"#
+    );
     fs::write(folder.join("adapter_config.json"), config).unwrap();
     fs::write(folder.join("adapter_model.safetensors"), weights).unwrap();
 }
@@ -53,8 +54,9 @@ fn an_adapter_is_its_name_its_place_and_its_content() {
 fn the_same_content_is_one_adapter_wherever_it_lies() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-    let stamp =
-        |name: &str, path: &Path| AdapterFiles::look(&source(name, path), false, Stamps::Content).unwrap().stamp;
+    let stamp = |name: &str, path: &Path| {
+        AdapterFiles::look(&source(name, path), false, Stamps::Content).unwrap().stamp
+    };
     write(&a, 8, b"one");
     write(&b, 8, b"one");
     assert_eq!(stamp("x", &a), stamp("x", &b));
@@ -75,7 +77,11 @@ fn what_is_no_adapter_is_refused_with_its_path() {
     assert!(refused(&source("x", dir.path())).contains("it has no adapter_config.json"));
     for config in ["", "{}", r#"{"r": -1}"#, &" ".repeat(2 << 20)] {
         fs::write(dir.path().join("adapter_config.json"), config).unwrap();
-        assert!(refused(&source("x", dir.path())).contains("adapter_config.json: "), "{}", config.len());
+        assert!(
+            refused(&source("x", dir.path())).contains("adapter_config.json: "),
+            "{}",
+            config.len()
+        );
     }
     assert!(matches!(look(&source("", dir.path())), Err(LoadError::Empty("lora_name"))));
     assert!(matches!(
@@ -91,7 +97,10 @@ fn what_only_engines_see_is_taken_as_new() {
     assert_eq!((one.path.as_str(), one.rank), ("/nowhere/adapter", None));
     assert_ne!(one.stamp, AdapterFiles::look(&elsewhere, true, Stamps::Place).unwrap().stamp);
     let of_hub = AdapterSource { path: "owner/name".to_owned(), ..elsewhere };
-    assert!(AdapterFiles::look(&of_hub, true, Stamps::Place).is_err(), "an engine would download it within a step");
+    assert!(
+        AdapterFiles::look(&of_hub, true, Stamps::Place).is_err(),
+        "an engine would download it within a step"
+    );
 }
 
 #[test]

@@ -2,7 +2,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
-use chiasm_backend::{Activity, Capabilities, ConnectError, Connected, Connector, Death, Life, Load, MediaObserver};
+use chiasm_backend::{
+    Activity, Capabilities, ConnectError, Connected, Connector, Death, Life, Load, MediaObserver,
+};
 use chiasm_router::{Knowledge, RouterConfig};
 use chiasm_types::BlockSize;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -57,10 +59,18 @@ async fn a_dead_backend_leaves_at_once_and_the_next_one_follows() {
     tokio::time::sleep(Duration::from_secs(3600)).await;
     first.die(Death::new("out of memory"));
     gone(&fleet).await;
-    assert!(fleet.worker(ONLY).is_none() && fleet.router().workers().is_empty() && fleet.classes().is_empty());
+    assert!(
+        fleet.worker(ONLY).is_none()
+            && fleet.router().workers().is_empty()
+            && fleet.classes().is_empty()
+    );
     let left = Instant::now();
     assert!(fleet.wait_ready(1).await);
-    assert_eq!(left.elapsed().as_millis() / 100 * 100, 500, "an hour of health makes the pause the first one");
+    assert_eq!(
+        left.elapsed().as_millis() / 100 * 100,
+        500,
+        "an hour of health makes the pause the first one"
+    );
     assert!(fleet.worker(ONLY).is_some());
 }
 
@@ -119,7 +129,8 @@ async fn what_has_died_is_stopped_and_what_lives_at_the_end_is_left() {
     let (first, ends) = (FakeBackend::new(), Arc::default());
     let connector = FakeConnector::new([Ok(first.clone()), Ok(FakeBackend::new())]);
     let connector: Box<dyn Connector> = Box::new(Noted { connector, ends: Arc::clone(&ends) });
-    let fleet = Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
+    let fleet =
+        Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
     assert!(fleet.wait_ready(1).await);
     first.die(Death::new("it does not answer"));
     gone(&fleet).await;
@@ -160,7 +171,9 @@ impl Connector for Stumbling {
 async fn a_keeper_that_panics_goes_on_after_a_pause() {
     let connector = FakeConnector::new([Ok(FakeBackend::new())]);
     let connector = Stumbling { connector, has_panicked: AtomicBool::new(false) };
-    let fleet = Fleet::start(vec![Box::new(connector)], RouterConfig::default(), Patience::default()).unwrap();
+    let fleet =
+        Fleet::start(vec![Box::new(connector)], RouterConfig::default(), Patience::default())
+            .unwrap();
     assert!(fleet.wait_ready(1).await);
     assert_eq!(fleet.metrics.engine_deaths(ONLY), 1);
 }
@@ -210,18 +223,22 @@ async fn a_backend_without_kv_events_is_known_approximately() {
 
 fn class(processor: &str, block_size: u32) -> Capabilities {
     let mut can = fake_capabilities();
-    (can.class.processor, can.class.block_size) = (processor.as_bytes().into(), BlockSize::new(block_size).unwrap());
+    (can.class.processor, can.class.block_size) =
+        (processor.as_bytes().into(), BlockSize::new(block_size).unwrap());
     can
 }
 
 #[test]
 fn classes_come_and_go_with_their_workers() {
     let mut classes = classes::Classes::default();
-    let same = [classes.join(WorkerId(0), &class("a", 16)), classes.join(WorkerId(1), &class("a", 16))];
+    let same =
+        [classes.join(WorkerId(0), &class("a", 16)), classes.join(WorkerId(1), &class("a", 16))];
     assert_eq!(same[0], same[1]);
     let other = classes.join(WorkerId(2), &class("b", 16));
     let blocks = classes.join(WorkerId(3), &class("a", 32));
-    let ids = |classes: &classes::Classes| classes.present().iter().map(|class| class.id).collect::<Vec<_>>();
+    let ids = |classes: &classes::Classes| {
+        classes.present().iter().map(|class| class.id).collect::<Vec<_>>()
+    };
     assert_eq!(ids(&classes), [same[0], other, blocks]);
     classes.leave(WorkerId(0));
     classes.leave(WorkerId(2));

@@ -18,7 +18,11 @@ fn class(block_size: u32) -> PlanClass {
 }
 
 fn stream(port: u16) -> KvEventStream {
-    KvEventStream { endpoint: format!("tcp://127.0.0.1:{port}"), replay_endpoint: None, topic: String::new() }
+    KvEventStream {
+        endpoint: format!("tcp://127.0.0.1:{port}"),
+        replay_endpoint: None,
+        topic: String::new(),
+    }
 }
 
 fn kept() -> KeptIndex {

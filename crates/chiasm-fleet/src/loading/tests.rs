@@ -15,13 +15,20 @@ fn taking(max_loras: usize) -> FakeBackend {
     FakeBackend::with(Capabilities { max_loras, ..fake_capabilities() })
 }
 
-/// A fleet of workers with these backends, each worker's one after the other, before which these adapters were served.
+/// A fleet of workers with these backends, each worker's one after the other, before which these
+/// adapters were served.
 async fn fleet(workers: &[&[FakeBackend]], adapters: Arc<Adapters>) -> Arc<Fleet> {
     let connector = |backends: &&[FakeBackend]| {
         Box::new(FakeConnector::new(backends.iter().cloned().map(Ok))) as Box<dyn Connector>
     };
     let connectors = workers.iter().map(connector).collect();
-    let fleet = Fleet::start_with_adapters(connectors, RouterConfig::default(), Patience::default(), adapters).unwrap();
+    let fleet = Fleet::start_with_adapters(
+        connectors,
+        RouterConfig::default(),
+        Patience::default(),
+        adapters,
+    )
+    .unwrap();
     assert!(fleet.wait_ready(workers.len()).await);
     fleet
 }
@@ -127,31 +134,44 @@ fn names(fleet: &Fleet) -> Vec<String> {
 
 #[tokio::test]
 async fn adapters_of_agents_are_served_where_they_are() {
-    let (both, one) =
-        (of_agent(&[("a", 1, None), ("m", 1, None)]), of_agent(&[("b", 2, Some("its rank is too large"))]));
+    let (both, one) = (
+        of_agent(&[("a", 1, None), ("m", 1, None)]),
+        of_agent(&[("b", 2, Some("its rank is too large"))]),
+    );
     let (own, adapters) = (taking(1), Arc::new(Adapters::new(2).beside("m")));
     let fleet = fleet(&[from_ref(&both), from_ref(&one), from_ref(&own)], adapters).await;
     // Nothing can ask for one with the model's name.
     assert_eq!(names(&fleet), ["a@0101010101010101", "b@0202020202020202"]);
     let a = fleet.adapters().get("a").unwrap();
-    assert_eq!((a.root.as_str(), fleet.workers_without(&a).unwrap()), ("/1", vec![WorkerId(1), WorkerId(2)]));
+    assert_eq!(
+        (a.root.as_str(), fleet.workers_without(&a).unwrap()),
+        ("/1", vec![WorkerId(1), WorkerId(2)])
+    );
     let lacks = fleet.worker(WorkerId(2)).unwrap().lacks_adapter(&a);
     assert!(matches!(lacks, Some(AdapterError::NotOwn)) && own.adapters().is_empty());
     let why = fleet.workers_without(&fleet.adapters().get("b").unwrap()).unwrap_err().unwrap();
     assert_eq!(why.to_string(), "its rank is too large");
     // They are the agents' to load and unload.
     let dir = folder();
-    assert!(matches!(fleet.load_adapter(source("a", dir.path()), true).await, Err(LoadError::OfAgents(_))));
+    assert!(matches!(
+        fleet.load_adapter(source("a", dir.path()), true).await,
+        Err(LoadError::OfAgents(_))
+    ));
     assert!(matches!(fleet.unload_adapter("a").await, Err(LoadError::OfAgents(_))));
     // There are as many as there may be.
-    assert!(matches!(fleet.load_adapter(source("c", dir.path()), false).await, Err(LoadError::Full(2))));
+    assert!(matches!(
+        fleet.load_adapter(source("c", dir.path()), false).await,
+        Err(LoadError::Full(2))
+    ));
 }
 
 #[tokio::test]
 async fn a_name_stands_for_one_content_for_as_long_as_an_agent_has_that() {
     let (first, next) = (of_agent(&[("a", 1, None)]), of_agent(&[("b", 3, None)]));
     let fleet = fleet(&[&[first.clone(), next]], Arc::new(Adapters::new(4))).await;
-    let connector = |backend: &FakeBackend| Box::new(FakeConnector::new([Ok(backend.clone())])) as Box<dyn Connector>;
+    let connector = |backend: &FakeBackend| {
+        Box::new(FakeConnector::new([Ok(backend.clone())])) as Box<dyn Connector>
+    };
     for own in [of_agent(&[("a", 2, None)]), of_agent(&[("a", 1, None)])] {
         fleet.add(connector(&own)).unwrap();
     }
@@ -161,7 +181,8 @@ async fn a_name_stands_for_one_content_for_as_long_as_an_agent_has_that() {
     assert_eq!(fleet.workers_without(&a).unwrap(), [WorkerId(1)]);
     let why = fleet.worker(WorkerId(1)).unwrap().lacks_adapter(&a).unwrap();
     assert_eq!(why.to_string(), "its agent has another one of this name");
-    // The agent of the first is started again with another adapter; the third has the content still.
+    // The agent of the first is started again with another adapter; the third has the content
+    // still.
     first.die(Death::new("it was started again"));
     while names(&fleet) != ["a@0101010101010101", "b@0303030303030303"] {
         tokio::time::sleep(Duration::from_millis(1)).await;

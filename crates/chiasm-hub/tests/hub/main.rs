@@ -1,5 +1,10 @@
 //! Models of a small hub on loopback: downloaded, found again, resumed; and a hub that misbehaves.
-#![allow(clippy::expect_used, clippy::unwrap_used, unreachable_pub, reason = "a test fails by panicking")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    unreachable_pub,
+    reason = "a test fails by panicking"
+)]
 
 mod hostile;
 mod stand;
@@ -19,7 +24,10 @@ fn assert_has(hub: &Hub, dir: &Path, files: &[&str]) {
     let found: Vec<&str> = found.iter().filter_map(|path| path.strip_prefix(&prefix)).collect();
     assert_eq!(found, files);
     for file in files {
-        assert!(fs::read(dir.join(file)).unwrap() == hub.world.lock().unwrap().files[file], "{file}");
+        assert!(
+            fs::read(dir.join(file)).unwrap() == hub.world.lock().unwrap().files[file],
+            "{file}"
+        );
     }
 }
 
@@ -53,7 +61,12 @@ async fn small_files_and_then_weights_are_laid_out_as_python_does() {
     );
     assert_eq!(
         hub.asked(),
-        ["describe main", "HEAD model.safetensors", "GET model.safetensors", "linked model.safetensors from 0"]
+        [
+            "describe main",
+            "HEAD model.safetensors",
+            "GET model.safetensors",
+            "linked model.safetensors from 0"
+        ]
     );
     let weights = sha256(&hub.world.lock().unwrap().files["model.safetensors"]);
     assert!(model.join("blobs").join(weights).is_file());
@@ -66,7 +79,11 @@ async fn code_comes_only_where_it_is_trusted() {
     let mut request = hub.request("main", false);
     request.wanted.code = true;
     let snapshot = fetch(&request, &Progress::default()).await.unwrap();
-    assert_has(&hub, &snapshot.dir, &["chat_templates/default.jinja", "config.json", "modeling.py", "tokenizer.json"]);
+    assert_has(
+        &hub,
+        &snapshot.dir,
+        &["chat_templates/default.jinja", "config.json", "modeling.py", "tokenizer.json"],
+    );
 }
 
 #[tokio::test]
@@ -85,7 +102,11 @@ async fn what_is_complete_is_asked_for_no_more() {
     fs::remove_file(first.dir.join("config.json")).unwrap();
     hub.asked();
     assert_eq!(hub.fetch(COMMIT, true).await.unwrap(), first);
-    assert_eq!(hub.asked(), [format!("describe {COMMIT}"), "HEAD config.json".to_owned()], "its blob is there");
+    assert_eq!(
+        hub.asked(),
+        [format!("describe {COMMIT}"), "HEAD config.json".to_owned()],
+        "its blob is there"
+    );
 }
 
 #[tokio::test]
@@ -99,7 +120,10 @@ async fn offline_takes_what_is_there_and_asks_nobody() {
     assert_eq!(hub.offline("main", false).await.unwrap(), online);
     assert_eq!(hub.offline(COMMIT, false).await.unwrap(), online);
     let error = hub.offline("main", true).await.unwrap_err();
-    assert!(matches!(&error, HubError::Incomplete { missing, .. } if missing == "model.safetensors"), "{error}");
+    assert!(
+        matches!(&error, HubError::Incomplete { missing, .. } if missing == "model.safetensors"),
+        "{error}"
+    );
     assert!(matches!(hub.offline("v2", false).await, Err(HubError::NotCached { .. })));
     assert_eq!(hub.asked(), [] as [&str; 0]);
 }
@@ -110,10 +134,16 @@ async fn a_cache_without_a_listing_is_judged_by_its_files() {
     let online = hub.fetch("main", true).await.unwrap();
     fs::remove_dir_all(hub.cache().join("models--owner--tiny/trees")).unwrap();
     assert_eq!(hub.offline("main", true).await.unwrap().dir, online.dir);
-    fs::write(online.dir.join("model.safetensors.index.json"), r#"{"weight_map": {"a": "part-2.safetensors"}}"#)
-        .unwrap();
+    fs::write(
+        online.dir.join("model.safetensors.index.json"),
+        r#"{"weight_map": {"a": "part-2.safetensors"}}"#,
+    )
+    .unwrap();
     let error = hub.offline("main", true).await.unwrap_err();
-    assert!(matches!(&error, HubError::Incomplete { missing, .. } if missing == "part-2.safetensors"), "{error}");
+    assert!(
+        matches!(&error, HubError::Incomplete { missing, .. } if missing == "part-2.safetensors"),
+        "{error}"
+    );
     assert!(hub.offline("main", false).await.is_ok());
     fs::remove_file(online.dir.join("config.json")).unwrap();
     assert!(matches!(hub.offline("main", false).await, Err(HubError::Incomplete { .. })));
@@ -130,7 +160,10 @@ async fn offline_does_without_files_that_change_nothing() {
         let (file, away) = (online.dir.join(needed), hub.home.path().join("away"));
         fs::rename(&file, &away).unwrap();
         let error = hub.offline("main", true).await.unwrap_err();
-        assert!(matches!(&error, HubError::Incomplete { missing, .. } if missing == needed), "{error}");
+        assert!(
+            matches!(&error, HubError::Incomplete { missing, .. } if missing == needed),
+            "{error}"
+        );
         fs::rename(&away, &file).unwrap();
     }
     // Online it comes again, also if the commit is named.
@@ -150,7 +183,10 @@ async fn a_hub_that_is_down_leaves_the_cache() {
     let mut request = hub.request("main", true);
     request.settings.endpoint = "http://127.0.0.1:1".parse().unwrap();
     let error = fetch(&request, &Progress::default()).await.unwrap_err();
-    assert!(matches!(error, HubError::Unreachable { .. }) && error.to_string().contains("127.0.0.1:1"), "{error}");
+    assert!(
+        matches!(error, HubError::Unreachable { .. }) && error.to_string().contains("127.0.0.1:1"),
+        "{error}"
+    );
     request.wanted.weights = None;
     assert_eq!(fetch(&request, &Progress::default()).await.unwrap(), first);
 }
@@ -181,7 +217,10 @@ async fn another_start_goes_on_where_one_has_ended() {
     let incomplete = hub.found().into_iter().find(|path| path.ends_with(".incomplete")).unwrap();
     let left = fs::metadata(hub.home.path().join(incomplete)).unwrap().len();
     assert_eq!(left, 4000, "four tries");
-    assert!(!hub.found().iter().any(|path| path.ends_with("model.safetensors")), "not in the snapshot");
+    assert!(
+        !hub.found().iter().any(|path| path.ends_with("model.safetensors")),
+        "not in the snapshot"
+    );
 
     hub.misbehave(Manners::default());
     hub.asked();
@@ -211,7 +250,11 @@ async fn what_is_left_of_other_bytes_is_downloaded_anew() {
         assert_eq!(progress.done(), progress.total());
         let asked = hub.asked();
         assert!(asked.contains(&"linked model.safetensors from 5000".to_owned()), "{asked:?}");
-        assert_eq!(asked.contains(&"linked model.safetensors from 0".to_owned()), !no_ranges, "{asked:?}");
+        assert_eq!(
+            asked.contains(&"linked model.safetensors from 0".to_owned()),
+            !no_ranges,
+            "{asked:?}"
+        );
     }
 }
 
@@ -235,7 +278,10 @@ async fn a_mirror_that_tells_only_names_will_do() {
         &["chat_templates/default.jinja", "config.json", "model.safetensors", "tokenizer.json"],
     );
     assert_eq!(hub.offline("main", true).await.unwrap().dir, snapshot.dir);
-    assert!(!hub.cache().join("models--owner--tiny/trees").exists(), "Python needs more to read one");
+    assert!(
+        !hub.cache().join("models--owner--tiny/trees").exists(),
+        "Python needs more to read one"
+    );
 }
 
 #[tokio::test]
@@ -245,7 +291,8 @@ async fn mirror_that_gives_all_files_the_same_etag_mixes_up_nothing() {
     hub.world.lock().unwrap().files.insert("generation_config.json", same_length);
     hub.misbehave(Manners { etag: Some("65f1a2b3-16"), ..Manners::default() });
     let snapshot = hub.fetch("main", false).await.unwrap();
-    let files = ["chat_templates/default.jinja", "config.json", "generation_config.json", "tokenizer.json"];
+    let files =
+        ["chat_templates/default.jinja", "config.json", "generation_config.json", "tokenizer.json"];
     assert_has(&hub, &snapshot.dir, &files);
 
     let hub = Hub::start().await;
@@ -256,12 +303,15 @@ async fn mirror_that_gives_all_files_the_same_etag_mixes_up_nothing() {
 
 #[tokio::test]
 async fn part_of_a_file_may_come_without_the_files_size() {
-    for (content_range, is_taken) in [("bytes 5000-3145727/*", true), ("bytes 4999-3145727/3145728", false)] {
+    for (content_range, is_taken) in
+        [("bytes 5000-3145727/*", true), ("bytes 4999-3145727/3145728", false)]
+    {
         let hub = Hub::start().await;
         let weights = hub.world.lock().unwrap().files["model.safetensors"].clone();
         let blobs = hub.cache().join("models--owner--tiny/blobs");
         fs::create_dir_all(&blobs).unwrap();
-        fs::write(blobs.join(format!("{}.incomplete", sha256(&weights))), &weights[..5000]).unwrap();
+        fs::write(blobs.join(format!("{}.incomplete", sha256(&weights))), &weights[..5000])
+            .unwrap();
         hub.misbehave(Manners { content_range: Some(content_range), ..Manners::default() });
         let first = hub.fetch("main", true).await;
         assert_eq!(first.is_ok(), is_taken, "{first:?}");

@@ -1,5 +1,6 @@
-//! A small hub on loopback that speaks as the real one: the description of a model, files of git's own, and files that are linked
-//! to another host with redirects, ETags and ranges. It counts what it is asked for, and can be told to misbehave.
+//! A small hub on loopback that speaks as the real one: the description of a model, files of git's
+//! own, and files that are linked to another host with redirects, ETags and ranges. It counts what
+//! it is asked for, and can be told to misbehave.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -74,7 +75,8 @@ impl Hub {
             ("modeling.py", b"print()".to_vec()),
             ("README.md", b"# Tiny".to_vec()),
         ]);
-        let world = Arc::new(Mutex::new(World { files, manners: Manners::default(), asked: Vec::new() }));
+        let world =
+            Arc::new(Mutex::new(World { files, manners: Manners::default(), asked: Vec::new() }));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let routes = Router::new()
@@ -189,7 +191,8 @@ async fn describe(
         return (StatusCode::NOT_FOUND, [("x-error-code", "RevisionNotFound")], "").into_response();
     }
     let manners = &world.manners;
-    let mut siblings: Vec<Value> = world.files.iter().map(|(path, bytes)| sibling(path, bytes, manners)).collect();
+    let mut siblings: Vec<Value> =
+        world.files.iter().map(|(path, bytes)| sibling(path, bytes, manners)).collect();
     siblings.extend(manners.extra_name.iter().map(|name| json!({"rfilename": name})));
     json!({"id": REPO, "sha": COMMIT, "siblings": siblings}).to_string().into_response()
 }
@@ -224,12 +227,21 @@ async fn resolve(
         return (StatusCode::NOT_FOUND, [("x-error-code", "EntryNotFound")], "").into_response();
     };
     if !is_linked(&path) {
-        let etag = format!("\"{}\"", world.manners.etag.map_or_else(|| git_sha1(bytes), str::to_owned));
-        return ([("etag", etag), ("x-repo-commit", COMMIT.to_owned())], bytes.clone()).into_response();
+        let etag =
+            format!("\"{}\"", world.manners.etag.map_or_else(|| git_sha1(bytes), str::to_owned));
+        return ([("etag", etag), ("x-repo-commit", COMMIT.to_owned())], bytes.clone())
+            .into_response();
     }
     let size = world.manners.said_size.unwrap_or(bytes.len() as u64);
     let headers = [
-        ("location", world.manners.redirect.clone().unwrap_or_else(|| format!("/linked/{path}?signature=secret"))),
+        (
+            "location",
+            world
+                .manners
+                .redirect
+                .clone()
+                .unwrap_or_else(|| format!("/linked/{path}?signature=secret")),
+        ),
         ("x-repo-commit", COMMIT.to_owned()),
         ("x-linked-etag", format!("\"{}\"", sha256(bytes))),
         ("x-linked-size", size.to_string()),
@@ -241,9 +253,9 @@ async fn resolve(
 /// Where linked files are.
 async fn linked(State(world): Shared, headers: HeaderMap, Path(path): Path<String>) -> Response {
     let mut world = world.lock().expect("not poisoned");
-    let from = headers
-        .get("range")
-        .and_then(|range| range.to_str().ok()?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+    let from = headers.get("range").and_then(|range| {
+        range.to_str().ok()?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
+    });
     world.asked.push(format!("linked {path} from {}", from.unwrap_or(0_usize)));
     let mut bytes = world.files[path.as_str()].clone();
     let manners = &mut world.manners;
@@ -252,7 +264,10 @@ async fn linked(State(world): Shared, headers: HeaderMap, Path(path): Path<Strin
     }
     if manners.endless {
         let part = Bytes::from(vec![7; 1 << 16]);
-        return Body::from_stream(stream::repeat_with(move || Ok::<_, std::io::Error>(part.clone()))).into_response();
+        return Body::from_stream(stream::repeat_with(move || {
+            Ok::<_, std::io::Error>(part.clone())
+        }))
+        .into_response();
     }
     let (total, from) = (bytes.len(), from.filter(|_| !manners.no_ranges).unwrap_or(0));
     let rest = bytes.split_off(from);
@@ -266,7 +281,10 @@ async fn linked(State(world): Shared, headers: HeaderMap, Path(path): Path<Strin
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 Err(std::io::Error::other("cut"))
             };
-            Body::from_stream(futures_util::StreamExt::chain(stream::iter([Ok(first)]), stream::once(cut)))
+            Body::from_stream(futures_util::StreamExt::chain(
+                stream::iter([Ok(first)]),
+                stream::once(cut),
+            ))
         }
         _ => Body::from(rest),
     };
@@ -276,7 +294,8 @@ async fn linked(State(world): Shared, headers: HeaderMap, Path(path): Path<Strin
         0 => response.status(StatusCode::OK),
         _ => response.status(StatusCode::PARTIAL_CONTENT).header(
             "content-range",
-            content_range.map_or_else(|| format!("bytes {from}-{}/{total}", total - 1), str::to_owned),
+            content_range
+                .map_or_else(|| format!("bytes {from}-{}/{total}", total - 1), str::to_owned),
         ),
     };
     response.body(body).expect("a response")

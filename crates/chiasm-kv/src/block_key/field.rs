@@ -42,8 +42,9 @@ pub(super) fn multiply_add_wide(one: u128, other: u128, low: u128, high: u128) -
     reduce((sum & P) + (sum >> 127) + (middle >> 63) + (high >> 63))
 }
 
-/// `one` · `other` + `more` modulo p, for a factor `one` of at most 2^127 and two numbers below p. Each block's state waits
-/// for that of the block before, so this reduces by halves and to the end only once.
+/// `one` · `other` + `more` modulo p, for a factor `one` of at most 2^127 and two numbers below p.
+/// Each block's state waits for that of the block before, so this reduces by halves and to the end
+/// only once.
 #[inline]
 pub(super) fn multiply_add(one: u128, other: u128, more: u128) -> u128 {
     let ((a0, a1), (b0, b1)) = (split(one), split(other));
@@ -56,7 +57,8 @@ pub(super) fn multiply_add(one: u128, other: u128, more: u128) -> u128 {
     let high = product(a1, b1);
     // low + 2^64 · middle + 2^128 · high, and 2^127 = 1.
     let shifted = (middle & ((1 << 63) - 1)) << 64;
-    // What is folded is below 2^128 each time: two numbers below 2^127, of which one is folded already.
+    // What is folded is below 2^128 each time: two numbers below 2^127, of which one is folded
+    // already.
     let sum = fold(fold((low & P) + shifted) + more);
     let rest = fold((low >> 127) + (middle >> 63) + 2 * high);
     reduce(sum + rest)
@@ -109,17 +111,25 @@ pub(super) mod tests {
 
     #[test]
     fn the_ends_of_the_field() {
-        let ends = [0, 1, 2, 1 << 63, (1 << 64) - 1, 1 << 64, 1 << 126, P - (1 << 64), P - 2, P - 1];
+        let ends =
+            [0, 1, 2, 1 << 63, (1 << 64) - 1, 1 << 64, 1 << 126, P - (1 << 64), P - 2, P - 1];
         for one in ends.into_iter().chain([P, P + 1]) {
             for other in ends {
                 for more in ends {
                     let expected = add(slow(one, other), more);
-                    assert_eq!(multiply_add(one, other, more), expected, "{one:x} · {other:x} + {more:x}");
+                    assert_eq!(
+                        multiply_add(one, other, more),
+                        expected,
+                        "{one:x} · {other:x} + {more:x}"
+                    );
                     if one < P {
                         for high in [0, (1 << 126) - 1, (1 << 64) - 1] {
                             let expected = add(expected, slow(high, 1 << 64));
                             let found = multiply_add_wide(one, other, more, high);
-                            assert_eq!(found, expected, "{one:x} · {other:x} + {more:x} + {high:x}");
+                            assert_eq!(
+                                found, expected,
+                                "{one:x} · {other:x} + {more:x} + {high:x}"
+                            );
                         }
                         let expected = add(slow(one, other), slow((1 << 126) - 1, 1 << 64));
                         assert_eq!(multiply_add_wide(one, other, P, (1 << 126) - 1), expected);

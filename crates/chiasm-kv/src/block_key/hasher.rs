@@ -2,9 +2,10 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Hashes for maps whose keys are [`BlockKey`](crate::BlockKey)s, alone or beside small numbers such as worker ids:
-/// `HashMap<BlockKey, T, BuildBlockKeyHasher>`. Block keys are uniform and unknown to whoever sends prompts, so their bits are
-/// taken as they are. Not for keys without a block key.
+/// Hashes for maps whose keys are [`BlockKey`](crate::BlockKey)s, alone or beside small numbers
+/// such as worker ids: `HashMap<BlockKey, T, BuildBlockKeyHasher>`. Block keys are uniform and
+/// unknown to whoever sends prompts, so their bits are taken as they are. Not for keys without a
+/// block key.
 pub type BuildBlockKeyHasher = BuildHasherDefault<BlockKeyHasher>;
 
 /// The hasher of [`BuildBlockKeyHasher`].

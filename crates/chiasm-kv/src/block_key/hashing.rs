@@ -11,13 +11,16 @@ use crate::event::ExternalHash;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineHashing {
-    /// SGLang 0.5.23's (`cpp_utils/hash_binding.cpp`, `managers/schedule_batch.py`): the first 8 bytes of a chain of SHA-256 over the
-    /// block's token ids, where a media item's tokens are four numbers made of its identity, in turns.
+    /// SGLang 0.5.23's (`cpp_utils/hash_binding.cpp`, `managers/schedule_batch.py`): the first 8
+    /// bytes of a chain of SHA-256 over the block's token ids, where a media item's tokens are four
+    /// numbers made of its identity, in turns.
     Sglang,
-    /// SGLang 0.5.22's: the same chain, where a media item's tokens are one number, made of 30 bits of its identity.
+    /// SGLang 0.5.22's: the same chain, where a media item's tokens are one number, made of 30 bits
+    /// of its identity.
     SglangNarrow,
-    /// Dynamo 1.6's, of whichever engine is behind it: a chain of XXH3 over the hash of each block's token ids. What they make of media
-    /// items depends on the engine: from the first item on the hashes are ours alone, good for what a worker was sent.
+    /// Dynamo 1.6's, of whichever engine is behind it: a chain of XXH3 over the hash of each
+    /// block's token ids. What they make of media items depends on the engine: from the first item
+    /// on the hashes are ours alone, good for what a worker was sent.
     Dynamo,
 }
 
@@ -27,8 +30,8 @@ impl EngineHashing {
         KeyScheme::EngineHashes(self.engine_hash_keys())
     }
 
-    /// The keys of a prompt's full blocks, first block first. A LoRA adapter is not part of them. An item with other tokens among its own has
-    /// a span for each run of its own.
+    /// The keys of a prompt's full blocks, first block first. A LoRA adapter is not part of them.
+    /// An item with other tokens among its own has a span for each run of its own.
     pub fn keys(self, prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<BlockKey> {
         let keys = self.engine_hash_keys();
         let hashes = match self {
@@ -54,10 +57,14 @@ const FIRST_PAD: u64 = 1_000_000;
 
 /// What stands in place of an item's tokens for SGLang: the k-th of them is number k mod 4.
 fn wide_pads(identity: u64) -> [u64; 4] {
-    let digest = Sha256::new().chain_update("sglang-mm-wide-pad-v1").chain_update(identity.to_be_bytes()).finalize();
+    let digest = Sha256::new()
+        .chain_update("sglang-mm-wide-pad-v1")
+        .chain_update(identity.to_be_bytes())
+        .finalize();
     let mut pads = [FIRST_PAD; 4];
     for (pad, bytes) in pads.iter_mut().zip(digest.chunks_exact(8)) {
-        *pad += bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) & ((1 << 62) - 1);
+        *pad +=
+            bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) & ((1 << 62) - 1);
     }
     pads
 }
@@ -77,7 +84,9 @@ fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize, pads: fn(u64) -> [u6
         places.zip(pads.into_iter().cycle()).for_each(|(id, pad)| *id = pad);
     }
     let salt = prompt.salt.filter(|salt| !salt.is_empty());
-    let mut prior = salt.map(|salt| Sha256::new().chain_update("sglang-cache-salt-v1\0").chain_update(salt).finalize());
+    let mut prior = salt.map(|salt| {
+        Sha256::new().chain_update("sglang-cache-salt-v1\0").chain_update(salt).finalize()
+    });
     let hash = |block: &[u64]| {
         let mut hasher = Sha256::new();
         if let Some(prior) = prior {
@@ -117,7 +126,8 @@ fn dynamo(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
         bytes.clear();
         block.iter().for_each(|token| bytes.extend_from_slice(&token.0.to_le_bytes()));
         let start = number * size;
-        let touches = |span: &&MediaSpan| span.offset < start + size && span.offset + span.length > start;
+        let touches =
+            |span: &&MediaSpan| span.offset < start + size && span.offset + span.length > start;
         for span in prompt.media.iter().filter(touches) {
             bytes.extend_from_slice(span.hash.as_bytes());
             bytes.extend_from_slice(&(span.offset as i64 - start as i64).to_le_bytes());
@@ -157,13 +167,22 @@ mod tests {
         assert_eq!(sglang(&PromptBlocks { salt: Some("s"), ..text }, size), salted);
         assert_eq!(sglang(&PromptBlocks { salt: Some(""), ..text }, size), sglang(&text, size));
         assert_eq!(sglang(&imaged, size), [0x40de213fcf0f2741, 0x5a3f985addc4d3eb]);
-        assert_eq!(super::sglang(&imaged, size, narrow_pads), [0xaeeb804e29cb6175, 0x5af999b64cced939]);
-        assert_ne!(EngineHashing::SglangNarrow.keys(&text, size), EngineHashing::Sglang.keys(&text, size));
+        assert_eq!(
+            super::sglang(&imaged, size, narrow_pads),
+            [0xaeeb804e29cb6175, 0x5af999b64cced939]
+        );
+        assert_ne!(
+            EngineHashing::SglangNarrow.keys(&text, size),
+            EngineHashing::Sglang.keys(&text, size)
+        );
         let keys = EngineHashing::Sglang.keys(&text, size);
         let KeyScheme::EngineHashes(of_engine) = EngineHashing::Sglang.scheme() else { panic!() };
         assert_eq!(
             keys,
-            sglang(&text, size).into_iter().map(|hash| of_engine.key(&ExternalHash::U64(hash))).collect::<Vec<_>>()
+            sglang(&text, size)
+                .into_iter()
+                .map(|hash| of_engine.key(&ExternalHash::U64(hash)))
+                .collect::<Vec<_>>()
         );
     }
 
@@ -173,13 +192,14 @@ mod tests {
         let tokens: Vec<TokenId> = (100..170).map(TokenId).collect();
         let text = PromptBlocks { tokens: &tokens, ..PromptBlocks::default() };
         let size = BlockSize::new(16).unwrap();
-        let told = [10823191264391160519, 4102179227871607950, 18410735291254320318, 4506128744525108053];
+        let told =
+            [10823191264391160519, 4102179227871607950, 18410735291254320318, 4506128744525108053];
         assert_eq!(dynamo(&text, size), told);
         let media = [MediaSpan { hash: MmHash::new([1; 32]), offset: 40, length: 5 }];
         let with_item = |media: &[MediaSpan]| dynamo(&PromptBlocks { media, ..text }, size);
         assert_eq!(with_item(&media)[..2], told[..2]);
-        let others =
-            [media[0].hash, MmHash::new([2; 32])].map(|hash| with_item(&[MediaSpan { hash, offset: 41, length: 5 }]));
+        let others = [media[0].hash, MmHash::new([2; 32])]
+            .map(|hash| with_item(&[MediaSpan { hash, offset: 41, length: 5 }]));
         assert!(
             others[0][2..]
                 .iter()

@@ -5,10 +5,12 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
 
-/// What whoever sends prompts must not know: with it, two prompts can be found that have the same [`BlockKey`](crate::BlockKey)s.
+/// What whoever sends prompts must not know: with it, two prompts can be found that have the same
+/// [`BlockKey`](crate::BlockKey)s.
 ///
-/// Each process draws one when it makes its first key. Processes that exchange keys, as those do that read each other's
-/// [`PrefixIndex::snapshot`](crate::PrefixIndex::snapshot)s, need the same one.
+/// Each process draws one when it makes its first key. Processes that exchange keys, as those do
+/// that read each other's [`PrefixIndex::snapshot`](crate::PrefixIndex::snapshot)s, need the same
+/// one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeySecret([u8; 32]);
 
@@ -47,7 +49,8 @@ impl KeySecret {
     /// Tells secrets apart without giving them away.
     pub fn fingerprint(&self) -> [u8; 16] {
         let mut fingerprint = [0; 16];
-        self.derive("chiasm 2026 fingerprint of the secret of block keys", b"").fill(&mut fingerprint);
+        self.derive("chiasm 2026 fingerprint of the secret of block keys", b"")
+            .fill(&mut fingerprint);
         fingerprint
     }
 

@@ -58,7 +58,8 @@ fn images_that_differ_in_their_last_bit_share_no_key() {
 #[test]
 fn the_same_image_at_another_offset_shares_no_key() {
     let prompt = tokens([9; 8]);
-    let keys: HashSet<_> = (0..4).map(|offset| keys_of(&prompt, &[item(1, offset, 4)])[1]).collect();
+    let keys: HashSet<_> =
+        (0..4).map(|offset| keys_of(&prompt, &[item(1, offset, 4)])[1]).collect();
     assert_eq!(keys.len(), 4);
 }
 
@@ -83,15 +84,26 @@ fn the_blocks_inside_an_image_differ_by_offset_not_only_by_chain() {
 
 #[test]
 fn items_touch_the_blocks_that_vllm_says() {
-    // Item at 3..5 touches blocks 0 and 1 with offsets 3 and -1, item at 8..12 only block 2 with offset 0.
+    // Item at 3..5 touches blocks 0 and 1 with offsets 3 and -1, item at 8..12 only block 2 with
+    // offset 0.
     let prompt = tokens([9; 16]);
     let keys = keys_of(&prompt, &[item(2, 8, 4), item(1, 3, 2)]);
     let mut hasher = BlockHasher::default();
     let mut parent = None;
-    let touching: [&[(MmHash, i64)]; 4] =
-        [&[(MmHash::new([1; 32]), 3)], &[(MmHash::new([1; 32]), -1)], &[(MmHash::new([2; 32]), 0)], &[]];
+    let touching: [&[(MmHash, i64)]; 4] = [
+        &[(MmHash::new([1; 32]), 3)],
+        &[(MmHash::new([1; 32]), -1)],
+        &[(MmHash::new([2; 32]), 0)],
+        &[],
+    ];
     for (block, media) in touching.into_iter().enumerate() {
-        let key = hasher.key(&BlockContent { parent, tokens: &prompt[..4], media, lora: None, salt: None });
+        let key = hasher.key(&BlockContent {
+            parent,
+            tokens: &prompt[..4],
+            media,
+            lora: None,
+            salt: None,
+        });
         assert_eq!(keys[block], key, "block {block}");
         parent = Some(key);
     }
@@ -111,7 +123,13 @@ fn of_two_items_on_one_range_the_second_is_seen_in_the_last_block() {
     let mut hasher = BlockHasher::default();
     let mut parent = None;
     for (block, media) in touching.into_iter().enumerate() {
-        let key = hasher.key(&BlockContent { parent, tokens: &tokens([9; 4]), media, lora: None, salt: None });
+        let key = hasher.key(&BlockContent {
+            parent,
+            tokens: &tokens([9; 4]),
+            media,
+            lora: None,
+            salt: None,
+        });
         assert_eq!(keys[block], key, "block {block}");
         parent = Some(key);
     }
@@ -120,7 +138,8 @@ fn of_two_items_on_one_range_the_second_is_seen_in_the_last_block() {
 #[test]
 fn lora_and_salt_separate_and_are_not_confused() {
     let prompt = tokens(0..8);
-    let with = |lora, salt| block_keys(&PromptBlocks { tokens: &prompt, media: &[], lora, salt }, BLOCK);
+    let with =
+        |lora, salt| block_keys(&PromptBlocks { tokens: &prompt, media: &[], lora, salt }, BLOCK);
     let all = [
         with(None, None),
         with(Some("a"), None),
@@ -138,8 +157,14 @@ fn lora_and_salt_separate_and_are_not_confused() {
 #[test]
 fn block_sizes_share_no_key() {
     let prompt = tokens(0..64);
-    let of = |size| block_keys(&PromptBlocks { tokens: &prompt, ..Default::default() }, BlockSize::new(size).unwrap());
-    let (four, eight): (HashSet<_>, HashSet<_>) = (of(4).into_iter().collect(), of(8).into_iter().collect());
+    let of = |size| {
+        block_keys(
+            &PromptBlocks { tokens: &prompt, ..Default::default() },
+            BlockSize::new(size).unwrap(),
+        )
+    };
+    let (four, eight): (HashSet<_>, HashSet<_>) =
+        (of(4).into_iter().collect(), of(8).into_iter().collect());
     assert!(four.is_disjoint(&eight));
 }
 
@@ -166,7 +191,8 @@ prop_compose! {
 }
 
 fn key(content: &Owned) -> BlockKey {
-    let media: Vec<_> = content.media.iter().map(|(name, offset)| (MmHash::new([*name; 32]), *offset)).collect();
+    let media: Vec<_> =
+        content.media.iter().map(|(name, offset)| (MmHash::new([*name; 32]), *offset)).collect();
     BlockHasher::default().key(&BlockContent {
         parent: content.parent.map(BlockKey),
         tokens: &tokens(content.tokens.iter().copied()),

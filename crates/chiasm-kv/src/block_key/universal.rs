@@ -1,9 +1,10 @@
 //! A keyed hash of sequences of 64-bit words into 127 bits.
 //!
-//! Words are taken 512 at a time. A group is hashed by the sum of coefficient · word modulo p = 2^127 − 1 with one
-//! random coefficient per place (multilinear hashing: Carter and Wegman 1979), and the groups by a polynomial in a random
-//! point r (as in Poly1305): state · r + group. Two different sequences of at most n groups collide with a chance of at
-//! most (n + 1) / p over the choice of the secret, whatever the sequences are, as long as whoever chooses them can't see
+//! Words are taken 512 at a time. A group is hashed by the sum of coefficient · word modulo p =
+//! 2^127 − 1 with one random coefficient per place (multilinear hashing: Carter and Wegman 1979),
+//! and the groups by a polynomial in a random point r (as in Poly1305): state · r + group. Two
+//! different sequences of at most n groups collide with a chance of at most (n + 1) / p over the
+//! choice of the secret, whatever the sequences are, as long as whoever chooses them can't see
 //! states.
 
 use std::sync::LazyLock;
@@ -18,24 +19,28 @@ use super::kernels::{Kernel, Series, Tables, WORDS};
 /// Words per group: more than any block of common size has, and 8 KiB of coefficients.
 const GROUP: usize = 512;
 
-/// Bits of tokens of all usual vocabularies, and of words made of two of them. No other tokens are wrong, only slower.
+/// Bits of tokens of all usual vocabularies, and of words made of two of them. No other tokens are
+/// wrong, only slower.
 const SMALL_TOKEN: u32 = 25;
 const SMALL_WORD: u32 = 32 + SMALL_TOKEN;
 
-/// Words of which sums of products need no carries: with coefficients of 64 and 63 bits, below 2^(57 + 6 + 64).
+/// Words of which sums of products need no carries: with coefficients of 64 and 63 bits, below
+/// 2^(57 + 6 + 64).
 const SHORT: usize = 64;
 
 /// Tokens that are brought near at a time, unless a block has more: 8 KiB.
 const AHEAD: usize = 2048;
 
-/// Looks at each cache line: so the memory works on many at a time, not on those of the next few blocks.
+/// Looks at each cache line: so the memory works on many at a time, not on those of the next few
+/// blocks.
 fn bring_near(tokens: &[TokenId]) {
     for line in tokens.chunks(16) {
         std::hint::black_box(line.first().map(|token| token.0));
     }
 }
 
-/// Blocks from which on a kernel is faster than one after the other, measured with 16 to 128 tokens a block.
+/// Blocks from which on a kernel is faster than one after the other, measured with 16 to 128 tokens
+/// a block.
 const WORTH: usize = 4;
 
 /// Blocks that are hashed one by one where a kernel stopped, before it is tried again.
@@ -86,17 +91,21 @@ impl Secret {
         self.start
     }
 
-    /// Words that come after a head and a body of so many tokens, summed up once for all blocks that have them there. `None`
-    /// if they don't fit into the first group.
+    /// Words that come after a head and a body of so many tokens, summed up once for all blocks
+    /// that have them there. `None` if they don't fit into the first group.
     pub(super) fn sum_up(&self, tokens: usize, words: &[u64]) -> Option<Summed> {
-        let rest = self.coefficients.get(1 + tokens.div_ceil(2)..).filter(|rest| rest.len() >= words.len())?;
+        let rest = self
+            .coefficients
+            .get(1 + tokens.div_ceil(2)..)
+            .filter(|rest| rest.len() >= words.len())?;
         let mut sum = Sum::default();
         rest.iter().zip(words).for_each(|(coefficient, word)| sum.add(*coefficient, *word));
         Some(Summed { sum, words: words.len() })
     }
 
-    /// The state after one more sequence: `head`, then `body` two tokens to a word, then what is summed up, then `tail`.
-    /// Which words are which must follow from `head`. `None` if they don't fit into one group.
+    /// The state after one more sequence: `head`, then `body` two tokens to a word, then what is
+    /// summed up, then `tail`. Which words are which must follow from `head`. `None` if they don't
+    /// fit into one group.
     pub(super) fn extend_summed(
         &self,
         state: u128,
@@ -109,24 +118,31 @@ impl Secret {
         fits.then(|| self.extend_once(state, head, body, (summed.sum.clone(), summed.words), tail))
     }
 
-    /// What a head and the words after a body of so many tokens add to a sum; below p. `None` if they don't fit into the first group.
+    /// What a head and the words after a body of so many tokens add to a sum; below p. `None` if
+    /// they don't fit into the first group.
     pub(super) fn sum_around(&self, head: u64, tokens: usize, words: &[u64]) -> Option<u128> {
         let Summed { mut sum, .. } = self.sum_up(tokens, words)?;
         sum.add(self.coefficients[0], head);
         Some(sum.reduced())
     }
 
-    /// What a sum grows by when the word at this place after a body of so many tokens falls by `fall`; below p. `None` if it is
-    /// not in the first group.
+    /// What a sum grows by when the word at this place after a body of so many tokens falls by
+    /// `fall`; below p. `None` if it is not in the first group.
     pub(super) fn growth(&self, tokens: usize, place: usize, fall: usize) -> Option<u128> {
         let coefficient = self.coefficients.get(1 + tokens.div_ceil(2) + place)?;
         Some(reduce(P - multiply_add(reduce(whole(*coefficient)), fall as u128, 0)))
     }
 
     /// Appends the keys of a series, of as many blocks as it can by the kernel.
-    pub(super) fn extend_series(&self, kernel: Option<Kernel>, mut series: Series<'_>, keys: &mut Vec<BlockKey>) {
+    pub(super) fn extend_series(
+        &self,
+        kernel: Option<Kernel>,
+        mut series: Series<'_>,
+        keys: &mut Vec<BlockKey>,
+    ) {
         let worth = WORTH * series.block_size..;
-        let Some(kernel) = kernel.filter(|_| series.block_size <= 2 * WORDS && worth.contains(&series.tokens.len()))
+        let Some(kernel) = kernel
+            .filter(|_| series.block_size <= 2 * WORDS && worth.contains(&series.tokens.len()))
         else {
             return self.extend_each(&series, keys);
         };
@@ -142,8 +158,8 @@ impl Secret {
         }
     }
 
-    /// Appends the keys of a series one after the other: the reference of all kernels. Each block and what is around its tokens fit
-    /// into one group.
+    /// Appends the keys of a series one after the other: the reference of all kernels. Each block
+    /// and what is around its tokens fit into one group.
     pub(super) fn extend_each(&self, series: &Series<'_>, keys: &mut Vec<BlockKey>) {
         let (mut state, mut more) = (series.state, series.first);
         for near in series.tokens.chunks((AHEAD / series.block_size).max(1) * series.block_size) {
@@ -163,7 +179,8 @@ impl Secret {
         }
     }
 
-    /// Does what [`Secret::extend_summed`] does for a body of any length of which nothing is summed up.
+    /// Does what [`Secret::extend_summed`] does for a body of any length of which nothing is summed
+    /// up.
     #[inline]
     pub(super) fn extend(&self, state: u128, head: u64, body: &[TokenId], tail: &[u64]) -> u128 {
         if let (true, true, Some(pairs)) = (tail.is_empty(), head >> SMALL_WORD == 0, small(body)) {
@@ -178,12 +195,13 @@ impl Secret {
         self.extend_any(state, head, body, tail)
     }
 
-    /// Extends the state by fewer than [`SHORT`] pairs of small tokens, and by what is summed up before: at most the product
-    /// of a small word.
+    /// Extends the state by fewer than [`SHORT`] pairs of small tokens, and by what is summed up
+    /// before: at most the product of a small word.
     #[inline(always)]
     fn extend_small(&self, state: u128, before: Halves, pairs: &[[TokenId; 2]]) -> u128 {
         let [_, rest @ ..] = &self.coefficients;
-        // Without carries: so many products of coefficients with small words stay below 2^127 and 2^126.
+        // Without carries: so many products of coefficients with small words stay below 2^127 and
+        // 2^126.
         let Halves { mut low, mut high } = before;
         for (coefficient, pair) in rest[..pairs.len()].iter().zip(pairs) {
             let word = word(*pair);
@@ -205,20 +223,33 @@ impl Secret {
         let mut words = [head].into_iter().chain(body).chain(tail.iter().copied()).peekable();
         while words.peek().is_some() {
             let mut sum = Sum::default();
-            self.coefficients.iter().zip(words.by_ref()).for_each(|(coefficient, word)| sum.add(*coefficient, word));
+            self.coefficients
+                .iter()
+                .zip(words.by_ref())
+                .for_each(|(coefficient, word)| sum.add(*coefficient, word));
             state = self.next(state, sum);
         }
         state
     }
 
-    /// Extends the state by one group, in which words are summed up already. Inlined, so that nothing summed up costs
-    /// nothing.
+    /// Extends the state by one group, in which words are summed up already. Inlined, so that
+    /// nothing summed up costs nothing.
     #[inline(always)]
-    fn extend_once(&self, state: u128, head: u64, body: &[TokenId], summed: (Sum, usize), tail: &[u64]) -> u128 {
+    fn extend_once(
+        &self,
+        state: u128,
+        head: u64,
+        body: &[TokenId],
+        summed: (Sum, usize),
+        tail: &[u64],
+    ) -> u128 {
         let (mut sum, skipped) = summed;
         let rest = self.sum_tokens(&mut sum, body);
         sum.add(self.coefficients[0], head);
-        rest[skipped..].iter().zip(tail).for_each(|(coefficient, word)| sum.add(*coefficient, *word));
+        rest[skipped..]
+            .iter()
+            .zip(tail)
+            .for_each(|(coefficient, word)| sum.add(*coefficient, *word));
         self.next(state, sum)
     }
 
@@ -229,8 +260,14 @@ impl Secret {
         let [_, rest @ ..] = &self.coefficients;
         let (for_pairs, rest) = rest.split_at(pairs.len());
         let (for_odd, rest) = rest.split_at(odd.len());
-        for_pairs.iter().zip(pairs).for_each(|(coefficient, pair)| sum.add(*coefficient, word(*pair)));
-        for_odd.iter().zip(odd).for_each(|(coefficient, token)| sum.add(*coefficient, u64::from(token.0)));
+        for_pairs
+            .iter()
+            .zip(pairs)
+            .for_each(|(coefficient, pair)| sum.add(*coefficient, word(*pair)));
+        for_odd
+            .iter()
+            .zip(odd)
+            .for_each(|(coefficient, token)| sum.add(*coefficient, u64::from(token.0)));
         rest
     }
 
@@ -239,7 +276,8 @@ impl Secret {
     }
 }
 
-/// A group's sum of coefficient · word, not yet reduced: numbers of 192 bits, as a product has up to 128.
+/// A group's sum of coefficient · word, not yet reduced: numbers of 192 bits, as a product has up
+/// to 128.
 #[derive(Clone, Default)]
 struct Sum {
     low: u128,
@@ -247,8 +285,8 @@ struct Sum {
     low_over: u64,
     /// Counts 2^64.
     high: u128,
-    /// Counts 2^192. Its width is another than that of `low_over`, lest the compiler put both into one vector register,
-    /// carry by carry, which takes longer than the sums.
+    /// Counts 2^192. Its width is another than that of `low_over`, lest the compiler put both into
+    /// one vector register, carry by carry, which takes longer than the sums.
     high_over: u32,
 }
 
@@ -268,9 +306,11 @@ impl Sum {
     }
 
     fn reduced(&self) -> u128 {
-        // 2^127 = 1, so 2^128 = 2, and 2^64 · high = (high >> 63) + 2^64 · (the rest). At most 512 carries.
+        // 2^127 = 1, so 2^128 = 2, and 2^64 · high = (high >> 63) + 2^64 · (the rest). At most 512
+        // carries.
         let rest = (self.high & ((1 << 63) - 1)) << 64;
-        let small = (self.high >> 63) + 2 * u128::from(self.low_over) + (u128::from(self.high_over) << 65);
+        let small =
+            (self.high >> 63) + 2 * u128::from(self.low_over) + (u128::from(self.high_over) << 65);
         add(add(reduce(self.low), reduce(small)), reduce(rest))
     }
 }

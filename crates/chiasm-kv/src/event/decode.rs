@@ -18,10 +18,11 @@ pub(super) type Decoded<T> = Result<T, KvError>;
 /// Reads the payload frame of one message.
 ///
 /// # Errors
-/// [`KvError::Malformed`] when the bytes are not a batch or a known field has another type. Unknown events, fields and
-/// appended positions are no error.
+/// [`KvError::Malformed`] when the bytes are not a batch or a known field has another type. Unknown
+/// events, fields and appended positions are no error.
 pub fn decode(payload: &[u8]) -> Decoded<KvEventBatch> {
-    let (timestamp, events, data_parallel_rank) = batch(payload, |input| list(input, "events", event))?;
+    let (timestamp, events, data_parallel_rank) =
+        batch(payload, |input| list(input, "events", event))?;
     Ok(KvEventBatch { timestamp, events, data_parallel_rank })
 }
 
@@ -63,8 +64,8 @@ pub(super) fn event(input: Input<'_, '_>) -> Decoded<KvEvent> {
     }
 }
 
-/// The `type` of the event at the front of `input`, which stays where it is. msgspec writes it first, but nothing
-/// promises that.
+/// The `type` of the event at the front of `input`, which stays where it is. msgspec writes it
+/// first, but nothing promises that.
 fn tag(mut input: &[u8]) -> Decoded<&str> {
     for _ in 0..map_len(&mut input, "event")? {
         if text(&mut input, "event")? == "type" {
@@ -97,11 +98,14 @@ fn block_stored(input: Input<'_, '_>) -> Decoded<BlockStored> {
             "medium" => stored.medium = optional_string(input, "medium")?,
             "lora_name" => stored.lora_name = optional_string(input, "lora_name")?,
             "extra_keys" => {
-                stored.extra_keys =
-                    optional(input, |input| list(input, "extra_keys", |input| optional(input, extra_keys)))?;
+                stored.extra_keys = optional(input, |input| {
+                    list(input, "extra_keys", |input| optional(input, extra_keys))
+                })?;
             }
             "group_idx" => stored.group_idx = optional(input, |input| integer(input, "group_idx"))?,
-            "kv_cache_spec_kind" => stored.kv_cache_spec_kind = optional_string(input, "kv_cache_spec_kind")?,
+            "kv_cache_spec_kind" => {
+                stored.kv_cache_spec_kind = optional_string(input, "kv_cache_spec_kind")?
+            }
             "kv_cache_spec_sliding_window" => {
                 stored.kv_cache_spec_sliding_window =
                     optional(input, |input| integer(input, "kv_cache_spec_sliding_window"))?;
@@ -111,7 +115,8 @@ fn block_stored(input: Input<'_, '_>) -> Decoded<BlockStored> {
             "session_id" => stored.session_id = optional_string(input, "session_id")?,
             "lookahead_token_ids" => {
                 let tokens = |input: Input<'_, '_>| list(input, "lookahead_token_ids", token_id);
-                stored.lookahead_token_ids = optional(input, |input| list(input, "lookahead_token_ids", tokens))?;
+                stored.lookahead_token_ids =
+                    optional(input, |input| list(input, "lookahead_token_ids", tokens))?;
             }
             _ => {
                 skip(input, "BlockStored")?;
@@ -132,7 +137,9 @@ fn block_removed(input: Input<'_, '_>) -> Decoded<BlockRemoved> {
                 removed.block_hashes = list(input, "block_hashes", external_hash)?;
             }
             "medium" => removed.medium = optional_string(input, "medium")?,
-            "group_idx" => removed.group_idx = optional(input, |input| integer(input, "group_idx"))?,
+            "group_idx" => {
+                removed.group_idx = optional(input, |input| integer(input, "group_idx"))?
+            }
             "locality" => removed.locality = optional_string(input, "locality")?,
             "ownership" => removed.ownership = optional_string(input, "ownership")?,
             _ => {
@@ -169,7 +176,8 @@ impl<const N: usize> Required<N> {
 pub(super) fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
     match peek(input) {
         Some(Marker::Bin8 | Marker::Bin16 | Marker::Bin32) => {
-            let length = decode::read_bin_len(input).map_err(|_| malformed("block_hashes"))? as usize;
+            let length =
+                decode::read_bin_len(input).map_err(|_| malformed("block_hashes"))? as usize;
             let (hash, rest) = input.split_at_checked(length).ok_or(malformed("block_hashes"))?;
             *input = rest;
             Ok(ExternalHash::Bytes(hash.to_vec()))
@@ -181,11 +189,13 @@ pub(super) fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
 /// The 64 bits of an integer: vLLM's have no sign, SGLang's have one.
 pub(super) fn integer_hash(input: Input<'_, '_>) -> Decoded<u64> {
     let hash: i128 = integer(input, "block_hashes")?;
-    u64::try_from(hash).or_else(|_| i64::try_from(hash).map(i64::cast_unsigned)).map_err(|_| malformed("block_hashes"))
+    u64::try_from(hash)
+        .or_else(|_| i64::try_from(hash).map(i64::cast_unsigned))
+        .map_err(|_| malformed("block_hashes"))
 }
 
-/// The tokens of an event; none where one of them is no token but a number of more than 32 bits, as SGLang has in the place of media
-/// items.
+/// The tokens of an event; none where one of them is no token but a number of more than 32 bits, as
+/// SGLang has in the place of media items.
 pub(super) fn token_ids(input: Input<'_, '_>) -> Decoded<Vec<TokenId>> {
     let numbers: Vec<Option<TokenId>> = list(input, "token_ids", |input| {
         integer(input, "token_ids").map(|number: u64| u32::try_from(number).ok().map(TokenId))
@@ -199,7 +209,9 @@ fn token_id(input: Input<'_, '_>) -> Decoded<TokenId> {
 
 fn extra_keys(input: Input<'_, '_>) -> Decoded<Vec<ExtraKey>> {
     match peek(input) {
-        Some(Marker::FixArray(_) | Marker::Array16 | Marker::Array32) => list(input, "extra_keys", extra_key),
+        Some(Marker::FixArray(_) | Marker::Array16 | Marker::Array32) => {
+            list(input, "extra_keys", extra_key)
+        }
         // Something newer than a list of keys: keep it as a mark that nobody can read.
         _ => skip(input, "extra_keys").map(|raw| vec![ExtraKey::Other(raw.to_vec())]),
     }
@@ -217,9 +229,10 @@ fn read_extra_key(value: &ValueRef<'_>) -> Option<ExtraKey> {
     match value {
         ValueRef::String(text) => Some(ExtraKey::Text(text.as_str()?.to_owned())),
         ValueRef::Array(pair) => match &pair[..] {
-            [ValueRef::String(identifier), ValueRef::Integer(offset)] => {
-                Some(ExtraKey::Media { identifier: identifier.as_str()?.to_owned(), offset: offset.as_i64()? })
-            }
+            [ValueRef::String(identifier), ValueRef::Integer(offset)] => Some(ExtraKey::Media {
+                identifier: identifier.as_str()?.to_owned(),
+                offset: offset.as_i64()?,
+            }),
             _ => None,
         },
         _ => None,
@@ -291,7 +304,8 @@ fn list<'p, T>(
     mut read: impl FnMut(Input<'_, 'p>) -> Decoded<T>,
 ) -> Decoded<Vec<T>> {
     let length = array_len(input, what)? as usize;
-    // A length may be a lie that must not reserve memory: a value takes a byte at least, and an event some hundred times as much here.
+    // A length may be a lie that must not reserve memory: a value takes a byte at least, and an
+    // event some hundred times as much here.
     let mut list = Vec::with_capacity(length.min(input.len()).min(MOST_AHEAD));
     for _ in 0..length {
         list.push(read(input)?);

@@ -1,8 +1,9 @@
 //! msgpack → events, into memory that is used again.
 //!
-//! What engines publish is read as msgspec writes it: the tag first, the fields in declared order, those with a default left
-//! out or not, later ones after them. An event in any other form is read again from its start by [`super::decode`], which
-//! knows all forms: so both tell the same of all bytes, and only one of them tells what is wrong.
+//! What engines publish is read as msgspec writes it: the tag first, the fields in declared order,
+//! those with a default left out or not, later ones after them. An event in any other form is read
+//! again from its start by [`super::decode`], which knows all forms: so both tell the same of all
+//! bytes, and only one of them tells what is wrong.
 
 mod form;
 mod room;
@@ -17,7 +18,8 @@ use form::Fields;
 use room::room;
 use spare::{Spare, reused};
 
-/// What may be kept from one payload to the next, in bytes. Batches of a busy engine need a few tens of thousands.
+/// What may be kept from one payload to the next, in bytes. Batches of a busy engine need a few
+/// tens of thousands.
 const MOST_KEPT: usize = 4 << 20;
 
 /// Bytes of an event for each byte of its msgpack, at most: an [`ExternalHash`] for a small number.
@@ -42,8 +44,12 @@ thread_local! {
     static DECODER: RefCell<Decoder> = RefCell::default();
 }
 
-/// Shows what a payload says, read with memory that belongs to the thread. `take` must not read another.
-pub(crate) fn with_decoded<T>(payload: &[u8], take: impl FnOnce(&KvEventBatch) -> T) -> Result<T, KvError> {
+/// Shows what a payload says, read with memory that belongs to the thread. `take` must not read
+/// another.
+pub(crate) fn with_decoded<T>(
+    payload: &[u8],
+    take: impl FnOnce(&KvEventBatch) -> T,
+) -> Result<T, KvError> {
     DECODER.with_borrow_mut(|decoder| {
         let taken = decoder.decode(payload).map(take);
         // The thread may see no other payload for long.
@@ -99,7 +105,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Reads an event as msgspec writes it, `None` for any other; the input and the place are in any state then.
+    /// Reads an event as msgspec writes it, `None` for any other; the input and the place are in
+    /// any state then.
     fn expected_event(&mut self, at: usize, input: Input<'_, '_>) -> Option<()> {
         let mut fields = Fields::of(input)?;
         if fields.next(input, b"\xa4type\xabBlockStored") {
@@ -107,14 +114,18 @@ impl Decoder {
                 let stored = reused(&mut self.spare.stored, &mut self.spare.kept);
                 self.put(at, KvEvent::BlockStored(stored));
             }
-            let Some(KvEvent::BlockStored(stored)) = self.batch.events.get_mut(at) else { return None };
+            let Some(KvEvent::BlockStored(stored)) = self.batch.events.get_mut(at) else {
+                return None;
+            };
             self.spare.block_stored(input, fields, stored)
         } else if fields.next(input, b"\xa4type\xacBlockRemoved") {
             if !matches!(self.batch.events.get(at), Some(KvEvent::BlockRemoved(_))) {
                 let removed = reused(&mut self.spare.removed, &mut self.spare.kept);
                 self.put(at, KvEvent::BlockRemoved(removed));
             }
-            let Some(KvEvent::BlockRemoved(removed)) = self.batch.events.get_mut(at) else { return None };
+            let Some(KvEvent::BlockRemoved(removed)) = self.batch.events.get_mut(at) else {
+                return None;
+            };
             self.spare.block_removed(input, fields, removed)
         } else {
             None

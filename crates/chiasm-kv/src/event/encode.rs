@@ -1,5 +1,5 @@
-//! Events → msgpack, byte for byte as msgspec writes vLLM's structs: the tag first, the fields in declared order, those
-//! with a default left out when they have it.
+//! Events → msgpack, byte for byte as msgspec writes vLLM's structs: the tag first, the fields in
+//! declared order, those with a default left out when they have it.
 
 use std::convert::Infallible;
 
@@ -89,7 +89,8 @@ fn block_stored(out: &mut ByteBuf, stored: &BlockStored) -> Written {
 }
 
 fn block_removed(out: &mut ByteBuf, removed: &BlockRemoved) -> Written {
-    let defaulted = [removed.group_idx.is_some(), removed.locality.is_some(), removed.ownership.is_some()];
+    let defaulted =
+        [removed.group_idx.is_some(), removed.locality.is_some(), removed.ownership.is_some()];
     tagged(out, "BlockRemoved", 2 + defaulted.into_iter().filter(|given| *given).count())?;
     list(out, "block_hashes", &removed.block_hashes, external_hash)?;
     encode::write_str(out, "medium")?;
@@ -122,12 +123,21 @@ fn extra_keys(out: &mut ByteBuf, keys: &[ExtraKey]) -> Written {
     })
 }
 
-fn list<T>(out: &mut ByteBuf, name: &str, values: &[T], write: impl FnMut(&mut ByteBuf, &T) -> Written) -> Written {
+fn list<T>(
+    out: &mut ByteBuf,
+    name: &str,
+    values: &[T],
+    write: impl FnMut(&mut ByteBuf, &T) -> Written,
+) -> Written {
     encode::write_str(out, name)?;
     elements(out, values, write)
 }
 
-fn elements<T>(out: &mut ByteBuf, values: &[T], mut write: impl FnMut(&mut ByteBuf, &T) -> Written) -> Written {
+fn elements<T>(
+    out: &mut ByteBuf,
+    values: &[T],
+    mut write: impl FnMut(&mut ByteBuf, &T) -> Written,
+) -> Written {
     encode::write_array_len(out, values.len() as u32)?;
     values.iter().try_for_each(|value| write(out, value))
 }
@@ -143,7 +153,11 @@ fn given<T>(
     write(out, value)
 }
 
-fn or_nil<T>(out: &mut ByteBuf, value: Option<T>, write: impl FnOnce(&mut ByteBuf, T) -> Written) -> Written {
+fn or_nil<T>(
+    out: &mut ByteBuf,
+    value: Option<T>,
+    write: impl FnOnce(&mut ByteBuf, T) -> Written,
+) -> Written {
     match value {
         Some(value) => write(out, value),
         None => encode::write_nil(out).map_err(ValueWriteError::InvalidMarkerWrite),

@@ -40,12 +40,14 @@ fn first_event(tree: &mut Value) -> &mut Vec<(Value, Value)> {
 fn positions_events_and_fields_of_later_versions_are_skipped() {
     let known = batch(vec![KvEvent::BlockStored(stored())]);
     let mut later = tree(&known);
-    let unheard_of = Value::Map(vec![("nested".into(), Value::Array(vec![Value::Nil, 1.5.into()]))]);
+    let unheard_of =
+        Value::Map(vec![("nested".into(), Value::Array(vec![Value::Nil, 1.5.into()]))]);
     first_event(&mut later).insert(1, ("new_field".into(), unheard_of.clone()));
     let Value::Array(positions) = &mut later else { panic!() };
     positions.push(unheard_of.clone());
     let Value::Array(events) = &mut positions[1] else { panic!() };
-    events.push(Value::Map(vec![("what".into(), unheard_of), ("type".into(), "BlockDreamt".into())]));
+    events
+        .push(Value::Map(vec![("what".into(), unheard_of), ("type".into(), "BlockDreamt".into())]));
 
     let decoded = decode(&to_bytes(&later)).unwrap();
     assert_eq!(decoded.events[..1], known.events[..]);
@@ -64,12 +66,16 @@ fn the_tag_may_come_last() {
 #[test]
 fn what_is_left_out_has_its_default() {
     let mut shortest = tree(&batch(vec![KvEvent::BlockStored(stored())]));
-    first_event(&mut shortest)
-        .retain(|(name, _)| ["type", "block_hashes", "token_ids", "block_size"].contains(&name.as_str().unwrap()));
+    first_event(&mut shortest).retain(|(name, _)| {
+        ["type", "block_hashes", "token_ids", "block_size"].contains(&name.as_str().unwrap())
+    });
     let Value::Array(positions) = &mut shortest else { panic!() };
     positions.truncate(2);
     let decoded = decode(&to_bytes(&shortest)).unwrap();
-    assert_eq!(decoded, KvEventBatch { data_parallel_rank: None, ..batch(vec![KvEvent::BlockStored(stored())]) });
+    assert_eq!(
+        decoded,
+        KvEventBatch { data_parallel_rank: None, ..batch(vec![KvEvent::BlockStored(stored())]) }
+    );
 }
 
 #[test]
@@ -84,11 +90,16 @@ fn a_missing_or_mistyped_field_is_named() {
         ("medium", Some(Value::from(7))),
         ("group_idx", Some(Value::from(-1))),
     ] {
-        let mut tree = tree(&batch(vec![KvEvent::BlockStored(BlockStored { group_idx: Some(0), ..stored() })]));
+        let mut tree = tree(&batch(vec![KvEvent::BlockStored(BlockStored {
+            group_idx: Some(0),
+            ..stored()
+        })]));
         let fields = first_event(&mut tree);
         match wrong {
             None => fields.retain(|(name, _)| name.as_str() != Some(field)),
-            Some(wrong) => fields.iter_mut().find(|(name, _)| name.as_str() == Some(field)).unwrap().1 = wrong,
+            Some(wrong) => {
+                fields.iter_mut().find(|(name, _)| name.as_str() == Some(field)).unwrap().1 = wrong
+            }
         }
         let error = decode(&to_bytes(&tree)).unwrap_err();
         assert!(error.to_string().contains(field), "{field}: {error}");
@@ -105,7 +116,8 @@ fn marks_that_are_neither_pair_nor_text_are_kept_as_they_are() {
         ExtraKey::Other(digest),
         ExtraKey::Other(triple),
     ])];
-    let batch = batch(vec![KvEvent::BlockStored(BlockStored { extra_keys: Some(keys), ..stored() })]);
+    let batch =
+        batch(vec![KvEvent::BlockStored(BlockStored { extra_keys: Some(keys), ..stored() })]);
     assert_eq!(decode(&batch.encode()).unwrap(), batch);
 }
 
@@ -119,14 +131,19 @@ fn a_huge_announced_length_is_an_error_not_an_allocation() {
 }
 
 fn external_hash() -> impl Strategy<Value = ExternalHash> {
-    prop_oneof![any::<u64>().prop_map(ExternalHash::U64), vec(any::<u8>(), 0..40).prop_map(ExternalHash::Bytes),]
+    prop_oneof![
+        any::<u64>().prop_map(ExternalHash::U64),
+        vec(any::<u8>(), 0..40).prop_map(ExternalHash::Bytes),
+    ]
 }
 
 fn extra_key() -> impl Strategy<Value = ExtraKey> {
     prop_oneof![
-        (".{0,70}", any::<i64>()).prop_map(|(identifier, offset)| ExtraKey::Media { identifier, offset }),
+        (".{0,70}", any::<i64>())
+            .prop_map(|(identifier, offset)| ExtraKey::Media { identifier, offset }),
         ".{0,40}".prop_map(ExtraKey::Text),
-        vec(any::<u8>(), 0..40).prop_map(|digest| ExtraKey::Other(to_bytes(&Value::Binary(digest)))),
+        vec(any::<u8>(), 0..40)
+            .prop_map(|digest| ExtraKey::Other(to_bytes(&Value::Binary(digest)))),
     ]
 }
 
@@ -154,15 +171,15 @@ prop_compose! {
 }
 
 pub(super) fn any_event() -> impl Strategy<Value = KvEvent> {
-    let removed = (vec(external_hash(), 0..5), option::of(any::<u32>()), vec(option::of(".{0,40}"), 3)).prop_map(
-        |(block_hashes, group_idx, texts)| BlockRemoved {
-            block_hashes,
-            group_idx,
-            medium: texts[0].clone(),
-            locality: texts[1].clone(),
-            ownership: texts[2].clone(),
-        },
-    );
+    let removed =
+        (vec(external_hash(), 0..5), option::of(any::<u32>()), vec(option::of(".{0,40}"), 3))
+            .prop_map(|(block_hashes, group_idx, texts)| BlockRemoved {
+                block_hashes,
+                group_idx,
+                medium: texts[0].clone(),
+                locality: texts[1].clone(),
+                ownership: texts[2].clone(),
+            });
     prop_oneof![
         any_stored().prop_map(KvEvent::BlockStored),
         removed.prop_map(KvEvent::BlockRemoved),

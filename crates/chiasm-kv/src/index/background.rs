@@ -9,14 +9,15 @@ use super::leaving::Leaving;
 use super::worker::Worker;
 use super::{Core, PrefixIndex};
 
-/// Work that a call on the index leaves to be done: to give back the blocks of a worker that left or was cleared, or to shed what
-/// is above the cap. It has to be run once; until then the memory is not free, and nothing is shed. It takes locks for
-/// some microseconds at a time.
+/// Work that a call on the index leaves to be done: to give back the blocks of a worker that left
+/// or was cleared, or to shed what is above the cap. It has to be run once; until then the memory
+/// is not free, and nothing is shed. It takes locks for some microseconds at a time.
 pub type Chore = Box<dyn FnOnce() + Send>;
 
 pub(super) type Background = Arc<dyn Fn(Chore) + Send + Sync>;
 
-/// Runs the chore within the call: for indexes that nobody waits for, such as those of simulations and tests.
+/// Runs the chore within the call: for indexes that nobody waits for, such as those of simulations
+/// and tests.
 pub(super) fn do_at_once(chore: Chore) {
     chore();
 }
@@ -42,8 +43,8 @@ impl PrefixIndex {
         }));
     }
 
-    /// Has blocks shed above the cap, unless that is being done. While others are given back it is too early to tell: that
-    /// chore looks at its end.
+    /// Has blocks shed above the cap, unless that is being done. While others are given back it is
+    /// too early to tell: that chore looks at its end.
     pub(super) fn shed_if_needed(&self) {
         let core = &self.core;
         if core.is_above_cap()

@@ -17,25 +17,28 @@ use crate::event::ExternalHash;
 use entry::Entry;
 pub(super) use shedding::Old;
 
-/// The prompts that any worker holds blocks of, and the count of their uses. All workers share them.
+/// The prompts that any worker holds blocks of, and the count of their uses. All workers share
+/// them.
 pub(super) struct Prompts {
     pub(super) trees: Trees,
     pub(super) uses: UseCounter,
 }
 
-/// The blocks that one worker holds of one KV-cache group in one tier, by its engine's hashes: what engines say is by hash, and
-/// where a block is in the trees is told once, when it is stored. Behind its worker's lock, which is taken before any tree's.
-/// [`PrefixIndex`](super::PrefixIndex) has the rules.
+/// The blocks that one worker holds of one KV-cache group in one tier, by its engine's hashes: what
+/// engines say is by hash, and where a block is in the trees is told once, when it is stored.
+/// Behind its worker's lock, which is taken before any tree's. [`PrefixIndex`](super::PrefixIndex)
+/// has the rules.
 ///
-/// Invariant: between events, a tree has this holder at a block exactly when a keyed entry's position is that block.
+/// Invariant: between events, a tree has this holder at a block exactly when a keyed entry's
+/// position is that block.
 pub(super) struct Cache {
     holder: HolderId,
     /// Each hash that the engine holds copies of, with where its block is.
     entries: Table<Entry>,
     /// Copies beyond one, of those hashes that have several.
     copies: HashMap<EngineHash, u32>,
-    /// How many hashes beyond one have this key, for those keys that have several: the engine tells blocks apart that we
-    /// don't, such as those of two LoRA adapters with the same name.
+    /// How many hashes beyond one have this key, for those keys that have several: the engine tells
+    /// blocks apart that we don't, such as those of two LoRA adapters with the same name.
     aliases: HashMap<BlockKey, u32, BuildBlockKeyHasher>,
     counts: CacheCounts,
     /// Copies whose block is not sure yet.
@@ -44,8 +47,8 @@ pub(super) struct Cache {
     collided: Vec<Position>,
 }
 
-/// A copy of a hash that an event tells of as this block, while the cache has the hash for what may be another one. The tree is
-/// needed to tell, so it waits for [`Cache::recheck`].
+/// A copy of a hash that an event tells of as this block, while the cache has the hash for what may
+/// be another one. The tree is needed to tell, so it waits for [`Cache::recheck`].
 struct Recheck {
     hash: EngineHash,
     key: BlockKey,
@@ -61,8 +64,8 @@ pub(super) struct CacheCounts {
     pub(super) shed: u64,
 }
 
-/// An engine's hash of a block, in 64 bits: those that the engine sent, or of its longer ones as many of their BLAKE3; mixed,
-/// as nothing says that their bits are uniform.
+/// An engine's hash of a block, in 64 bits: those that the engine sent, or of its longer ones as
+/// many of their BLAKE3; mixed, as nothing says that their bits are uniform.
 pub(super) type EngineHash = u64;
 
 impl Cache {
@@ -91,7 +94,8 @@ impl Cache {
 
     /// Where the keyed blocks are, in order.
     pub(super) fn positions(&self) -> Vec<Position> {
-        let mut positions: Vec<Position> = self.entries.iter().filter_map(Entry::position).collect();
+        let mut positions: Vec<Position> =
+            self.entries.iter().filter_map(Entry::position).collect();
         positions.sort_unstable();
         positions
     }
@@ -110,16 +114,24 @@ impl Cache {
         self.entry(hash).is_some()
     }
 
-    /// One copy of a hash that the cache does not have, of a block that the tree says is held here; `is_first` unless another hash has
-    /// it too.
-    pub(super) fn put(&mut self, hash: EngineHash, key: BlockKey, position: Position, is_first: bool) {
+    /// One copy of a hash that the cache does not have, of a block that the tree says is held here;
+    /// `is_first` unless another hash has it too.
+    pub(super) fn put(
+        &mut self,
+        hash: EngineHash,
+        key: BlockKey,
+        position: Position,
+        is_first: bool,
+    ) {
         self.entries.entry(hash, |_| true, || Entry::new(hash, Some(position)));
         self.count(key, is_first);
     }
 
-    /// Says how many copies beyond one a hash has. False if the cache does not have it, or knows already.
+    /// Says how many copies beyond one a hash has. False if the cache does not have it, or knows
+    /// already.
     pub(super) fn put_copies(&mut self, hash: EngineHash, copies: u32) -> bool {
-        let Some(entry) = self.entries.get_mut(hash, |_| true).filter(|entry| !entry.has_several()) else {
+        let Some(entry) = self.entries.get_mut(hash, |_| true).filter(|entry| !entry.has_several())
+        else {
             return false;
         };
         entry.set_several(true);
@@ -136,8 +148,9 @@ impl Cache {
         self.entry(hash).and_then(Entry::position)
     }
 
-    /// One copy more of each of these blocks, which the tree says are held here now. Pushes those that the cache did not hold.
-    /// Needs no tree, so that nobody waits for it; but see [`Cache::has_to_recheck`].
+    /// One copy more of each of these blocks, which the tree says are held here now. Pushes those
+    /// that the cache did not hold. Needs no tree, so that nobody waits for it; but see
+    /// [`Cache::has_to_recheck`].
     pub(super) fn count_copies(
         &mut self,
         hashes: &[EngineHash],
@@ -148,7 +161,8 @@ impl Cache {
         let mut blocks = hashes.iter().copied().zip(keys.iter().copied());
         for segment in segments {
             for ((hash, key), at) in blocks.by_ref().take(segment.len as usize).zip(0..) {
-                let position = Position { node: segment.position.node, at: segment.position.at + at };
+                let position =
+                    Position { node: segment.position.node, at: segment.position.at + at };
                 let new = !(segment.before.0..segment.before.1).contains(&at);
                 self.count_copy(hash, key, position, new, added);
             }
@@ -207,8 +221,8 @@ impl Cache {
         }
     }
 
-    /// Brings near what events about these hashes need, all at a time: to wait for one after the other takes longer. First the
-    /// slots, then, for those of `ends`, what the slots lead to.
+    /// Brings near what events about these hashes need, all at a time: to wait for one after the
+    /// other takes longer. First the slots, then, for those of `ends`, what the slots lead to.
     pub(super) fn warm(&self, hashes: &[EngineHash], ends: &[EngineHash], prompts: &Prompts) {
         self.entries.warm(hashes.iter().copied());
         let positions = ends.iter().filter_map(|hash| self.position_of(*hash));
@@ -250,7 +264,8 @@ impl Cache {
         new: bool,
         added: &mut Vec<(EngineHash, BlockKey)>,
     ) {
-        let (entry, is_first) = self.entries.entry(hash, |_| true, || Entry::new(hash, Some(position)));
+        let (entry, is_first) =
+            self.entries.entry(hash, |_| true, || Entry::new(hash, Some(position)));
         if is_first {
             added.extend(new.then_some((hash, key)));
             return self.count(key, new);
@@ -264,13 +279,18 @@ impl Cache {
     }
 
     /// Looks at copies of hashes that were here for a block with another position, or none.
-    pub(super) fn recheck(&mut self, tree: &mut RadixTree, added: &mut Vec<(EngineHash, BlockKey)>) {
+    pub(super) fn recheck(
+        &mut self,
+        tree: &mut RadixTree,
+        added: &mut Vec<(EngineHash, BlockKey)>,
+    ) {
         for Recheck { hash, key, position, new } in std::mem::take(&mut self.to_recheck) {
             let Some(entry) = self.entries.get_mut(hash, |_| true) else { continue };
             match entry.position() {
                 None => self.identify(hash, key, position, new, added),
                 Some(other)
-                    if Trees::same_tree(other.node, position.node) && tree.find(other) == tree.find(position) => {}
+                    if Trees::same_tree(other.node, position.node)
+                        && tree.find(other) == tree.find(position) => {}
                 Some(other) => {
                     // One hash of two blocks: neither counts.
                     entry.set_position(None);
@@ -285,7 +305,8 @@ impl Cache {
         }
     }
 
-    /// Releases the blocks that were found to share their hash. No tree may be locked: they may be in any.
+    /// Releases the blocks that were found to share their hash. No tree may be locked: they may be
+    /// in any.
     pub(super) fn release_collided(&mut self, prompts: &Prompts) {
         if !self.collided.is_empty() {
             let collided = std::mem::take(&mut self.collided);
@@ -338,7 +359,10 @@ pub(super) fn engine_hash(hash: &ExternalHash) -> EngineHash {
         ExternalHash::U64(hash) => *hash,
         ExternalHash::Bytes(bytes) => {
             let digest = blake3::derive_key("chiasm 2026 engine's long block hash", bytes);
-            digest.iter().take(size_of::<EngineHash>()).fold(0, |hash, byte| hash << 8 | EngineHash::from(*byte))
+            digest
+                .iter()
+                .take(size_of::<EngineHash>())
+                .fold(0, |hash, byte| hash << 8 | EngineHash::from(*byte))
         }
     })
 }

@@ -1,4 +1,5 @@
-//! Several KV-cache groups and tiers against a model that goes through the whole history for each answer.
+//! Several KV-cache groups and tiers against a model that goes through the whole history for each
+//! answer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -46,7 +47,9 @@ impl Kind {
             Self::Full | Self::Unknown | Self::Chunked => length,
             Self::Mamba => 1,
             // Blocks that have one of the tokens before the next one that it attends to.
-            Self::Window(window) => (1..window as usize).map(|back| back.div_ceil(BLOCK.get())).max().unwrap_or(1),
+            Self::Window(window) => {
+                (1..window as usize).map(|back| back.div_ceil(BLOCK.get())).max().unwrap_or(1)
+            }
         };
         length.saturating_sub(last)..length
     }
@@ -88,8 +91,14 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let medium = || prop_oneof![6 => Just(GPU), 1 => Just("CPU"), 1 => Just("STORAGE")];
     let group = || any::<Index>();
-    let store =
-        (medium(), group(), 0..4usize, 0..3usize, 0..8usize, proptest::option::weighted(0.2, vec(any::<bool>(), 8)));
+    let store = (
+        medium(),
+        group(),
+        0..4usize,
+        0..3usize,
+        0..8usize,
+        proptest::option::weighted(0.2, vec(any::<bool>(), 8)),
+    );
     prop_oneof![
         16 => store.prop_map(|(medium, group, prompt, from, to, mask)| Step::Store {
             medium,
@@ -111,8 +120,18 @@ fn step() -> impl Strategy<Value = Step> {
 /// What happened, in the engine's words.
 #[derive(Clone)]
 enum Happened {
-    Stored { medium: &'static str, group: u32, parent: Option<u64>, blocks: Vec<(u64, [TokenId; 2])>, by_name: bool },
-    Removed { medium: &'static str, group: u32, hashes: Vec<u64> },
+    Stored {
+        medium: &'static str,
+        group: u32,
+        parent: Option<u64>,
+        blocks: Vec<(u64, [TokenId; 2])>,
+        by_name: bool,
+    },
+    Removed {
+        medium: &'static str,
+        group: u32,
+        hashes: Vec<u64>,
+    },
     Emptied,
     Replaced,
 }
@@ -144,7 +163,8 @@ impl Model {
                     for (name, tokens) in blocks {
                         if let Some(past) = &mut past {
                             past.extend(tokens);
-                            let same = model.copies.iter_mut().filter(|(_, _, other, _)| other == name);
+                            let same =
+                                model.copies.iter_mut().filter(|(_, _, other, _)| other == name);
                             same.for_each(|(_, _, _, known)| *known = Some(past.clone()));
                         }
                         let known = past.clone().or_else(|| model.past(*name));
@@ -153,7 +173,8 @@ impl Model {
                 }
                 Happened::Removed { medium, group, hashes } => {
                     for hash in hashes {
-                        let copy = |(m, g, name, _): &_| (*m, *g, *name) == (*medium, *group, *hash);
+                        let copy =
+                            |(m, g, name, _): &_| (*m, *g, *name) == (*medium, *group, *hash);
                         if let Some(at) = model.copies.iter().position(copy) {
                             model.copies.remove(at);
                         }
@@ -202,9 +223,13 @@ impl Model {
         let groups = || self.groups.iter().filter(|(_, kind)| kind.all());
         let held = |block: &usize| {
             groups().count() > 0
-                && groups().all(|(group, _)| self.holds(tokens, *block, |m, g| (m, g) == (GPU, *group)))
+                && groups()
+                    .all(|(group, _)| self.holds(tokens, *block, |m, g| (m, g) == (GPU, *group)))
         };
-        (0..tokens.len() / BLOCK.get()).filter(held).map(|block| &tokens[..(block + 1) * BLOCK.get()]).collect()
+        (0..tokens.len() / BLOCK.get())
+            .filter(held)
+            .map(|block| &tokens[..(block + 1) * BLOCK.get()])
+            .collect()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The workers that hold blocks of a node, each a piece of it.
 
-/// Stands for one cache of a worker in all trees, as the number of a bit: small numbers that are used again, unlike
-/// [`WorkerId`](chiasm_types::WorkerId)s. Who hands them out is [`Workers`](super::workers::Workers).
+/// Stands for one cache of a worker in all trees, as the number of a bit: small numbers that are
+/// used again, unlike [`WorkerId`](chiasm_types::WorkerId)s. Who hands them out is
+/// [`Workers`](super::workers::Workers).
 pub(super) type HolderId = u32;
 
 /// The blocks `from..to` of a node, which one worker holds.
@@ -12,8 +13,9 @@ pub(super) struct Piece {
     pub(super) to: u32,
 }
 
-/// The workers that hold blocks of a node of a known length, and which blocks. Most nodes have one holder, which takes no
-/// memory of its own; some, such as a system prompt, have nearly all workers.
+/// The workers that hold blocks of a node of a known length, and which blocks. Most nodes have one
+/// holder, which takes no memory of its own; some, such as a system prompt, have nearly all
+/// workers.
 pub(super) enum Holders {
     /// The only holder. There is none if its piece is empty.
     One(Piece),
@@ -30,7 +32,8 @@ pub(super) struct Several {
 
 const NOBODY: Holders = Holders::One(Piece { holder: 0, from: 0, to: 0 });
 
-/// Holders of whole nodes from which on they become bits: a list of so many is no larger than the bits of 1,500 workers.
+/// Holders of whole nodes from which on they become bits: a list of so many is no larger than the
+/// bits of 1,500 workers.
 const FEW: usize = 16;
 
 impl Default for Holders {
@@ -47,9 +50,13 @@ impl Holders {
 
     pub(super) fn get(&self, holder: HolderId, len: u32) -> Option<(u32, u32)> {
         match self {
-            Self::One(held) => (held.holder == holder && held.to > held.from).then_some((held.from, held.to)),
+            Self::One(held) => {
+                (held.holder == holder && held.to > held.from).then_some((held.from, held.to))
+            }
             Self::Several(several) if has(&several.whole, holder) => Some((0, len)),
-            Self::Several(several) => several.find(holder).ok().map(|at| (several.list[at].from, several.list[at].to)),
+            Self::Several(several) => {
+                several.find(holder).ok().map(|at| (several.list[at].from, several.list[at].to))
+            }
         }
     }
 
@@ -105,11 +112,18 @@ impl Holders {
             Self::One(held) => held.to.saturating_sub(held.from),
             Self::Several(several) if !several.whole.is_empty() => len,
             Self::Several(several) => {
-                let prefix = several.list.iter().filter(|held| held.from == 0).map(|held| held.to).max().unwrap_or(0);
+                let prefix = several
+                    .list
+                    .iter()
+                    .filter(|held| held.from == 0)
+                    .map(|held| held.to)
+                    .max()
+                    .unwrap_or(0);
                 if several.list.iter().all(|held| held.to <= prefix) {
                     return prefix;
                 }
-                let mut pieces: Vec<_> = several.list.iter().map(|held| (held.from, held.to)).collect();
+                let mut pieces: Vec<_> =
+                    several.list.iter().map(|held| (held.from, held.to)).collect();
                 pieces.sort_unstable();
                 let add = |(sum, end): (u32, u32), (from, to): (u32, u32)| {
                     (sum + to.saturating_sub(from.max(end)), end.max(to))
@@ -125,7 +139,8 @@ impl Holders {
             Self::One(held) => held.to.saturating_sub(held.from) as usize,
             Self::Several(several) => {
                 let whole: u32 = several.whole.iter().map(|word| word.count_ones()).sum();
-                let pieces: usize = several.list.iter().map(|held| (held.to - held.from) as usize).sum();
+                let pieces: usize =
+                    several.list.iter().map(|held| (held.to - held.from) as usize).sum();
                 whole as usize * len as usize + pieces
             }
         }
@@ -172,7 +187,9 @@ impl Holders {
         match self {
             Self::One(_) => 0,
             Self::Several(several) => {
-                size_of::<Several>() + several.whole.capacity() * 8 + several.list.capacity() * size_of::<Piece>()
+                size_of::<Several>()
+                    + several.whole.capacity() * 8
+                    + several.list.capacity() * size_of::<Piece>()
             }
         }
     }
@@ -212,7 +229,10 @@ impl Several {
             let is_whole = |held: &Piece| held.from == 0 && held.to == len;
             if self.list.iter().filter(|held| is_whole(held)).count() > FEW {
                 let bits = &mut self.whole;
-                self.list.iter().filter(|held| is_whole(held)).for_each(|held| set(bits, held.holder));
+                self.list
+                    .iter()
+                    .filter(|held| is_whole(held))
+                    .for_each(|held| set(bits, held.holder));
                 self.list.retain(|held| !is_whole(held));
                 self.list.shrink_to_fit();
             }
@@ -220,7 +240,11 @@ impl Several {
             // Half of what made it bits, lest it go back and forth.
             let count: u32 = self.whole.iter().map(|word| word.count_ones()).sum();
             if count as usize <= FEW / 2 {
-                self.list.extend(holder_ids(&self.whole).map(|holder| Piece { holder, from: 0, to: len }));
+                self.list.extend(holder_ids(&self.whole).map(|holder| Piece {
+                    holder,
+                    from: 0,
+                    to: len,
+                }));
                 self.list.sort_unstable_by_key(|held| held.holder);
                 self.whole = Vec::new();
             }
@@ -277,7 +301,11 @@ mod tests {
 
     use super::*;
 
-    fn check(holders: &Holders, model: &BTreeMap<HolderId, (u32, u32)>, len: u32) -> Result<(), TestCaseError> {
+    fn check(
+        holders: &Holders,
+        model: &BTreeMap<HolderId, (u32, u32)>,
+        len: u32,
+    ) -> Result<(), TestCaseError> {
         for holder in 0..70 {
             prop_assert_eq!(holders.get(holder, len), model.get(&holder).copied());
         }
@@ -285,7 +313,10 @@ mod tests {
         prop_assert_eq!(holders.end(len), model.values().map(|(_, to)| *to).max().unwrap_or(0));
         let held = |block: &u32| model.values().any(|(from, to)| (from..to).contains(&block));
         prop_assert_eq!(holders.covered(len) as usize, (0..len).filter(held).count());
-        prop_assert_eq!(holders.entries(len), model.values().map(|(from, to)| (to - from) as usize).sum::<usize>());
+        prop_assert_eq!(
+            holders.entries(len),
+            model.values().map(|(from, to)| (to - from) as usize).sum::<usize>()
+        );
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! Workers whose overlap is more than the leading blocks of one group: several groups, windows, lower tiers.
+//! Workers whose overlap is more than the leading blocks of one group: several groups, windows,
+//! lower tiers.
 
 use super::cache::Cache;
 use super::holders::HolderId;
@@ -25,7 +26,12 @@ impl Hybrid {
         if rest.is_empty() && first.is_chain() {
             return None;
         }
-        let mut hybrid = Self { holder: cache.holder(), leading: Vec::new(), windows: Vec::new(), lower: Vec::new() };
+        let mut hybrid = Self {
+            holder: cache.holder(),
+            leading: Vec::new(),
+            windows: Vec::new(),
+            lower: Vec::new(),
+        };
         for (source, cache) in caches {
             match (source.tier, source.role) {
                 (Tier::Device, Need::Leading) => hybrid.leading.push(cache.holder()),
@@ -34,7 +40,8 @@ impl Hybrid {
             }
         }
         // What several groups or a window need of lower tiers we don't claim to know.
-        if first.role != Need::Leading || rest.iter().any(|(source, _)| source.group != first.group) {
+        if first.role != Need::Leading || rest.iter().any(|(source, _)| source.group != first.group)
+        {
             hybrid.lower.clear();
         }
         Some(hybrid)
@@ -48,9 +55,15 @@ impl Hybrid {
         !self.lower.is_empty()
     }
 
-    /// How many leading blocks the engine can go on after: the most that suit every group, as its coordinator finds them.
+    /// How many leading blocks the engine can go on after: the most that suit every group, as its
+    /// coordinator finds them.
     pub(super) fn overlap(&self, depths: &[u32], path: &Path<'_>) -> usize {
-        let mut overlap = self.leading.iter().map(|holder| depths[*holder as usize] as usize).min().unwrap_or(path.len);
+        let mut overlap = self
+            .leading
+            .iter()
+            .map(|holder| depths[*holder as usize] as usize)
+            .min()
+            .unwrap_or(path.len);
         loop {
             let before = overlap;
             for (holder, blocks) in &self.windows {
@@ -70,7 +83,8 @@ impl Hybrid {
 
     /// Adds the blocks after the overlap that lower tiers hold, without a break.
     pub(super) fn with_lower_tiers(&self, overlap: usize, path: &Path<'_>) -> usize {
-        let after = (overlap..path.len).take_while(|at| self.lower.iter().any(|holder| path.holds(*at, *holder)));
+        let after = (overlap..path.len)
+            .take_while(|at| self.lower.iter().any(|holder| path.holds(*at, *holder)));
         overlap + after.count()
     }
 }

@@ -5,7 +5,8 @@ use super::holders::HolderId;
 use super::radix_tree::Position;
 use super::trees::Trees;
 
-/// Blocks that are given up with a tree locked: some microseconds, for which lookups in that tree wait.
+/// Blocks that are given up with a tree locked: some microseconds, for which lookups in that tree
+/// wait.
 pub(super) const BLOCKS: usize = 64;
 
 /// A few blocks at a time. Others change the trees meanwhile.
@@ -30,7 +31,9 @@ impl Leaving {
         let number = Trees::tree_with(next.node);
         let mut tree = prompts.trees.write(number);
         for _ in 0..BLOCKS {
-            let Some(position) = self.positions.pop_if(|position| Trees::tree_with(position.node) == number) else {
+            let Some(position) =
+                self.positions.pop_if(|position| Trees::tree_with(position.node) == number)
+            else {
                 break;
             };
             tree.leave(position, self.holder);

@@ -1,4 +1,5 @@
-//! Blocks that are given back later: what lookups say meanwhile, and how much is done with a tree locked.
+//! Blocks that are given back later: what lookups say meanwhile, and how much is done with a tree
+//! locked.
 
 use std::collections::VecDeque;
 
@@ -79,7 +80,11 @@ fn filled(index: &PrefixIndex) {
 
 fn held_nodes(index: &PrefixIndex, holder: HolderId) -> usize {
     let mut held = 0;
-    index.core.prompts.trees.each_node(|node| held += usize::from(node.holders.get(holder, node.len()).is_some()));
+    index
+        .core
+        .prompts
+        .trees
+        .each_node(|node| held += usize::from(node.holders.get(holder, node.len()).is_some()));
     held
 }
 
@@ -95,7 +100,8 @@ fn what_leaves_is_in_no_answer_and_goes_in_steps_between_which_nobody_waits() {
     };
     let removed = index.core.workers.remove(LEAVES).unwrap();
     check();
-    let [cache] = <[_; 1]>::try_from(index.core.workers.end(&removed)).unwrap_or_else(|_| panic!("one group"));
+    let [cache] = <[_; 1]>::try_from(index.core.workers.end(&removed))
+        .unwrap_or_else(|_| panic!("one group"));
     let mut leaving = Leaving::new(cache);
     let (mut steps, mut left) = (0, held_nodes(&index, leaving.holder()));
     assert!(left > 250, "{left}");
@@ -103,7 +109,8 @@ fn what_leaves_is_in_no_answer_and_goes_in_steps_between_which_nobody_waits() {
         let now = held_nodes(&index, leaving.holder());
         assert!(now + BLOCKS >= left, "{left} nodes, then {now}");
         (steps, left) = (steps + 1, now);
-        // Lookups and events take the same lock: on this thread they would never end if it was held.
+        // Lookups and events take the same lock: on this thread they would never end if it was
+        // held.
         check();
         store(&index, STAYS, 0);
     }
@@ -133,10 +140,18 @@ fn a_worker_that_left_was_cleared_or_replaced_waits_for_nothing_but_its_memory_d
         change(&index);
         assert_eq!(chores.waiting(), 1);
         assert_eq!(index.totals().nodes, before.nodes);
-        let overlaps =
-            |number| index.overlaps(&keys(number)).into_iter().map(|(_, overlap)| overlap).collect::<Vec<_>>();
+        let overlaps = |number| {
+            index
+                .overlaps(&keys(number))
+                .into_iter()
+                .map(|(_, overlap)| overlap)
+                .collect::<Vec<_>>()
+        };
         let expected = |stays| left.into_iter().chain([stays]).collect::<Vec<_>>();
-        assert_eq!((overlaps(0), overlaps(1), overlaps(2)), (expected(7), expected(7), expected(3)));
+        assert_eq!(
+            (overlaps(0), overlaps(1), overlaps(2)),
+            (expected(7), expected(7), expected(3))
+        );
         if left.is_some() {
             store(&index, LEAVES, 2);
             assert_eq!(overlaps(2), [7, 3]);
@@ -172,7 +187,9 @@ fn a_batch_that_the_worker_before_still_takes_in_changes_nothing_for_the_one_aft
     };
     for event in [KvEvent::BlockStored(stored), KvEvent::AllBlocksCleared] {
         let batch = KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None };
-        let apply = |worker: &mut Worker| index.apply_to(worker, &batch, &mut Scratch::default(), &mut Vec::new());
+        let apply = |worker: &mut Worker| {
+            index.apply_to(worker, &batch, &mut Scratch::default(), &mut Vec::new())
+        };
         index.leave(None, index.core.workers.with(&before, apply).unwrap());
         assert_eq!(index.overlaps(&keys(2)), [(LEAVES, 7), (STAYS, 3)]);
     }

@@ -10,8 +10,8 @@ use super::holders::{HolderId, bit, word};
 use super::hybrid::Hybrid;
 use super::source::Source;
 
-/// Which worker each holder stands for, and how its overlap is found. It is never changed once somebody may read it: see
-/// [`Workers::list`](super::workers::Workers::list).
+/// Which worker each holder stands for, and how its overlap is found. It is never changed once
+/// somebody may read it: see [`Workers::list`](super::workers::Workers::list).
 #[derive(Clone, Default)]
 pub(super) struct List {
     /// Tells it from all other lists of this process; 0 for one of nobody.
@@ -60,7 +60,8 @@ impl List {
         self.revision
     }
 
-    /// Makes room for a holder of this id, or of a new one. Blocks may be held before the worker is listed.
+    /// Makes room for a holder of this id, or of a new one. Blocks may be held before the worker is
+    /// listed.
     pub(super) fn add_holder(&mut self, free: Option<HolderId>) -> HolderId {
         free.unwrap_or_else(|| {
             self.ids.push(None);

@@ -1,8 +1,9 @@
 //! The overlap of every worker with a prompt.
 //!
-//! Along the nodes of the prompt: the workers that hold a node whole go on, the others end in it. So the work grows with the
-//! number of nodes and of workers that hold the first, not with the depth. All nodes are found before the first one's holders are
-//! gone through, so that the memory works on those of all nodes meanwhile.
+//! Along the nodes of the prompt: the workers that hold a node whole go on, the others end in it.
+//! So the work grows with the number of nodes and of workers that hold the first, not with the
+//! depth. All nodes are found before the first one's holders are gone through, so that the memory
+//! works on those of all nodes meanwhile.
 
 use super::holders::{HolderId, Holders, bit, holder_ids, word};
 use super::radix_tree::{NodeId, RadixTree};
@@ -63,7 +64,8 @@ impl Ended {
         if self.bits.count_ones() > 40 {
             let before = *depths;
             *depths = [self.depth; 64];
-            holder_ids(&[!self.bits]).for_each(|holder| depths[holder as usize] = before[holder as usize]);
+            holder_ids(&[!self.bits])
+                .for_each(|holder| depths[holder as usize] = before[holder as usize]);
         } else {
             holder_ids(&[self.bits]).for_each(|holder| depths[holder as usize] = self.depth);
         }
@@ -71,13 +73,14 @@ impl Ended {
 }
 
 impl Lookup<'_> {
-    /// Finds the overlap of every worker. Goes to the end of what anybody has of the prompt if `all`, else as far as those
-    /// go that are asked about.
+    /// Finds the overlap of every worker. Goes to the end of what anybody has of the prompt if
+    /// `all`, else as far as those go that are asked about.
     pub(super) fn find(&self, found: &mut Found, all: bool) {
         let Found { ended, path, active, next } = found;
-        // Another core has often made the keys, and most prompts part where the one before did: what is needed of them comes near
-        // together.
-        let parts = path.iter().filter_map(|(_, before)| self.keys.get(*before)).chain(self.keys.last());
+        // Another core has often made the keys, and most prompts part where the one before did:
+        // what is needed of them comes near together.
+        let parts =
+            path.iter().filter_map(|(_, before)| self.keys.get(*before)).chain(self.keys.last());
         let mut near = parts.fold(0, |near, key| near ^ key.get() as u64);
         ended.clear();
         path.clear();
@@ -110,7 +113,8 @@ impl Lookup<'_> {
         ended.extend(Ended::all(active, depth as u32));
     }
 
-    /// Puts those of the active into `next` that hold the first `agree` blocks of a node, and tells where the others end.
+    /// Puts those of the active into `next` that hold the first `agree` blocks of a node, and tells
+    /// where the others end.
     fn go_on(
         &self,
         holders: &Holders,
@@ -136,7 +140,9 @@ impl Lookup<'_> {
                     let aside = self.aside.iter().copied().chain(std::iter::repeat(0));
                     next.extend(several.whole.iter().zip(aside).map(|(word, aside)| word & !aside));
                 } else {
-                    next.extend(several.whole.iter().zip(active.iter()).map(|(word, active)| word & active));
+                    next.extend(
+                        several.whole.iter().zip(active.iter()).map(|(word, active)| word & active),
+                    );
                     active.iter_mut().zip(next.iter()).for_each(|(active, next)| *active &= !next);
                 }
                 &several.list

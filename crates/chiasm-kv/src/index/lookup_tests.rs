@@ -1,5 +1,5 @@
-//! Lookups against a model that knows what each worker holds: many workers, long chains, holes, both schemes of keys, snapshots, caps,
-//! threads.
+//! Lookups against a model that knows what each worker holds: many workers, long chains, holes,
+//! both schemes of keys, snapshots, caps, threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +28,8 @@ fn keys(tokens: &[TokenId]) -> Vec<BlockKey> {
     block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK)
 }
 
-/// The engine's name: of the key's own bits, not those that presumed blocks are named by. Some engines name blocks alike, and
-/// some of these do for some blocks only.
+/// The engine's name: of the key's own bits, not those that presumed blocks are named by. Some
+/// engines name blocks alike, and some of these do for some blocks only.
 fn name(worker: u32, key: BlockKey) -> ExternalHash {
     let alike = match worker % 4 {
         0 | 1 => true,
@@ -44,7 +44,8 @@ const HASHING: &str = "alike";
 
 /// The keys that lookups go by, for blocks with these keys of their content.
 fn keys_of(contents: &[BlockKey], hashing: Option<&EngineHashKeys>) -> Vec<BlockKey> {
-    let key = |content: &BlockKey| hashing.map_or(*content, |hashing| hashing.key(&name(0, *content)));
+    let key =
+        |content: &BlockKey| hashing.map_or(*content, |hashing| hashing.key(&name(0, *content)));
     contents.iter().map(key).collect()
 }
 
@@ -297,7 +298,10 @@ fn a_worker_that_stands_still_is_seen_as_it_is_while_others_change() {
     // What worker 1 always holds: a lookup may see any cache of a batch that is being applied.
     index.apply(WorkerId(1), &batch(vec![stored(1, &tokens, &chain, 0, 5)]));
     // One block of worker 3 is missing in the middle from the start.
-    index.apply(WorkerId(3), &batch(vec![stored(3, &tokens, &chain, 0, 30), removed(3, [chain[9]])]));
+    index.apply(
+        WorkerId(3),
+        &batch(vec![stored(3, &tokens, &chain, 0, 30), removed(3, [chain[9]])]),
+    );
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -305,9 +309,13 @@ fn a_worker_that_stands_still_is_seen_as_it_is_while_others_change() {
             for _ in 0..2000 {
                 // Always at least 5, in order.
                 index.apply(WorkerId(1), &batch(vec![stored(1, &tokens, &chain, 0, LENGTH)]));
-                index.apply(WorkerId(1), &batch(vec![removed(1, chain[5..].iter().rev().copied())]));
+                index
+                    .apply(WorkerId(1), &batch(vec![removed(1, chain[5..].iter().rev().copied())]));
                 index.apply(WorkerId(1), &batch(vec![stored(1, &tokens, &chain, 5, 20)]));
-                index.apply(WorkerId(1), &batch(vec![removed(1, chain[5..20].iter().rev().copied())]));
+                index.apply(
+                    WorkerId(1),
+                    &batch(vec![removed(1, chain[5..20].iter().rev().copied())]),
+                );
                 // 25 or 12: never what lies beyond the hole; or nothing.
                 index.apply(WorkerId(2), &batch(vec![stored(2, &tokens, &chain, 0, 25)]));
                 index.apply(WorkerId(2), &batch(vec![removed(2, [chain[12]])]));
@@ -324,7 +332,8 @@ fn a_worker_that_stands_still_is_seen_as_it_is_while_others_change() {
     });
 }
 
-/// Blocks leave a tree some at a time, after the list of workers has changed: buffers that know an older list see none of that.
+/// Blocks leave a tree some at a time, after the list of workers has changed: buffers that know an
+/// older list see none of that.
 #[test]
 fn a_worker_that_is_cleared_is_seen_as_before_or_after() {
     const BLOCKS: usize = 5 * super::leaving::BLOCKS;
@@ -338,7 +347,9 @@ fn a_worker_that_is_cleared_is_seen_as_before_or_after() {
         scope.spawn(|| {
             let begun = Instant::now();
             // On a busy machine lookups may miss all moments of one kind for long.
-            let is_enough = || has_seen_both.load(Ordering::Relaxed) || begun.elapsed() > Duration::from_secs(60);
+            let is_enough = || {
+                has_seen_both.load(Ordering::Relaxed) || begun.elapsed() > Duration::from_secs(60)
+            };
             for _ in (0..).take_while(|round| *round < 1000 || !is_enough()) {
                 index.apply(WorkerId(0), &batch(vec![stored(0, &tokens, &chain, 0, BLOCKS)]));
                 std::thread::yield_now();
@@ -369,7 +380,10 @@ fn a_cap_holds_counts_and_keeps_what_is_used() {
     for branch in 2..2000 {
         let tokens = prompt(branch, 0);
         let chain = keys(&tokens);
-        index.apply(WorkerId(branch % 2), &batch(vec![stored(branch % 2, &tokens, &chain, 0, LENGTH)]));
+        index.apply(
+            WorkerId(branch % 2),
+            &batch(vec![stored(branch % 2, &tokens, &chain, 0, LENGTH)]),
+        );
         assert!(index.totals().bytes <= CAP, "{:?}", index.totals());
         assert_eq!(index.overlaps(&used_keys)[0].1, LENGTH, "after {branch} prompts");
     }
@@ -381,7 +395,10 @@ fn a_cap_holds_counts_and_keeps_what_is_used() {
     // What was shed is nothing that the engine can take away.
     for branch in 2..2000 {
         let chain = keys(&prompt(branch, 0));
-        index.apply(WorkerId(branch % 2), &batch(vec![removed(branch % 2, chain.iter().rev().copied())]));
+        index.apply(
+            WorkerId(branch % 2),
+            &batch(vec![removed(branch % 2, chain.iter().rev().copied())]),
+        );
     }
     assert_eq!(index.totals().entries, LENGTH);
     assert!(index.totals().bytes < CAP / 4);

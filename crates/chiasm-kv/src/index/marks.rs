@@ -14,9 +14,9 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Tells the extra keys of one block apart and returns the salt. `None` when there is a mark that can't be read. The wire
-    /// doesn't tag them, so their order tells: LoRA name if the event has one, media, salt in the `first` block of a
-    /// prompt.
+    /// Tells the extra keys of one block apart and returns the salt. `None` when there is a mark
+    /// that can't be read. The wire doesn't tag them, so their order tells: LoRA name if the event
+    /// has one, media, salt in the `first` block of a prompt.
     pub(super) fn read<'a>(
         &mut self,
         extra_keys: &'a [ExtraKey],

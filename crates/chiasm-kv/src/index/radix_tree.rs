@@ -1,10 +1,13 @@
-//! Prompts as a radix tree over block keys: nodes of blocks that follow each other, and who holds which of them.
+//! Prompts as a radix tree over block keys: nodes of blocks that follow each other, and who holds
+//! which of them.
 //!
-//! A key tells everything before its block, so a node is found by the key of its first block, and two chains of keys agree up to the
-//! last block in which they agree. Prompts part at the ends of nodes only: where a new one parts within a node, the node is
-//! split. Each holder of a node holds one piece of it: where that would be two, the node is split too.
+//! A key tells everything before its block, so a node is found by the key of its first block, and
+//! two chains of keys agree up to the last block in which they agree. Prompts part at the ends of
+//! nodes only: where a new one parts within a node, the node is split. Each holder of a node holds
+//! one piece of it: where that would be two, the node is split too.
 //!
-//! A [`Position`] stays good when nodes are split: what lies beyond a node's end goes on in its tail.
+//! A [`Position`] stays good when nodes are split: what lies beyond a node's end goes on in its
+//! tail.
 
 mod node;
 
@@ -17,7 +20,8 @@ use crate::BlockKey;
 use node::First;
 pub(super) use node::Node;
 
-/// Tells a node from all others in 31 bits: the number of its tree in the highest four, then its number there.
+/// Tells a node from all others in 31 bits: the number of its tree in the highest four, then its
+/// number there.
 pub(super) type NodeId = u32;
 
 /// Stands for no node.
@@ -26,12 +30,12 @@ pub(super) const NONE: NodeId = (1 << 31) - 1;
 /// Bits of a node's number.
 pub(super) const NODE_BITS: u32 = 27;
 
-/// Number of blocks that a node may have: so many as a byte has numbers. Longer prompts are several nodes. In tests short prompts
-/// are that too.
+/// Number of blocks that a node may have: so many as a byte has numbers. Longer prompts are several
+/// nodes. In tests short prompts are that too.
 const MOST_BLOCKS: usize = if cfg!(test) { 16 } else { 256 };
 
-/// Where a block is: the node that it was in when somebody wrote this down, and its number there from 0 on. It stays good when the
-/// node is split; [`RadixTree::find`] follows.
+/// Where a block is: the node that it was in when somebody wrote this down, and its number there
+/// from 0 on. It stays good when the node is split; [`RadixTree::find`] follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Position {
     pub(super) node: NodeId,
@@ -40,8 +44,9 @@ pub(super) struct Position {
 
 /// Prompts that may begin with the same block, behind one lock of [`Trees`](super::trees::Trees).
 ///
-/// Invariant: a node stays while somebody holds a block of it or something comes after it, so whatever is there is reached from a
-/// first block; nodes that nobody needs are pruned when their last holder lets go.
+/// Invariant: a node stays while somebody holds a block of it or something comes after it, so
+/// whatever is there is reached from a first block; nodes that nobody needs are pruned when their
+/// last holder lets go.
 pub(super) struct RadixTree {
     /// The tree's number, where [`NodeId`]s have it.
     tag: u32,
@@ -81,14 +86,21 @@ impl RadixTree {
     }
 
     /// The nodes in `most` slots from the slot `from` on; `None` beyond the last one.
-    pub(super) fn some_nodes(&self, from: usize, most: usize) -> Option<impl Iterator<Item = &Node>> {
+    pub(super) fn some_nodes(
+        &self,
+        from: usize,
+        most: usize,
+    ) -> Option<impl Iterator<Item = &Node>> {
         let nodes = self.nodes.get(from..).filter(|nodes| !nodes.is_empty())?;
         Some(nodes[..nodes.len().min(most)].iter().filter(|node| node.len() > 0))
     }
 
     /// Bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
-        self.heap + self.nodes.capacity() * size_of::<Node>() + self.free.capacity() * 4 + self.first.bytes()
+        self.heap
+            + self.nodes.capacity() * size_of::<Node>()
+            + self.free.capacity() * 4
+            + self.first.bytes()
     }
 
     pub(super) fn node(&self, node: NodeId) -> &Node {
@@ -135,8 +147,8 @@ impl RadixTree {
         })
     }
 
-    /// The node that [`RadixTree::next`] finds, with how many of the keys it has. Looks at its last key first: the others are
-    /// seldom needed.
+    /// The node that [`RadixTree::next`] finds, with how many of the keys it has. Looks at its last
+    /// key first: the others are seldom needed.
     pub(super) fn follow(&self, after: Option<NodeId>, keys: &[BlockKey]) -> Option<(NodeId, u32)> {
         let agrees = |node: NodeId| {
             let agree = self.node(node).agrees(0, keys);
@@ -144,19 +156,22 @@ impl RadixTree {
         };
         let key = *keys.first()?;
         let tail = after.and_then(|node| self.node(node).tail_with(key));
-        tail.and_then(agrees).or_else(|| self.first.find_map(First::hash_of(key), |first| agrees(first.node)))
+        tail.and_then(agrees)
+            .or_else(|| self.first.find_map(First::hash_of(key), |first| agrees(first.node)))
     }
 
     /// Whether a worker holds a block.
     pub(super) fn holds(&self, position: Position, holder: HolderId) -> bool {
         self.find(position).is_some_and(|position| {
             let node = self.node(position.node);
-            node.holders.get(holder, node.len()).is_some_and(|(from, to)| (from..to).contains(&position.at))
+            node.holders
+                .get(holder, node.len())
+                .is_some_and(|(from, to)| (from..to).contains(&position.at))
         })
     }
 
-    /// A worker holds these blocks now, which follow a block or start a prompt. Tells where they are; fewer than asked for
-    /// when there is no room for more nodes.
+    /// A worker holds these blocks now, which follow a block or start a prompt. Tells where they
+    /// are; fewer than asked for when there is no room for more nodes.
     pub(super) fn hold(
         &mut self,
         parent: Option<Position>,
@@ -177,9 +192,14 @@ impl RadixTree {
             if let Some(position) = here.filter(|here| here.at < len) {
                 let agree = self.node(position.node).agrees(position.at, keys);
                 if agree > 0 {
-                    let Some(segment) = self.hold_piece(position, agree, holder, uses) else { return };
+                    let Some(segment) = self.hold_piece(position, agree, holder, uses) else {
+                        return;
+                    };
                     keys = &keys[segment.len as usize..];
-                    here = Some(Position { node: segment.position.node, at: segment.position.at + segment.len });
+                    here = Some(Position {
+                        node: segment.position.node,
+                        at: segment.position.at + segment.len,
+                    });
                     segments.push(segment);
                     continue;
                 }
@@ -193,7 +213,10 @@ impl RadixTree {
             }
             let Some(segment) = self.add(here, keys, holder, uses) else { return };
             keys = &keys[segment.len as usize..];
-            here = Some(Position { node: segment.position.node, at: segment.position.at + segment.len });
+            here = Some(Position {
+                node: segment.position.node,
+                at: segment.position.at + segment.len,
+            });
             segments.push(segment);
         }
     }
@@ -212,7 +235,13 @@ impl RadixTree {
     }
 
     /// Blocks of a node, one at least.
-    fn hold_piece(&mut self, position: Position, len: u32, holder: HolderId, uses: &UseCounter) -> Option<Segment> {
+    fn hold_piece(
+        &mut self,
+        position: Position,
+        len: u32,
+        holder: HolderId,
+        uses: &UseCounter,
+    ) -> Option<Segment> {
         let node = self.node(position.node);
         uses.note(&node.used);
         let (from, to) = (position.at, position.at + len);
@@ -260,7 +289,8 @@ impl RadixTree {
             {
                 let before = node.bytes();
                 node.extend(keys);
-                let (from, to) = (node.holders.get(holder, len).map_or(0, |(from, _)| from), node.len());
+                let (from, to) =
+                    (node.holders.get(holder, len).map_or(0, |(from, _)| from), node.len());
                 node.holders = Holders::default();
                 node.holders.set(holder, from, to, to);
                 uses.note(&node.used);
@@ -280,10 +310,15 @@ impl RadixTree {
             self.node_mut(position.node).children += 1;
         }
         self.blocks += keys.len();
-        Some(Segment { position: Position { node: id, at: 0 }, len: keys.len() as u32, before: (0, 0) })
+        Some(Segment {
+            position: Position { node: id, at: 0 },
+            len: keys.len() as u32,
+            before: (0, 0),
+        })
     }
 
-    /// A worker holds so many blocks from this one on no more. All are told by the same node, whatever it has become.
+    /// A worker holds so many blocks from this one on no more. All are told by the same node,
+    /// whatever it has become.
     pub(super) fn release(&mut self, position: Position, blocks: u32, holder: HolderId) {
         let mut left = blocks;
         // From the last one on, so that tails go before what they follow.
@@ -302,7 +337,8 @@ impl RadixTree {
     fn release_piece(&mut self, position: Position, len: u32, holder: HolderId) {
         let node = self.node(position.node);
         let (first, end) = (position.at, position.at + len);
-        let Some((from, to)) = node.holders.get(holder, node.len()).filter(|(from, to)| *from < end && first < *to)
+        let Some((from, to)) =
+            node.holders.get(holder, node.len()).filter(|(from, to)| *from < end && first < *to)
         else {
             return;
         };
@@ -372,7 +408,8 @@ impl RadixTree {
         let node = self.node_mut(position.node);
         let (bytes, len) = (node.bytes(), node.len());
         let (keys, holders) = (node.split_off(position.at), node.holders.split(position.at, len));
-        let mut rest = Node::new(keys, holders, Some(Position { node: position.node, at: position.at - 1 }));
+        let mut rest =
+            Node::new(keys, holders, Some(Position { node: position.node, at: position.at - 1 }));
         rest.set_tail(node.take_tail());
         rest.children = std::mem::take(&mut node.children);
         rest.used = AtomicU32::new(*node.used.get_mut());

@@ -29,10 +29,11 @@ impl Core {
         while self.bytes() > max {
             let mut entries = 0;
             for worker in self.workers.all(0) {
-                entries += self.workers.with(&worker, |worker| worker.entries()).unwrap_or_default();
+                entries +=
+                    self.workers.with(&worker, |worker| worker.entries()).unwrap_or_default();
             }
-            // Tables that are three quarters full after this grow by an eighth when they are four fifths full. Taking
-            // off less would bring the next round with the next batches.
+            // Tables that are three quarters full after this grow by an eighth when they are four
+            // fifths full. Taking off less would bring the next round with the next batches.
             let keep = entries as f64 * (max as f64 / self.bytes() as f64) * 11.0 / 12.0;
             let excess = entries.saturating_sub(keep as usize).max(1);
             if self.shed(&mut next, excess) == 0 {
@@ -73,17 +74,23 @@ impl Core {
         for number in 0.. {
             let (mut old, mut from) = (Vec::<Old>::new(), Some(0));
             while let Some(hash) = from {
-                let find = |cache: &mut Cache| cache.find_old(hash, oldest, &self.prompts, &mut old);
+                let find =
+                    |cache: &mut Cache| cache.find_old(hash, oldest, &self.prompts, &mut old);
                 let found = self.workers.with(worker, |worker| worker.cache(number).map(find));
                 let Some(Some(next)) = found else { return shed };
                 from = next;
             }
             // Those without a key first; then the last blocks of each node, lest it be split.
-            old.sort_unstable_by(|one, other| one.0.is_some().cmp(&other.0.is_some()).then(other.cmp(one)));
+            old.sort_unstable_by(|one, other| {
+                one.0.is_some().cmp(&other.0.is_some()).then(other.cmp(one))
+            });
             old.truncate(most - shed);
             for some in old.chunks(BLOCKS) {
                 let forget = |cache: &mut Cache| cache.shed(some, &self.prompts);
-                shed += self.workers.with(worker, |worker| worker.cache(number).map_or(0, forget)).unwrap_or_default();
+                shed += self
+                    .workers
+                    .with(worker, |worker| worker.cache(number).map_or(0, forget))
+                    .unwrap_or_default();
             }
             self.workers.with(worker, |worker| worker.cache(number).map(Cache::fit));
         }

@@ -1,6 +1,7 @@
 //! What the index knows of one worker as bytes, from which another index goes on.
 //!
-//! Numbers are little-endian. Hashes are the engine's as tables have them, keys those of [`BlockKey`](crate::BlockKey).
+//! Numbers are little-endian. Hashes are the engine's as tables have them, keys those of
+//! [`BlockKey`](crate::BlockKey).
 //!
 //! ```text
 //! snapshot  magic  fingerprint of the secret: 16 bytes  scheme  revision: u64  block size: u32  named: u8  caches: u8  cache…
@@ -11,10 +12,11 @@
 //! ```
 //!
 //! - `need` is 0 for groups that need all leading blocks, else how many of the last ones they need.
-//! - A chain is consecutive blocks of a prompt, held or not. It comes after block `at` of chain `parent - 1`, which was told of before,
-//!   or starts a prompt if `parent` is 0, where `at` means nothing. A block may be in several chains.
-//! - A run gives consecutive blocks of a chain their hashes. Who reads holds the blocks that have one, and nothing else. A block may
-//!   have several, in several runs.
+//! - A chain is consecutive blocks of a prompt, held or not. It comes after block `at` of chain
+//!   `parent - 1`, which was told of before, or starts a prompt if `parent` is 0, where `at` means
+//!   nothing. A block may be in several chains.
+//! - A run gives consecutive blocks of a chain their hashes. Who reads holds the blocks that have
+//!   one, and nothing else. A block may have several, in several runs.
 //! - `unkeyed` are hashes of blocks without a key.
 //! - `copies` are those beyond one, of the hashes that have some.
 
@@ -68,11 +70,13 @@ impl SnapshotError {
 }
 
 impl PrefixIndex {
-    /// All that is known of one worker's blocks, for [`PrefixIndex::restore`] in another index, whose process may be another one
-    /// with the same [`KeySecret`]. `None` when the worker is unknown. Some 25 bytes for each block that it holds.
+    /// All that is known of one worker's blocks, for [`PrefixIndex::restore`] in another index,
+    /// whose process may be another one with the same [`KeySecret`]. `None` when the worker is
+    /// unknown. Some 25 bytes for each block that it holds.
     ///
-    /// It says what the worker held after the call that made its [revision](super::WorkerIndexStats::revision), whatever happens
-    /// meanwhile: its own events wait, some 80 ns for each block. Others' events and lookups go on; a tree is locked for some
+    /// It says what the worker held after the call that made its
+    /// [revision](super::WorkerIndexStats::revision), whatever happens meanwhile: its own events
+    /// wait, some 80 ns for each block. Others' events and lookups go on; a tree is locked for some
     /// microseconds at a time.
     pub fn snapshot(&self, worker: WorkerId) -> Option<Snapshot> {
         self.core.workers.change(worker, |worker| {
@@ -82,9 +86,10 @@ impl PrefixIndex {
         })
     }
 
-    /// Makes a worker what it was to the index that wrote the snapshot, and returns its revision: what that index heard since can be
-    /// told to this one, call by call. The worker is added if it is not there. Lookups see what was known of it before until all of
-    /// the snapshot is read. Counts other than those of blocks begin again.
+    /// Makes a worker what it was to the index that wrote the snapshot, and returns its revision:
+    /// what that index heard since can be told to this one, call by call. The worker is added if it
+    /// is not there. Lookups see what was known of it before until all of the snapshot is read.
+    /// Counts other than those of blocks begin again.
     ///
     /// # Errors
     /// [`SnapshotError`]; nothing has changed then.
@@ -96,7 +101,11 @@ impl PrefixIndex {
     }
 
     /// Reads a worker that is in no list.
-    fn read(&self, worker: WorkerId, snapshot: &[u8]) -> Result<(Arc<Mutex<Worker>>, u64), SnapshotError> {
+    fn read(
+        &self,
+        worker: WorkerId,
+        snapshot: &[u8],
+    ) -> Result<(Arc<Mutex<Worker>>, u64), SnapshotError> {
         let mut bytes = Bytes(snapshot);
         if bytes.take("its magic") != Ok(*MAGIC) {
             return Err(SnapshotError::OtherForm);
@@ -110,7 +119,8 @@ impl PrefixIndex {
         let block_size = block_size.ok_or(SnapshotError::malformed("its block size"))?;
         let workers = &self.core.workers;
         let new = workers.make(worker, block_size, scheme);
-        let read = |worker: &mut Worker| worker.read(&mut bytes, revision, &self.core.prompts, workers);
+        let read =
+            |worker: &mut Worker| worker.read(&mut bytes, revision, &self.core.prompts, workers);
         match workers.with(&new, read) {
             Some(Ok(())) => Ok((new, revision)),
             Some(Err(error)) => {
@@ -125,7 +135,8 @@ impl PrefixIndex {
 fn read_scheme(bytes: &mut Bytes<'_>) -> Result<KeyScheme, SnapshotError> {
     const NAME: &str = "the name of its keys";
     let [length] = bytes.take(NAME)?;
-    let name = str::from_utf8(bytes.slice(length.into(), NAME)?).map_err(|_| SnapshotError::malformed(NAME))?;
+    let name = str::from_utf8(bytes.slice(length.into(), NAME)?)
+        .map_err(|_| SnapshotError::malformed(NAME))?;
     if name.is_empty() {
         return Ok(KeyScheme::Content);
     }
@@ -135,7 +146,11 @@ fn read_scheme(bytes: &mut Bytes<'_>) -> Result<KeyScheme, SnapshotError> {
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Cpu, Tier::Storage];
 
 fn write_source(source: Source, out: &mut Vec<u8>) {
-    let tier = TIERS.iter().zip(0_u8..).find(|(tier, _)| **tier == source.tier).map_or(0, |(_, number)| number);
+    let tier = TIERS
+        .iter()
+        .zip(0_u8..)
+        .find(|(tier, _)| **tier == source.tier)
+        .map_or(0, |(_, number)| number);
     let need = match source.role {
         Need::Leading => 0,
         Need::Last(blocks) => blocks as u32,

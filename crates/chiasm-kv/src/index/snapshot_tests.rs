@@ -1,5 +1,6 @@
-//! Snapshots: what is no snapshot, others' events meanwhile, keys of both schemes side by side. That they say what was known is in the
-//! tests by chance, which hand over from one index to another.
+//! Snapshots: what is no snapshot, others' events meanwhile, keys of both schemes side by side.
+//! That they say what was known is in the tests by chance, which hand over from one index to
+//! another.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,14 +48,18 @@ fn apply(index: &PrefixIndex, worker: WorkerId, events: Vec<KvEvent>) {
     index.apply(worker, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None });
 }
 
-/// A worker with blocks of all kinds: shared ones, a hole, copies, one of an unknown parent, a lower tier.
+/// A worker with blocks of all kinds: shared ones, a hole, copies, one of an unknown parent, a
+/// lower tier.
 fn filled() -> PrefixIndex {
     let index = PrefixIndex::new();
     index.add_worker(WORKER, BLOCK);
-    let prompts: Vec<_> = [0, 20, 30].into_iter().zip(0..).map(|(shared, number)| prompt(number, shared)).collect();
+    let prompts: Vec<_> =
+        [0, 20, 30].into_iter().zip(0..).map(|(shared, number)| prompt(number, shared)).collect();
     apply(&index, WORKER, prompts.iter().map(|tokens| stored(tokens)).collect());
-    let hole =
-        KvEvent::BlockRemoved(BlockRemoved { block_hashes: vec![names(&prompts[0])[5].clone()], ..Default::default() });
+    let hole = KvEvent::BlockRemoved(BlockRemoved {
+        block_hashes: vec![names(&prompts[0])[5].clone()],
+        ..Default::default()
+    });
     let orphan = BlockStored {
         block_hashes: vec![ExternalHash::U64(1)],
         parent_block_hash: Some(ExternalHash::U64(2)),
@@ -68,7 +73,11 @@ fn filled() -> PrefixIndex {
         ..Default::default()
     };
     let again = KvEvent::BlockStored(orphan.clone());
-    apply(&index, WORKER, vec![hole, KvEvent::BlockStored(orphan), again, KvEvent::BlockStored(below)]);
+    apply(
+        &index,
+        WORKER,
+        vec![hole, KvEvent::BlockStored(orphan), again, KvEvent::BlockStored(below)],
+    );
     index.presume(WORKER, &keys(&prompt(9, 10)));
     index
 }
@@ -127,20 +136,29 @@ fn other_forms_and_other_secrets_are_told() {
     assert_eq!(index.totals().entries, 2 * entries);
 }
 
-/// Nodes are split, grow and go while a snapshot is written and read, and the worker is seen as it is all the time.
+/// Nodes are split, grow and go while a snapshot is written and read, and the worker is seen as it
+/// is all the time.
 #[test]
 fn others_go_on_meanwhile() {
     let (whole, parted) = (prompt(0, 0), prompt(1, 13));
     let index = PrefixIndex::new();
     [WORKER, OTHER].into_iter().for_each(|worker| index.add_worker(worker, BLOCK));
-    apply(&index, WORKER, vec![stored(&whole), removed(&whole, 33), stored(&parted), removed(&parted, 20)]);
+    apply(
+        &index,
+        WORKER,
+        vec![stored(&whole), removed(&whole, 33), stored(&parted), removed(&parted, 20)],
+    );
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..3000 {
                 // It parts elsewhere each time.
-                let tokens: Vec<_> =
-                    whole.iter().take(1 + round % 39).copied().chain(prompt(7, 0).into_iter().take(9)).collect();
+                let tokens: Vec<_> = whole
+                    .iter()
+                    .take(1 + round % 39)
+                    .copied()
+                    .chain(prompt(7, 0).into_iter().take(9))
+                    .collect();
                 apply(&index, OTHER, vec![stored(&tokens), stored(&parted)]);
                 apply(&index, OTHER, vec![removed(&tokens, 0), removed(&parted, 0)]);
             }
@@ -189,11 +207,15 @@ fn workers_of_several_schemes_are_found_by_the_keys_of_theirs() {
     };
     apply(&index, third, vec![KvEvent::BlockStored(lost)]);
     assert_eq!(index.stats(third).unwrap().unknown_parents, 1);
-    let keys_of = |scheme: &EngineHashKeys| names(&tokens).iter().map(|hash| scheme.key(hash)).collect::<Vec<_>>();
+    let keys_of = |scheme: &EngineHashKeys| {
+        names(&tokens).iter().map(|hash| scheme.key(hash)).collect::<Vec<_>>()
+    };
     let mut overlaps = Overlaps::default();
-    for (keys, expected) in
-        [(keys(&tokens), (WORKER, LENGTH as usize)), (keys_of(&one), (OTHER, 30)), (keys_of(&two), (third, 20))]
-    {
+    for (keys, expected) in [
+        (keys(&tokens), (WORKER, LENGTH as usize)),
+        (keys_of(&one), (OTHER, 30)),
+        (keys_of(&two), (third, 20)),
+    ] {
         index.lookup(&keys, &mut overlaps);
         assert_eq!(overlaps.found(), [expected]);
     }

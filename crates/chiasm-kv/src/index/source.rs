@@ -23,7 +23,8 @@ pub(super) enum Tier {
 /// The blocks of a group that a prompt needs, for the engine to go on after its first n blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Need {
-    /// The group needs all n. So it is taken to be for kinds that we don't know: none can need more.
+    /// The group needs all n. So it is taken to be for kinds that we don't know: none can need
+    /// more.
     #[default]
     Leading,
     /// The group needs the last so many of them, at least 1; all if there are fewer.
@@ -39,7 +40,8 @@ impl Source {
     /// `None` for media and localities that don't count.
     pub(super) fn of(event: &BlockStored, block_size: BlockSize) -> Option<Self> {
         let role = match (event.kv_cache_spec_kind.as_deref(), event.kv_cache_spec_sliding_window) {
-            // A token attends to itself and to the window − 1 tokens before it (vLLM's `SlidingWindowManager`).
+            // A token attends to itself and to the window − 1 tokens before it (vLLM's
+            // `SlidingWindowManager`).
             (Some("sliding_window" | "sliding_window_mla"), Some(window)) => {
                 Need::Last((window as usize).saturating_sub(1).div_ceil(block_size.get()).max(1))
             }
@@ -47,13 +49,18 @@ impl Source {
             (Some("mamba"), _) => Need::Last(1),
             _ => Need::Leading,
         };
-        let source = Self::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref())?;
+        let source =
+            Self::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref())?;
         Some(Self { role, ..source })
     }
 
-    /// The cache that an event names, as one whose role is not known: removals don't tell it. `None` for media and localities that don't
-    /// count.
-    pub(super) fn named(medium: Option<&str>, group: Option<u32>, locality: Option<&str>) -> Option<Self> {
+    /// The cache that an event names, as one whose role is not known: removals don't tell it.
+    /// `None` for media and localities that don't count.
+    pub(super) fn named(
+        medium: Option<&str>,
+        group: Option<u32>,
+        locality: Option<&str>,
+    ) -> Option<Self> {
         let tier = match medium {
             _ if locality == Some("REMOTE") => return None,
             None | Some("GPU") => Tier::Device,

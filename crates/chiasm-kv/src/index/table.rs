@@ -1,13 +1,14 @@
 //! A hash table of small slots that keeps what it takes in memory down, and shrinks.
 //!
-//! `std`'s table doubles, so that it may be less than half full, and gives nothing back by itself. Here capacities grow by
-//! an eighth or a twelfth when four fifths are taken. Entries lie in the order of their hashes, each at its home (the hash times the
-//! capacity, no power of two needed) or as close behind as the order allows. So a search for what is not there ends where it
-//! would be, what is put in or taken out moves its neighbours by one, and a new capacity is one pass over both tables. Behind
-//! the last home there is room for those that are pushed beyond it.
+//! `std`'s table doubles, so that it may be less than half full, and gives nothing back by itself.
+//! Here capacities grow by an eighth or a twelfth when four fifths are taken. Entries lie in the
+//! order of their hashes, each at its home (the hash times the capacity, no power of two needed) or
+//! as close behind as the order allows. So a search for what is not there ends where it would be,
+//! what is put in or taken out moves its neighbours by one, and a new capacity is one pass over
+//! both tables. Behind the last home there is room for those that are pushed beyond it.
 //!
-//! Slots as small as they can be, more of them free: nine tenths full, an insertion moves 50 others on average (Knuth, volume 3,
-//! 6.4), four fifths full 13.
+//! Slots as small as they can be, more of them free: nine tenths full, an insertion moves 50 others
+//! on average (Knuth, volume 3, 6.4), four fifths full 13.
 
 /// What is in a slot.
 pub(super) trait Slot: Copy {
@@ -15,7 +16,8 @@ pub(super) trait Slot: Copy {
 
     fn is_free(&self) -> bool;
 
-    /// A hash of what is in the slot, uniform in all bits from the highest down. `u64::MAX` for a free slot.
+    /// A hash of what is in the slot, uniform in all bits from the highest down. `u64::MAX` for a
+    /// free slot.
     fn hash(&self) -> u64;
 }
 
@@ -65,9 +67,14 @@ impl<S: Slot> Table<S> {
         self.find(hash, is).ok().map(|at| &mut self.slots[at])
     }
 
-    /// The slot of what has a hash and `is` what is looked for, and whether it is a new one, made by `new`, which must give it
-    /// that hash.
-    pub(super) fn entry(&mut self, hash: u64, is: impl Fn(&S) -> bool, new: impl FnOnce() -> S) -> (&mut S, bool) {
+    /// The slot of what has a hash and `is` what is looked for, and whether it is a new one, made
+    /// by `new`, which must give it that hash.
+    pub(super) fn entry(
+        &mut self,
+        hash: u64,
+        is: impl Fn(&S) -> bool,
+        new: impl FnOnce() -> S,
+    ) -> (&mut S, bool) {
         let at = match self.find(hash, &is) {
             Ok(at) => return (&mut self.slots[at], false),
             Err(_) if self.len + 1 > self.capacity / 5 * 4 => {
@@ -134,20 +141,21 @@ impl<S: Slot> Table<S> {
         }
     }
 
-    /// One by this is what capacities grow by. Allocators move large pieces by mapping them elsewhere; small ones leave a hole
-    /// each time.
+    /// One by this is what capacities grow by. Allocators move large pieces by mapping them
+    /// elsewhere; small ones leave a hole each time.
     fn steps(&self) -> usize {
         if self.bytes() < 1 << 17 { 8 } else { 12 }
     }
 
-    /// Brings the homes of some hashes near, all at a time: to wait for one after the other takes longer.
+    /// Brings the homes of some hashes near, all at a time: to wait for one after the other takes
+    /// longer.
     pub(super) fn warm(&self, hashes: impl Iterator<Item = u64>) {
         let homes = hashes.map(|hash| self.slots.get(self.home(hash)).map_or(0, S::hash));
         std::hint::black_box(homes.fold(0, |all, hash| all ^ hash));
     }
 
-    /// Moves everything to its place for another capacity, in place, so that memory is extended or cut where the allocator
-    /// can do so, and never there twice.
+    /// Moves everything to its place for another capacity, in place, so that memory is extended or
+    /// cut where the allocator can do so, and never there twice.
     fn resize(&mut self, capacity: usize) {
         self.capacity = capacity;
         // Enough behind the last home for tables of all sizes, nearly always.

@@ -36,7 +36,10 @@ fn removed(which: std::ops::Range<u64>) -> KvEvent {
 }
 
 fn apply(index: &PrefixIndex, event: KvEvent) -> Vec<BlockKey> {
-    index.apply(WORKER, &KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None })
+    index.apply(
+        WORKER,
+        &KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None },
+    )
 }
 
 fn store(index: &PrefixIndex, stored: BlockStored) -> Vec<BlockKey> {
@@ -101,7 +104,11 @@ fn blocks_elsewhere_don_t_count_whether_stored_or_removed() {
         };
         store(&index, other);
         let stats = index.stats(WORKER).unwrap();
-        assert_eq!((stats.blocks, stats.unkeyed_blocks, stats.ignored_events), (0, 0, 1), "case {case}");
+        assert_eq!(
+            (stats.blocks, stats.unkeyed_blocks, stats.ignored_events),
+            (0, 0, 1),
+            "case {case}"
+        );
         store(&index, stored(4));
         // Fragments of blocks have no mark in removals; their hashes are others in practice.
         if gone != (BlockRemoved { block_hashes: hashes(0..4), ..Default::default() }) {
@@ -155,7 +162,11 @@ fn lora_name_and_salt_are_told_apart_by_their_place() {
     ];
     for (lora, salt, first) in cases {
         let index = index();
-        let later = if first.first() == Some(&text("a")) && lora.is_some() { vec![text("a")] } else { vec![] };
+        let later = if first.first() == Some(&text("a")) && lora.is_some() {
+            vec![text("a")]
+        } else {
+            vec![]
+        };
         let marks = |marks: &Vec<ExtraKey>| (!marks.is_empty()).then(|| marks.clone());
         store(
             &index,
@@ -165,12 +176,19 @@ fn lora_name_and_salt_are_told_apart_by_their_place() {
                 ..stored(2)
             },
         );
-        for (other_lora, other_salt) in
-            [(None, None), (None, Some("s")), (Some("a"), None), (Some("a"), Some("s")), (Some("a"), Some("a"))]
-        {
+        for (other_lora, other_salt) in [
+            (None, None),
+            (None, Some("s")),
+            (Some("a"), None),
+            (Some("a"), Some("s")),
+            (Some("a"), Some("a")),
+        ] {
             let expected = if (other_lora, other_salt) == (lora, salt) { 2 } else { 0 };
             let found = overlap(&index, &keys(other_lora, other_salt, &[]));
-            assert_eq!(found, expected, "{lora:?} {salt:?} {first:?} as {other_lora:?} {other_salt:?}");
+            assert_eq!(
+                found, expected,
+                "{lora:?} {salt:?} {first:?} as {other_lora:?} {other_salt:?}"
+            );
         }
     }
 }
@@ -191,7 +209,8 @@ fn all_marks_of_one_block_together() {
         },
     );
     let hash = ours.parse().unwrap();
-    let spans = [MediaSpan { hash, offset: 0, length: 1 }, MediaSpan { hash, offset: 1, length: 2 }];
+    let spans =
+        [MediaSpan { hash, offset: 0, length: 1 }, MediaSpan { hash, offset: 1, length: 2 }];
     assert_eq!(overlap(&index, &keys(Some("a"), Some("s"), &spans)), 2);
     assert_eq!(overlap(&index, &keys(Some("a"), Some("s"), &spans[..1])), 0);
 }
@@ -211,10 +230,17 @@ fn marks_that_can_t_be_read_match_nothing_and_neither_do_the_children() {
     let plain = keys(None, None, &[]);
     for marks in unreadable {
         let index = index();
-        store(&index, BlockStored { extra_keys: Some(vec![None, Some(marks.clone()), None]), ..stored(3) });
+        store(
+            &index,
+            BlockStored { extra_keys: Some(vec![None, Some(marks.clone()), None]), ..stored(3) },
+        );
         assert_eq!(overlap(&index, &plain), 1, "{marks:?}");
         let stats = index.stats(WORKER).unwrap();
-        assert_eq!((stats.unkeyed_blocks, stats.unreadable_extra_keys, stats.unknown_parents), (2, 1, 1), "{marks:?}");
+        assert_eq!(
+            (stats.unkeyed_blocks, stats.unreadable_extra_keys, stats.unknown_parents),
+            (2, 1, 1),
+            "{marks:?}"
+        );
         apply(&index, removed(0..3));
         assert_eq!(index.stats(WORKER).unwrap().unkeyed_blocks, 0);
     }
@@ -268,7 +294,8 @@ fn two_hashes_for_one_key_are_held_until_both_are_gone() {
     assert_eq!(store(&index, other), [], "the block is not new");
     apply(&index, removed(0..1));
     assert_eq!(overlap(&index, &plain), 1);
-    let other = BlockRemoved { block_hashes: vec![ExternalHash::Bytes(vec![1; 32])], ..Default::default() };
+    let other =
+        BlockRemoved { block_hashes: vec![ExternalHash::Bytes(vec![1; 32])], ..Default::default() };
     apply(&index, KvEvent::BlockRemoved(other));
     assert_eq!(overlap(&index, &plain), 0);
 }
@@ -281,7 +308,11 @@ fn unknown_events_removals_and_workers_are_counted_or_ignored() {
     let stats = index.stats(WORKER).unwrap();
     assert_eq!((stats.events, stats.ignored_events, stats.unknown_removals), (2, 1, 2));
     let events = vec![KvEvent::BlockStored(stored(1))];
-    assert_eq!(index.apply(WorkerId(9), &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None }), []);
+    assert_eq!(
+        index
+            .apply(WorkerId(9), &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None }),
+        []
+    );
     assert_eq!(index.stats(WorkerId(9)), None);
 }
 
@@ -289,8 +320,11 @@ fn unknown_events_removals_and_workers_are_counted_or_ignored() {
 fn workers_are_listed_in_order_and_forgotten_when_removed() {
     let index = PrefixIndex::new();
     [3, 1, 2].iter().for_each(|id| index.add_worker(WorkerId(*id), BLOCK));
-    let batch =
-        KvEventBatch { timestamp: 0.0, events: vec![KvEvent::BlockStored(stored(4))], data_parallel_rank: None };
+    let batch = KvEventBatch {
+        timestamp: 0.0,
+        events: vec![KvEvent::BlockStored(stored(4))],
+        data_parallel_rank: None,
+    };
     index.apply(WorkerId(2), &batch);
     index.apply(WorkerId(3), &batch);
     index.remove_worker(WorkerId(3));
@@ -327,15 +361,25 @@ fn presumed_blocks_that_share_a_name_with_an_event_s_claim_nothing_that_neither_
     // The name of the third block is the engine's for another one, keyed or not.
     for parent in [None, Some(ExternalHash::U64(77))] {
         let index = index();
-        let other =
-            BlockStored { block_hashes: vec![named(2)], parent_block_hash: parent, token_ids: tokens(2), ..stored(0) };
+        let other = BlockStored {
+            block_hashes: vec![named(2)],
+            parent_block_hash: parent,
+            token_ids: tokens(2),
+            ..stored(0)
+        };
         store(&index, other);
         index.presume(WORKER, &plain);
         assert_eq!(overlap(&index, &plain), 2);
         index.forget(WORKER, &[plain[3], plain[2]]);
         assert_eq!(overlap(&index, &plain), 2);
         index.forget(WORKER, &[plain[1], plain[0]]);
-        apply(&index, KvEvent::BlockRemoved(BlockRemoved { block_hashes: vec![named(2)], ..Default::default() }));
+        apply(
+            &index,
+            KvEvent::BlockRemoved(BlockRemoved {
+                block_hashes: vec![named(2)],
+                ..Default::default()
+            }),
+        );
         assert_eq!(index.totals().entries, 0);
     }
 }
@@ -364,7 +408,15 @@ fn a_worker_holds_no_more_blocks_than_it_may() {
     let index = index();
     let blocks = |of: std::ops::Range<u64>| {
         let token_ids = tokens(2 * (of.end - of.start) as u32);
-        store(&index, BlockStored { token_ids, block_hashes: hashes(of), block_size: 2, ..Default::default() });
+        store(
+            &index,
+            BlockStored {
+                token_ids,
+                block_hashes: hashes(of),
+                block_size: 2,
+                ..Default::default()
+            },
+        );
     };
     blocks(0..MOST - 1);
     blocks(MOST..MOST + 2);

@@ -9,7 +9,8 @@ use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteG
 use super::radix_tree::{NODE_BITS, NONE, Node, NodeId, RadixTree};
 use crate::BlockKey;
 
-/// Number of trees, among which prompts are divided by their first block. A tree's lock is held for one event or one lookup.
+/// Number of trees, among which prompts are divided by their first block. A tree's lock is held for
+/// one event or one lookup.
 const TREES: u32 = (NONE >> NODE_BITS) + 1;
 
 /// Nodes that are looked at with a tree locked: some 20 microseconds.
@@ -45,7 +46,8 @@ impl Trees {
         Self { trees: (0..TREES).map(line).collect() }
     }
 
-    /// The tree that holds all prompts beginning with this block. Prompts with other first blocks may share it.
+    /// The tree that holds all prompts beginning with this block. Prompts with other first blocks
+    /// may share it.
     pub(super) fn tree_of(first: BlockKey) -> u32 {
         first.get() as u32 % TREES
     }
@@ -58,7 +60,8 @@ impl Trees {
         Self::tree_with(one) == Self::tree_with(other)
     }
 
-    // A panic inside a tree's methods would be a fault of ours; what others can read is still in order.
+    // A panic inside a tree's methods would be a fault of ours; what others can read is still in
+    // order.
 
     pub(super) fn read(&self, tree: u32) -> ShardedLockReadGuard<'_, RadixTree> {
         self.trees[tree as usize].tree.read().unwrap_or_else(PoisonError::into_inner)

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Counts lookups and batches of events: a node that was last used at a lower count is shed earlier. Without a cap it stands still,
-/// as notes make readers write to memory that others read.
+/// Counts lookups and batches of events: a node that was last used at a lower count is shed
+/// earlier. Without a cap it stands still, as notes make readers write to memory that others read.
 pub(super) struct UseCounter {
     now: AtomicU32,
     counts: bool,
@@ -27,8 +27,8 @@ impl UseCounter {
         }
     }
 
-    /// Lookups and batches since a node's last use. Wraps around after 2^32 of them: a node that was not used for so long looks
-    /// younger and lives on for a while.
+    /// Lookups and batches since a node's last use. Wraps around after 2^32 of them: a node that
+    /// was not used for so long looks younger and lives on for a while.
     pub(super) fn age(&self, used: &AtomicU32) -> u32 {
         self.now.load(Ordering::Relaxed).wrapping_sub(used.load(Ordering::Relaxed))
     }

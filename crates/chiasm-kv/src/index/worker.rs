@@ -12,27 +12,29 @@ use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey, KeyScheme};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
-/// Number of caches that a worker may have, more than any model has of groups, times the tiers: what engines send must not take all
-/// ids of holders.
+/// Number of caches that a worker may have, more than any model has of groups, times the tiers:
+/// what engines send must not take all ids of holders.
 const MOST_CACHES: usize = 64;
 
-/// Blocks that a worker may hold in all its tiers: ten times what a large machine has room for. What it says of more is ignored, as it may
-/// say anything.
+/// Blocks that a worker may hold in all its tiers: ten times what a large machine has room for.
+/// What it says of more is ignored, as it may say anything.
 const MOST_BLOCKS: usize = if cfg!(test) { 1 << 15 } else { 1 << 24 };
 
-/// Blocks of an event whose keys are made with the tree locked: what an engine says of each step of an answer.
+/// Blocks of an event whose keys are made with the tree locked: what an engine says of each step of
+/// an answer.
 const FEW: usize = 2;
 
 /// Blocks from which on it takes less time to make their keys side by side.
 const ROW: usize = 6;
 
-/// What one engine holds, as its events say. A worker that was removed from the index may live on for as long as it takes in a batch.
+/// What one engine holds, as its events say. A worker that was removed from the index may live on
+/// for as long as it takes in a batch.
 pub(super) struct Worker {
     id: WorkerId,
     block_size: BlockSize,
     scheme: KeyScheme,
-    /// Its KV-cache groups in their tiers. The first is the group on the device that events named first, or that of presumptions;
-    /// it is there until the worker is gone.
+    /// Its KV-cache groups in their tiers. The first is the group on the device that events named
+    /// first, or that of presumptions; it is there until the worker is gone.
     caches: Vec<(Source, Cache)>,
     /// Whether events have said which group the first cache is.
     named: bool,
@@ -51,7 +53,8 @@ pub(super) struct Scratch {
     ends: Vec<EngineHash>,
     keys: Vec<BlockKey>,
     segments: Vec<Segment>,
-    /// Blocks newly held in groups that need all leading blocks, if there is such a group; else in any.
+    /// Blocks newly held in groups that need all leading blocks, if there is such a group; else in
+    /// any.
     added: Vec<(EngineHash, BlockKey)>,
     /// Blocks newly held in other groups, which are not told to callers.
     untold: Vec<(EngineHash, BlockKey)>,
@@ -67,7 +70,12 @@ impl Scratch {
 }
 
 impl Worker {
-    pub(super) fn new(id: WorkerId, cache: Cache, block_size: BlockSize, scheme: KeyScheme) -> Self {
+    pub(super) fn new(
+        id: WorkerId,
+        cache: Cache,
+        block_size: BlockSize,
+        scheme: KeyScheme,
+    ) -> Self {
         Self {
             id,
             block_size,
@@ -108,8 +116,14 @@ impl Worker {
         (self.stats.revision, self.named) = (revision, named);
     }
 
-    /// The empty cache of this number, which is the next, for what it is to be about. `None` when the worker has as many as it may have.
-    pub(super) fn new_cache(&mut self, number: usize, source: Source, workers: &Workers) -> Option<&mut Cache> {
+    /// The empty cache of this number, which is the next, for what it is to be about. `None` when
+    /// the worker has as many as it may have.
+    pub(super) fn new_cache(
+        &mut self,
+        number: usize,
+        source: Source,
+        workers: &Workers,
+    ) -> Option<&mut Cache> {
         if number == self.caches.len() && number < MOST_CACHES {
             self.caches.push((source, Cache::new(workers.new_holder())));
         }
@@ -130,7 +144,8 @@ impl Worker {
         hashes.clear();
         ends.clear();
         // Long hashes are left out, as shortening them twice would take longer.
-        let short = |hash: &ExternalHash| matches!(hash, ExternalHash::U64(_)).then(|| engine_hash(hash));
+        let short =
+            |hash: &ExternalHash| matches!(hash, ExternalHash::U64(_)).then(|| engine_hash(hash));
         let mut all = 0;
         for event in events {
             match event {
@@ -164,8 +179,8 @@ impl Worker {
     ) {
         let has_room = self.entries().saturating_add(event.block_hashes.len()) <= MOST_BLOCKS;
         let source = Source::of(event, self.block_size).filter(|_| has_room).filter(|source| {
-            // Events of lower tiers may come without tokens and without a size; those that have tokens lack the marks of
-            // images. So only the hashes of theirs are used.
+            // Events of lower tiers may come without tokens and without a size; those that have
+            // tokens lack the marks of images. So only the hashes of theirs are used.
             source.tier != Tier::Device || event.block_size as usize == self.block_size.get()
         });
         let Some(at) = source.and_then(|source| self.cache_of(source, workers)) else {
@@ -180,9 +195,13 @@ impl Worker {
         scratch.hashes.extend(event.block_hashes.iter().map(engine_hash));
         scratch.keys.clear();
         let parent = event.parent_block_hash.as_ref().map(engine_hash);
-        // Of the blocks without keys, how many have none because of what they are, not for want of a parent.
+        // Of the blocks without keys, how many have none because of what they are, not for want of
+        // a parent.
         let mut unreadable = if fits { 0 } else { blocks };
-        if self.caches[at].0.tier == Tier::Device && fits && self.store_tokens(at, event, parent, prompts, scratch) {
+        if self.caches[at].0.tier == Tier::Device
+            && fits
+            && self.store_tokens(at, event, parent, prompts, scratch)
+        {
             unreadable = 1;
         }
         self.store_by_hash(at, unreadable, prompts, scratch);
@@ -212,7 +231,9 @@ impl Worker {
         let few = event.block_hashes.len() <= FEW;
         let (mut tree, mut after, mut before) = (None, None, None);
         if let Some(parent) = parent {
-            let Some((position, key, locked)) = self.parent(parent, few, prompts) else { return false };
+            let Some((position, key, locked)) = self.parent(parent, few, prompts) else {
+                return false;
+            };
             (tree, after, before) = (locked, Some(position), Some(key));
         }
         self.make_keys(event, before, scratch);
@@ -236,10 +257,13 @@ impl Worker {
         }
         cache.count_copies(hashes, keys, segments, news);
         cache.recheck(&mut tree, news);
-        // What one cache says of a hash holds for all: the groups of a model and the tiers share the hashes.
+        // What one cache says of a hash holds for all: the groups of a model and the tiers share
+        // the hashes.
         for hash in hashes[..keys.len()].iter().copied() {
             let Some(position) = self.caches[at].1.position_of(hash) else { continue };
-            for (_, (source, cache)) in self.caches.iter_mut().enumerate().filter(|(other, _)| *other != at) {
+            for (_, (source, cache)) in
+                self.caches.iter_mut().enumerate().filter(|(other, _)| *other != at)
+            {
                 let news = if source.is_chain() { &mut *added } else { &mut *untold };
                 cache.tell(hash, position, &mut tree, &prompts.uses, news);
             }
@@ -247,7 +271,8 @@ impl Worker {
         true
     }
 
-    /// Makes the keys of as many blocks as can be keyed, after a block with the key `before` or from the start.
+    /// Makes the keys of as many blocks as can be keyed, after a block with the key `before` or
+    /// from the start.
     fn make_keys(&self, event: &BlockStored, before: Option<BlockKey>, scratch: &mut Scratch) {
         let Scratch { hasher, marks, keys, .. } = scratch;
         keys.clear();
@@ -267,9 +292,14 @@ impl Worker {
                 hasher.text_keys(parent, &event.token_ids[block * size..], size, keys);
                 break;
             }
-            let extra_keys = event.extra_keys.as_ref().and_then(|keys| keys[block].as_deref()).unwrap_or_default();
+            let extra_keys = event
+                .extra_keys
+                .as_ref()
+                .and_then(|keys| keys[block].as_deref())
+                .unwrap_or_default();
             let Some(salt) = marks.read(extra_keys, lora, last.is_none()) else { break };
-            let key = hasher.key(&BlockContent { parent: last, tokens, media: &marks.media, lora, salt });
+            let key =
+                hasher.key(&BlockContent { parent: last, tokens, media: &marks.media, lora, salt });
             keys.push(key);
             last = Some(key);
         }
@@ -291,9 +321,15 @@ impl Worker {
         Some((position, prompts.trees.read(number).key(position)?, None))
     }
 
-    /// Stores the blocks of an event that have no keys: another cache may know them. So it is with an attention group that skips
-    /// blocks, and with lower tiers.
-    fn store_by_hash(&mut self, at: usize, unreadable: usize, prompts: &Prompts, scratch: &mut Scratch) {
+    /// Stores the blocks of an event that have no keys: another cache may know them. So it is with
+    /// an attention group that skips blocks, and with lower tiers.
+    fn store_by_hash(
+        &mut self,
+        at: usize,
+        unreadable: usize,
+        prompts: &Prompts,
+        scratch: &mut Scratch,
+    ) {
         let Scratch { hashes, keys, added, untold, .. } = scratch;
         let from = keys.len();
         for (block, hash) in hashes.iter().copied().enumerate().skip(from) {
@@ -313,10 +349,20 @@ impl Worker {
         }
     }
 
-    pub(super) fn remove(&mut self, event: &BlockRemoved, prompts: &Prompts, scratch: &mut Scratch) {
-        let cache = Source::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref()).map(|removed| {
-            self.caches.iter_mut().find(|(source, _)| source.tier == removed.tier && source.group == removed.group)
-        });
+    pub(super) fn remove(
+        &mut self,
+        event: &BlockRemoved,
+        prompts: &Prompts,
+        scratch: &mut Scratch,
+    ) {
+        let cache =
+            Source::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref()).map(
+                |removed| {
+                    self.caches.iter_mut().find(|(source, _)| {
+                        source.tier == removed.tier && source.group == removed.group
+                    })
+                },
+            );
         match cache {
             None => self.stats.ignored_events += 1,
             Some(None) => self.stats.unknown_removals += event.block_hashes.len() as u64,
@@ -337,8 +383,8 @@ impl Worker {
         self.stats.unknown_removals += self.first().forget_presumed(keys, prompts);
     }
 
-    /// Makes the worker hold nothing any more, in no tier. The groups are those of the engine still. Returns the caches that it had, if
-    /// they held anything.
+    /// Makes the worker hold nothing any more, in no tier. The groups are those of the engine
+    /// still. Returns the caches that it had, if they held anything.
     pub(super) fn clear(&mut self, workers: &Workers) -> Vec<Cache> {
         if self.entries() > 0 {
             return workers.renew_caches(self.id, &mut self.caches);
@@ -392,7 +438,8 @@ impl Worker {
 
     /// The cache that a stored event is about, made if need be.
     fn cache_of(&mut self, source: Source, workers: &Workers) -> Option<usize> {
-        let known = |(known, _): &(Source, Cache)| known.tier == source.tier && known.group == source.group;
+        let known =
+            |(known, _): &(Source, Cache)| known.tier == source.tier && known.group == source.group;
         if source.tier == Tier::Device && !self.named {
             self.named = true;
             // What was presumed before is what the worker is believed to hold all of.

@@ -14,7 +14,8 @@ use super::source::Source;
 use super::worker::Worker;
 use crate::KeyScheme;
 
-/// All workers by their ids. A worker's lock is taken before any tree's, and either before that of the members, never after it.
+/// All workers by their ids. A worker's lock is taken before any tree's, and either before that of
+/// the members, never after it.
 #[derive(Default)]
 pub(super) struct Workers {
     /// Many read it, and seldom it changes.
@@ -49,7 +50,8 @@ impl Members {
         self.by_id.remove(&worker).map(|(_, worker)| worker)
     }
 
-    /// Whether these are the caches of the worker that has this id now, not of one before it that still takes in a batch.
+    /// Whether these are the caches of the worker that has this id now, not of one before it that
+    /// still takes in a batch.
     fn is_listed(&self, worker: WorkerId, caches: &[(Source, Cache)]) -> bool {
         let known = self.by_id.get(&worker).map(|(holder, _)| *holder);
         known.is_some() && known == caches.first().map(|(_, cache)| cache.holder())
@@ -63,7 +65,12 @@ impl Members {
 
 impl Workers {
     /// A worker that holds nothing and is in no list.
-    pub(super) fn make(&self, worker: WorkerId, block_size: BlockSize, scheme: KeyScheme) -> Arc<Mutex<Worker>> {
+    pub(super) fn make(
+        &self,
+        worker: WorkerId,
+        block_size: BlockSize,
+        scheme: KeyScheme,
+    ) -> Arc<Mutex<Worker>> {
         Arc::new(Mutex::new(Worker::new(worker, Cache::new(self.new_holder()), block_size, scheme)))
     }
 
@@ -97,13 +104,22 @@ impl Workers {
         self.with(worker, Worker::end).unwrap_or_default()
     }
 
-    /// Gives a worker empty caches with new holders, which lookups take for it from now on. Returns those that it had.
-    pub(super) fn renew_caches(&self, worker: WorkerId, caches: &mut [(Source, Cache)]) -> Vec<Cache> {
+    /// Gives a worker empty caches with new holders, which lookups take for it from now on. Returns
+    /// those that it had.
+    pub(super) fn renew_caches(
+        &self,
+        worker: WorkerId,
+        caches: &mut [(Source, Cache)],
+    ) -> Vec<Cache> {
         self.change_members(|members| {
             let is_listed = members.is_listed(worker, caches);
-            let old = caches.iter_mut().map(|(_, cache)| cache.renew(members.new_holder())).collect();
+            let old =
+                caches.iter_mut().map(|(_, cache)| cache.renew(members.new_holder())).collect();
             if is_listed {
-                members.by_id.entry(worker).and_modify(|(holder, _)| *holder = caches[0].1.holder());
+                members
+                    .by_id
+                    .entry(worker)
+                    .and_modify(|(holder, _)| *holder = caches[0].1.holder());
                 members.update_order();
                 members.list().set_caches(worker, caches);
             }
@@ -134,14 +150,19 @@ impl Workers {
     }
 
     /// Changes a worker. `None` when it is unknown.
-    pub(super) fn change<T>(&self, worker: WorkerId, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+    pub(super) fn change<T>(
+        &self,
+        worker: WorkerId,
+        change: impl FnOnce(&mut Worker) -> T,
+    ) -> Option<T> {
         let found = self.members().by_id.get(&worker).map(|(_, blocks)| blocks.clone())?;
         self.with(&found, change)
     }
 
     /// All workers in the order of their ids, from the `first`th on and around.
     pub(super) fn all(&self, first: usize) -> Vec<Arc<Mutex<Worker>>> {
-        let mut all: Vec<_> = self.members().by_id.values().map(|(_, worker)| worker.clone()).collect();
+        let mut all: Vec<_> =
+            self.members().by_id.values().map(|(_, worker)| worker.clone()).collect();
         if !all.is_empty() {
             let first = first % all.len();
             all.rotate_left(first);
@@ -151,8 +172,9 @@ impl Workers {
 
     /// The list of now: the one that is `known` if that is it still, which takes no lock.
     ///
-    /// For who has a tree locked: what the list says stays true of that tree until it is given back. Blocks of a new holder come into
-    /// trees after the list has got it, and those of an old one leave them after the list has lost it.
+    /// For who has a tree locked: what the list says stays true of that tree until it is given
+    /// back. Blocks of a new holder come into trees after the list has got it, and those of an old
+    /// one leave them after the list has lost it.
     pub(super) fn list<'a>(&self, known: &'a mut Arc<List>) -> &'a List {
         if known.revision() != self.revision.load(Ordering::Acquire) {
             known.clone_from(&self.members().list);
@@ -165,9 +187,15 @@ impl Workers {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes a worker, listed or not, and counts what its memory grows by. `None` when it has ended.
-    pub(super) fn with<T>(&self, worker: &Mutex<Worker>, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
-        let mut worker: MutexGuard<'_, Worker> = worker.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Changes a worker, listed or not, and counts what its memory grows by. `None` when it has
+    /// ended.
+    pub(super) fn with<T>(
+        &self,
+        worker: &Mutex<Worker>,
+        change: impl FnOnce(&mut Worker) -> T,
+    ) -> Option<T> {
+        let mut worker: MutexGuard<'_, Worker> =
+            worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.gone() {
             return None;
         }

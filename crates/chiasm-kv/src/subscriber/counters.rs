@@ -20,7 +20,8 @@ pub struct SubscriberStats {
     pub failed_replays: u64,
     /// Resets of the receiver.
     pub resets: u64,
-    /// Messages that were published and never taken in: no replay had them, or they could not be read.
+    /// Messages that were published and never taken in: no replay had them, or they could not be
+    /// read.
     pub lost: u64,
     /// Messages that could not be read.
     pub malformed: u64,

@@ -1,4 +1,5 @@
-//! The subscriber's loop: connect, catch up, follow; and what each message means for the position in the stream.
+//! The subscriber's loop: connect, catch up, follow; and what each message means for the position
+//! in the stream.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -89,7 +90,10 @@ impl<R: KvEventReceiver> Follower<R> {
     ) -> Self {
         config.endpoint = connectable(&config.endpoint);
         config.replay_endpoint = config.replay_endpoint.as_deref().map(connectable);
-        let position = from.map(|StreamPosition { seq, digest }| Position { seq, proof: Proof::Digest(digest.into()) });
+        let position = from.map(|StreamPosition { seq, digest }| Position {
+            seq,
+            proof: Proof::Digest(digest.into()),
+        });
         let told = position.is_some();
         Self { config, receiver, counters, position, published: None, told, caught_up: false }
     }
@@ -157,21 +161,36 @@ impl<R: KvEventReceiver> Follower<R> {
 
     /// Takes one published message: `[topic, seq, payload]`.
     async fn take(&mut self, frames: &[Bytes]) {
-        let seq = frames.get(1).and_then(|seq| <[u8; 8]>::try_from(&seq[..]).ok()).map(u64::from_be_bytes);
+        let seq = frames
+            .get(1)
+            .and_then(|seq| <[u8; 8]>::try_from(&seq[..]).ok())
+            .map(u64::from_be_bytes);
         let (Some(seq), Some(payload)) = (seq, frames.get(2)) else {
             self.counters.count(|counters| &counters.malformed);
-            warn!(endpoint = self.config.endpoint, frames = frames.len(), "kv event message has other frames");
+            warn!(
+                endpoint = self.config.endpoint,
+                frames = frames.len(),
+                "kv event message has other frames"
+            );
             return;
         };
         if self.published.is_some_and(|last| seq <= last) {
-            info!(endpoint = self.config.endpoint, seq, "kv event numbers went back, the engine was restarted");
+            info!(
+                endpoint = self.config.endpoint,
+                seq, "kv event numbers went back, the engine was restarted"
+            );
             self.reset();
         }
         self.published = Some(seq);
 
         if seq > self.expected() {
             self.counters.count(|counters| &counters.gaps);
-            debug!(endpoint = self.config.endpoint, expected = self.expected(), seq, "kv event numbers skipped");
+            debug!(
+                endpoint = self.config.endpoint,
+                expected = self.expected(),
+                seq,
+                "kv event numbers skipped"
+            );
             self.fell_behind();
             self.catch_up(Engine::Same).await;
         }
@@ -195,7 +214,8 @@ impl<R: KvEventReceiver> Follower<R> {
         }
     }
 
-    /// Hands over what the engine kept and we don't have. Whatever is lost for good after this shows as a gap.
+    /// Hands over what the engine kept and we don't have. Whatever is lost for good after this
+    /// shows as a gap.
     async fn catch_up(&mut self, mut engine: Engine) {
         let mut failures = 0;
         while let Some(endpoint) = self.config.replay_endpoint.clone() {
@@ -235,11 +255,13 @@ impl<R: KvEventReceiver> Follower<R> {
 
     async fn replay(&mut self, endpoint: &str, engine: Engine) -> Result<(), Interrupted> {
         self.counters.count(|counters| &counters.replays);
-        // From the last known message on, to compare it. An engine that no longer has it proves nothing.
+        // From the last known message on, to compare it. An engine that no longer has it proves
+        // nothing.
         let known = self.position.as_ref().map(|position| position.seq);
         let mut proven = engine == Engine::Same || known.is_none();
         let (connect_timeout, patience) = (self.config.connect_timeout, self.config.replay_timeout);
-        let mut replay = replay::request(endpoint, known.unwrap_or(0), connect_timeout, patience).await?;
+        let mut replay =
+            replay::request(endpoint, known.unwrap_or(0), connect_timeout, patience).await?;
         // An engine that has a message has all that came after it.
         let mut complete_from = None;
         loop {
@@ -253,7 +275,8 @@ impl<R: KvEventReceiver> Follower<R> {
                 Answer::End => return Err(Interrupted::AnotherEngine),
             };
             if known == Some(seq) {
-                proven = self.position.as_ref().is_some_and(|position| position.proof.is_of(&payload));
+                proven =
+                    self.position.as_ref().is_some_and(|position| position.proof.is_of(&payload));
             }
             if !proven {
                 return Err(Interrupted::AnotherEngine);
@@ -272,7 +295,12 @@ impl<R: KvEventReceiver> Follower<R> {
     /// Hands over a message that comes after the position.
     fn hand_over(&mut self, seq: u64, payload: Bytes, source: Source) {
         if self.position.is_some() && seq > self.expected() {
-            warn!(endpoint = self.config.endpoint, expected = self.expected(), seq, "kv events lost for good");
+            warn!(
+                endpoint = self.config.endpoint,
+                expected = self.expected(),
+                seq,
+                "kv events lost for good"
+            );
             self.counters.add(seq - self.expected(), |counters| &counters.lost);
             self.reset();
         }
@@ -309,10 +337,17 @@ impl<R: KvEventReceiver> Follower<R> {
     }
 }
 
-/// A connection that has subscribed, however long that takes. It is used until it is lost: between two of them is the moment to catch up.
+/// A connection that has subscribed, however long that takes. It is used until it is lost: between
+/// two of them is the moment to catch up.
 async fn connect(config: &SubscriberConfig, counters: &SubscriberCounters) -> Connection {
     loop {
-        match Connection::subscribe(&config.endpoint, config.topic.as_bytes(), config.connect_timeout).await {
+        match Connection::subscribe(
+            &config.endpoint,
+            config.topic.as_bytes(),
+            config.connect_timeout,
+        )
+        .await
+        {
             Ok(connection) => {
                 counters.count(|counters| &counters.connections);
                 return connection;

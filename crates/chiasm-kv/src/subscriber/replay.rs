@@ -1,11 +1,12 @@
 //! One replay: ask an engine for the messages it kept.
 //!
-//! Frames as in `ZmqEventPublisher._service_replay` of vLLM 0.32: the request `["", first seq]`, each answer
-//! `["", topic, seq, payload]`, at the end `["", "", −1, ""]`.
+//! Frames as in `ZmqEventPublisher._service_replay` of vLLM 0.32: the request `["", first seq]`,
+//! each answer `["", topic, seq, payload]`, at the end `["", "", −1, ""]`.
 //!
-//! The engine's socket drops answers, the end marker included, when the receiver is 1,000 of them behind (libzmq's default
-//! high-water mark, which vLLM leaves in place), while it keeps 10,000 messages. So a long replay may skip numbers that the
-//! engine still has; asking again from there brings them.
+//! The engine's socket drops answers, the end marker included, when the receiver is 1,000 of them
+//! behind (libzmq's default high-water mark, which vLLM leaves in place), while it keeps 10,000
+//! messages. So a long replay may skip numbers that the engine still has; asking again from there
+//! brings them.
 
 use std::io;
 use std::time::Duration;
@@ -17,10 +18,12 @@ use tokio::time::timeout;
 /// −1 as the engine writes it.
 const END: [u8; 8] = [0xff; 8];
 
-/// The patience between two answers is this part of the patience before the first, when the engine may be busy.
+/// The patience between two answers is this part of the patience before the first, when the engine
+/// may be busy.
 const PAUSE: u32 = 10;
 
-/// An open replay. A connection is used for one replay only: answers to a request that was given up can't mix with later ones.
+/// An open replay. A connection is used for one replay only: answers to a request that was given up
+/// can't mix with later ones.
 pub(super) struct Replay {
     connection: Connection,
     patience: Duration,
@@ -60,7 +63,8 @@ pub(super) async fn request(
 }
 
 impl Replay {
-    /// The next answer. The engine sends them in one go, so once it has begun a pause means that the rest was dropped.
+    /// The next answer. The engine sends them in one go, so once it has begun a pause means that
+    /// the rest was dropped.
     pub(super) async fn next(&mut self) -> Result<Answer, ReplayFailure> {
         let patience = if self.begun { self.patience / PAUSE } else { self.patience };
         let heard = timeout(patience, self.connection.next()).await;

@@ -66,7 +66,9 @@ impl Followed {
     async fn expect(&mut self, expected: impl IntoIterator<Item = Feed>) {
         for expected in expected {
             let next = timeout(PATIENCE, self.feed.recv()).await;
-            let next = next.unwrap_or_else(|_| panic!("waited in vain for {expected:?}: {:?}", self.counters.read()));
+            let next = next.unwrap_or_else(|_| {
+                panic!("waited in vain for {expected:?}: {:?}", self.counters.read())
+            });
             assert_eq!(next, Some(expected), "{:?}", self.counters.read());
         }
     }
@@ -88,7 +90,10 @@ fn behind(feeds: impl IntoIterator<Item = Feed>) -> impl Iterator<Item = Feed> {
 }
 
 /// An engine that has published `count` messages, followed live from its first one on.
-async fn followed_engine(count: u64, change: impl FnOnce(&mut SubscriberConfig)) -> (FakeEngine, Followed) {
+async fn followed_engine(
+    count: u64,
+    change: impl FnOnce(&mut SubscriberConfig),
+) -> (FakeEngine, Followed) {
     let mut engine = FakeEngine::start().await;
     let mut config = config(&engine);
     change(&mut config);
@@ -115,8 +120,13 @@ async fn what_was_published_before_the_start_is_replayed() {
     engine.subscribed().await;
     engine.publish(30).await;
     followed.expect(messages(3..4)).await;
-    let expected =
-        SubscriberStats { connections: 1, live_batches: 1, replayed_batches: 3, replays: 1, ..Default::default() };
+    let expected = SubscriberStats {
+        connections: 1,
+        live_batches: 1,
+        replayed_batches: 3,
+        replays: 1,
+        ..Default::default()
+    };
     assert_eq!(followed.counters.read(), expected);
 }
 
@@ -235,7 +245,11 @@ async fn what_is_dropped_every_time_is_given_up() {
     engine.publish(60).await;
     followed.expect(behind(messages(2..4).chain([Feed::Reset, message(6, 60)]))).await;
     assert_eq!(followed.counters.read().lost, 2);
-    assert_eq!(followed.counters.read().failed_replays, 3, "one that brought something and two that did not");
+    assert_eq!(
+        followed.counters.read().failed_replays,
+        3,
+        "one that brought something and two that did not"
+    );
 }
 
 #[tokio::test]
@@ -265,7 +279,8 @@ async fn a_broken_connection_to_the_same_engine_loses_nothing() {
 async fn a_restarted_engine_is_noticed_by_its_past_whatever_its_numbers() {
     for published in [0, 2, 3, 4, 7] {
         let (engine, mut followed) = followed_engine(3, |_| ()).await;
-        let _engine = engine.restart(Kept::of((0..published).map(|seq| 1000 + seq)), published).await;
+        let _engine =
+            engine.restart(Kept::of((0..published).map(|seq| 1000 + seq)), published).await;
         let past = (0..published).map(|seq| message(seq, 1000 + seq));
         followed.expect(behind([Feed::Reset].into_iter().chain(past))).await;
         assert_eq!(followed.counters.read().resets, 1);

@@ -24,7 +24,8 @@ const MAX_HEADERS: usize = 100;
 /// Bytes of an answer's headers over HTTP/2.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 
-/// Bytes of a body that an origin may send over HTTP/2 before they are read: as much as arrives in 50 ms at 20 MB/s.
+/// Bytes of a body that an origin may send over HTTP/2 before they are read: as much as arrives in
+/// 50 ms at 20 MB/s.
 const STREAM_WINDOW: u32 = 1 << 20;
 
 /// The same for all bodies of one connection.
@@ -39,18 +40,19 @@ pub(super) struct Clients {
 impl Clients {
     /// Makes clients that trust these certificate authorities.
     ///
-    /// Neither follows redirects, looks at proxy variables, or sends cookies or a referrer. Every request has the same
-    /// headers, save those that ask if a known answer has changed.
+    /// Neither follows redirects, looks at proxy variables, or sends cookies or a referrer. Every
+    /// request has the same headers, save those that ask if a known answer has changed.
     pub(super) fn new(
         config: &MediaConfig,
         resolver: GuardedResolver,
         roots: RootCertStore,
     ) -> Result<Self, MediaError> {
-        let mut tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|_| MediaError::Internal)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        let mut tls =
+            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|_| MediaError::Internal)?
+                .with_root_certificates(roots)
+                .with_no_client_auth();
         tls.alpn_protocols = vec![b"h2".into(), b"http/1.1".into()];
         let resolver = Arc::new(resolver);
         let build = |idle_per_origin| {

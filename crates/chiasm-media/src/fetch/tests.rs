@@ -18,7 +18,8 @@ mod hostile;
 
 mod reuse;
 
-/// An origin on 127.0.0.1 that answers every connection with what `answer` makes of the request's head.
+/// An origin on 127.0.0.1 that answers every connection with what `answer` makes of the request's
+/// head.
 struct Origin {
     port: u16,
     connections: Arc<AtomicUsize>,
@@ -127,7 +128,8 @@ fn guarded_fetcher(lookup: Lookup) -> Fetcher {
 fn names(entries: &'static [(&'static str, &'static [&'static str])]) -> Lookup {
     Arc::new(move |host| {
         Box::pin(async move {
-            let found = entries.iter().find(|(name, _)| *name == host).map(|(_, addresses)| *addresses);
+            let found =
+                entries.iter().find(|(name, _)| *name == host).map(|(_, addresses)| *addresses);
             let addresses = found.ok_or(std::io::ErrorKind::NotFound)?;
             Ok(addresses.iter().map(|address| address.parse().unwrap()).collect())
         })
@@ -143,7 +145,9 @@ fn ok(body: &str) -> String {
 }
 
 fn redirect(to: &str) -> String {
-    format!("HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    format!(
+        "HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    )
 }
 
 #[tokio::test]
@@ -182,7 +186,9 @@ async fn statuses_become_faults() {
         (302, Fault::OriginFailed),
         (999, Fault::OriginFailed),
     ] {
-        let origin = Origin::fixed(format!("HTTP/1.1 {status} Secret\r\ncontent-length: 6\r\n\r\nsecret")).await;
+        let origin =
+            Origin::fixed(format!("HTTP/1.1 {status} Secret\r\ncontent-length: 6\r\n\r\nsecret"))
+                .await;
         let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
         assert_eq!(error, MediaError::OriginStatus { status });
         assert_eq!(error.fault(), fault);
@@ -217,7 +223,9 @@ async fn nobody_there_is_the_origins_fault() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         listener.local_addr().unwrap().port()
     };
-    let error = get(&open_fetcher(), Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()).await.unwrap_err();
+    let error = get(&open_fetcher(), Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap())
+        .await
+        .unwrap_err();
     assert_eq!(error, MediaError::OriginFailed);
     assert!(!error.to_string().contains("127"));
 }

@@ -1,7 +1,8 @@
 //! Threads on which origins are heard.
 //!
-//! What an origin sends may cost far more than to read it: the size of a chunk may have any number of zeros before it, and as long as
-//! more is there the HTTP client reads on. On the threads that serve everybody nobody would be served meanwhile.
+//! What an origin sends may cost far more than to read it: the size of a chunk may have any number
+//! of zeros before it, and as long as more is there the HTTP client reads on. On the threads that
+//! serve everybody nobody would be served meanwhile.
 
 use std::future::Future;
 use std::sync::OnceLock;
@@ -15,7 +16,8 @@ use crate::MediaError;
 /// Most threads. One hears hundreds of megabytes in a second.
 const MOST: usize = 8;
 
-/// How many connections that have something are heard before it is looked at which others have: each may take milliseconds.
+/// How many connections that have something are heard before it is looked at which others have:
+/// each may take milliseconds.
 const LOOK_EVERY: u32 = 4;
 
 /// The threads, started for the first fetch.
@@ -43,7 +45,8 @@ impl FetchThreads {
 
     fn runtime(&self) -> Option<&Runtime> {
         let start = || {
-            let threads = available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)).min(MOST);
+            let threads =
+                available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)).min(MOST);
             let mut builder = Builder::new_multi_thread();
             builder.worker_threads(threads).thread_name("fetch").event_interval(LOOK_EVERY);
             let started = builder.enable_all().build();

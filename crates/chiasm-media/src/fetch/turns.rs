@@ -1,4 +1,5 @@
-//! Whose turn it is: bounds on fetches at once, in all and from one origin, and on the origins that stay connected.
+//! Whose turn it is: bounds on fetches at once, in all and from one origin, and on the origins that
+//! stay connected.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,8 +20,8 @@ const FORGET: Duration = KEEP_ALIVE.saturating_mul(2);
 
 /// Turns of all origins.
 ///
-/// The table of origins is no LRU cache: one that is in use, or whose connections may still be open, must not be pushed out by
-/// another, which instead goes without keeping its connection.
+/// The table of origins is no LRU cache: one that is in use, or whose connections may still be
+/// open, must not be pushed out by another, which instead goes without keeping its connection.
 pub(super) struct Turns {
     all: Semaphore,
     per_origin: usize,
@@ -68,25 +69,33 @@ impl Turns {
         Self { all, per_origin, forget: FORGET, origins: Mutex::default() }
     }
 
-    /// Waits, in the order of asking. One slow origin does not keep others waiting before it has all turns that it may
-    /// have.
+    /// Waits, in the order of asking. One slow origin does not keep others waiting before it has
+    /// all turns that it may have.
     ///
     /// # Errors
-    /// [`MediaError::OriginTimeout`] when its other fetches take too long, [`MediaError::Busy`] when those of all do.
+    /// [`MediaError::OriginTimeout`] when its other fetches take too long, [`MediaError::Busy`]
+    /// when those of all do.
     pub(super) async fn take(&self, url: &Url, deadline: Instant) -> Result<Turn<'_>, MediaError> {
         let (visit, turns) = self.visit(url);
-        let of_origin = timeout_at(deadline, turns.acquire_owned()).await.map_err(|_| MediaError::OriginTimeout)?;
-        let of_all = timeout_at(deadline, self.all.acquire()).await.map_err(|_| MediaError::Busy)?;
+        let of_origin = timeout_at(deadline, turns.acquire_owned())
+            .await
+            .map_err(|_| MediaError::OriginTimeout)?;
+        let of_all =
+            timeout_at(deadline, self.all.acquire()).await.map_err(|_| MediaError::Busy)?;
         // Neither semaphore is ever closed.
-        let (of_origin, of_all) =
-            (of_origin.map_err(|_| MediaError::Internal)?, of_all.map_err(|_| MediaError::Internal)?);
+        let (of_origin, of_all) = (
+            of_origin.map_err(|_| MediaError::Internal)?,
+            of_all.map_err(|_| MediaError::Internal)?,
+        );
         Ok(Turn { _of_all: of_all, _of_origin: of_origin, visit })
     }
 
     fn visit(&self, url: &Url) -> (Visit<'_>, Arc<Semaphore>) {
         let host = url.host_str().unwrap_or_default();
-        let origin: Origin =
-            (host.strip_suffix('.').unwrap_or(host).into(), url.port_or_known_default().unwrap_or_default());
+        let origin: Origin = (
+            host.strip_suffix('.').unwrap_or(host).into(),
+            url.port_or_known_default().unwrap_or_default(),
+        );
         let now = Instant::now();
         let mut origins = self.lock();
         let keep = origins.contains_key(&origin) || self.make_room(&mut origins, now);
@@ -104,9 +113,11 @@ impl Turns {
 
     /// Forgets kept origins that have no connections any more; whether there is room for one more.
     fn make_room(&self, origins: &mut HashMap<Origin, Entry>, now: Instant) -> bool {
-        let kept = |origins: &HashMap<Origin, Entry>| origins.values().filter(|entry| entry.kept).count();
+        let kept =
+            |origins: &HashMap<Origin, Entry>| origins.values().filter(|entry| entry.kept).count();
         if kept(origins) >= MAX_KEPT {
-            origins.retain(|_, entry| entry.users > 0 || now.duration_since(entry.used) < self.forget);
+            origins
+                .retain(|_, entry| entry.users > 0 || now.duration_since(entry.used) < self.forget);
         }
         kept(origins) < MAX_KEPT
     }

@@ -18,8 +18,8 @@ pub(super) struct CacheControl {
 impl CacheControl {
     /// `None` when there is no such header.
     ///
-    /// `no-cache="field"` and `private="field"` count as if they named no field; directives that allow more, such as
-    /// `stale-while-revalidate`, are not used.
+    /// `no-cache="field"` and `private="field"` count as if they named no field; directives that
+    /// allow more, such as `stale-while-revalidate`, are not used.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         headers.contains_key(CACHE_CONTROL).then(|| {
             let mut all = Self::default();
@@ -60,8 +60,8 @@ pub(super) fn seconds(digits: &str) -> Option<Duration> {
     Some(Duration::from_secs(digits.parse::<u32>().unwrap_or(u32::MAX).min(1 << 31).into()))
 }
 
-/// Splits `name`, `name=token` and `name="quoted"` at commas outside quotes; values are without quotes. `None` for a
-/// quote that does not end.
+/// Splits `name`, `name=token` and `name="quoted"` at commas outside quotes; values are without
+/// quotes. `None` for a quote that does not end.
 fn directives(line: &str) -> Option<Vec<(&str, &str)>> {
     let mut found = Vec::new();
     let mut rest = line;
@@ -69,7 +69,8 @@ fn directives(line: &str) -> Option<Vec<(&str, &str)>> {
         let end = end_of_directive(rest)?;
         let directive = rest[..end].trim_matches([' ', '\t']);
         let (name, value) = directive.split_once('=').unwrap_or((directive, ""));
-        let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
+        let value =
+            value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
         found.push((name.trim_end_matches([' ', '\t']), value));
         rest = rest[end..].strip_prefix(',').unwrap_or("");
     }
@@ -113,7 +114,10 @@ mod tests {
     fn nothing_said_is_nothing_known() {
         assert_eq!(parsed(&[]), None);
         assert_eq!(parsed(&[b""]), Some(CacheControl::default()));
-        assert_eq!(parsed(&[b"public, immutable, stale-while-revalidate=9"]), Some(CacheControl::default()));
+        assert_eq!(
+            parsed(&[b"public, immutable, stale-while-revalidate=9"]),
+            Some(CacheControl::default())
+        );
     }
 
     #[test]

@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BOUNDS: FreshnessBounds = FreshnessBounds { min: Duration::ZERO, max: Duration::from_secs(1000) };
+const BOUNDS: FreshnessBounds =
+    FreshnessBounds { min: Duration::ZERO, max: Duration::from_secs(1000) };
 
 /// The moment at which all answers of these tests come, with [`NOW`].
 const DATE: SystemTime = SystemTime::UNIX_EPOCH;
@@ -86,7 +87,10 @@ fn what_it_does_not_say_is_not_guessed() {
 fn time_on_the_way_counts() {
     assert_eq!(seconds_of(&[("cache-control", "max-age=60"), ("age", "20")]), 40);
     assert_eq!(seconds_of(&[("cache-control", "max-age=60"), ("date", &wall(-25))]), 35);
-    assert_eq!(seconds_of(&[("cache-control", "max-age=60"), ("age", "20"), ("date", &wall(-25))]), 35);
+    assert_eq!(
+        seconds_of(&[("cache-control", "max-age=60"), ("age", "20"), ("date", &wall(-25))]),
+        35
+    );
     // A clock that is ahead makes nothing younger.
     assert_eq!(seconds_of(&[("cache-control", "max-age=60"), ("date", &wall(500))]), 60);
     let asked = Instant::now();
@@ -100,17 +104,25 @@ fn time_on_the_way_counts() {
 fn the_operator_bounds_what_origins_say() {
     let start = Instant::now();
     let bounds = FreshnessBounds { min: secs(10), max: secs(100) };
-    for (control, expected) in
-        [("max-age=5", 10), ("max-age=50", 50), ("max-age=500", 100), ("no-cache", 10), ("max-age=4294967296", 100)]
-    {
+    for (control, expected) in [
+        ("max-age=5", 10),
+        ("max-age=50", 50),
+        ("max-age=500", 100),
+        ("no-cache", 10),
+        ("max-age=4294967296", 100),
+    ] {
         let headers = headers(&[("cache-control", control)]);
-        let freshness = Freshness::of(&url(), &headers, at(start), RedirectFreshness::none(), bounds);
+        let freshness =
+            Freshness::of(&url(), &headers, at(start), RedirectFreshness::none(), bounds);
         assert_eq!(fresh_for(&freshness, start), expected, "{control}");
         assert!(freshness.may_be_stored());
     }
     for control in ["no-store", "private, max-age=50"] {
         let headers = headers(&[("cache-control", control)]);
-        assert!(!Freshness::of(&url(), &headers, at(start), RedirectFreshness::none(), bounds).may_be_stored());
+        assert!(
+            !Freshness::of(&url(), &headers, at(start), RedirectFreshness::none(), bounds)
+                .may_be_stored()
+        );
     }
 }
 
@@ -178,8 +190,13 @@ fn condition(lines: &[(&'static str, &str)]) -> Option<(HeaderName, HeaderValue)
 #[test]
 fn only_the_url_that_gave_a_validator_is_asked_with_it() {
     let freshness = of_at(Instant::now(), &[("etag", "\"1\"")]);
-    assert_eq!(freshness.condition(&url()), Some((IF_NONE_MATCH, HeaderValue::from_static("\"1\""))));
-    assert!(freshness.condition(&Url::parse("https://EXAMPLE.com:443/a?b#other").unwrap()).is_some());
+    assert_eq!(
+        freshness.condition(&url()),
+        Some((IF_NONE_MATCH, HeaderValue::from_static("\"1\"")))
+    );
+    assert!(
+        freshness.condition(&Url::parse("https://EXAMPLE.com:443/a?b#other").unwrap()).is_some()
+    );
     for other in ["https://example.com/a", "http://example.com/a?b", "https://example.com/A?b"] {
         assert_eq!(freshness.condition(&Url::parse(other).unwrap()), None, "{other}");
     }
@@ -188,7 +205,10 @@ fn only_the_url_that_gave_a_validator_is_asked_with_it() {
 #[test]
 fn only_sound_validators_are_used() {
     for tag in ["\"1\"", "W/\"1\"", "\"\"", "\"a,b\""] {
-        assert_eq!(condition(&[("etag", tag)]), Some((IF_NONE_MATCH, HeaderValue::from_str(tag).unwrap())));
+        assert_eq!(
+            condition(&[("etag", tag)]),
+            Some((IF_NONE_MATCH, HeaderValue::from_str(tag).unwrap()))
+        );
     }
     let long = format!("\"{}\"", "x".repeat(600));
     for tag in ["1", "\"1", "w/\"1\"", "\"1\", \"2\"", "*", "", "\"", "W/", &long] {
@@ -227,7 +247,9 @@ fn not_modified_makes_it_fresh_again() {
         assert_eq!(refreshed.condition(&url()), old.condition(&url()));
     }
     assert!(!old.clone().refreshed(of_at(later, &[("cache-control", "no-store")])).may_be_stored());
-    for (said, expected) in [("no-cache", 0), ("max-age=60", 60), ("s-maxage=10", 10), ("public", 900)] {
+    for (said, expected) in
+        [("no-cache", 0), ("max-age=60", 60), ("s-maxage=10", 10), ("public", 900)]
+    {
         let old = of_at(start, &[("etag", "\"1\""), ("cache-control", said)]);
         let by = of_at(later, &[("expires", &wall(900))]);
         assert_eq!(fresh_for(&old.refreshed(by), later), expected, "an `Expires` after {said}");
@@ -237,7 +259,10 @@ fn not_modified_makes_it_fresh_again() {
     for said in [&[][..], &[("cache-control", "public")]] {
         let refreshed = expiring.clone().refreshed(of_at(later, said));
         assert_eq!(fresh_for(&refreshed, later), 50, "{said:?}");
-        assert_eq!(fresh_for(&refreshed.refreshed(of_at(later + secs(100), &[])), later + secs(100)), 0);
+        assert_eq!(
+            fresh_for(&refreshed.refreshed(of_at(later + secs(100), &[])), later + secs(100)),
+            0
+        );
     }
     // The way there is as it is now, not as it was.
     let mut redirect = RedirectFreshness::none();
@@ -283,7 +308,8 @@ const CONTROLS: [&str; 14] = [
 ];
 
 proptest! {
-    /// Whatever else is said: forbidden means forbidden, no answer outlives its ages or bounds, and staleness is for good.
+    /// Whatever else is said: forbidden means forbidden, no answer outlives its ages or bounds, and
+    /// staleness is for good.
     #[test]
     fn no_answer_lives_longer_than_allowed(
         controls in prop::collection::vec(prop::sample::select(&CONTROLS[..]), 0..4),

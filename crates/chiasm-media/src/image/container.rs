@@ -1,4 +1,5 @@
-//! Image file headers, read as Pillow reads them: what a decoder needs to know before the first pixel.
+//! Image file headers, read as Pillow reads them: what a decoder needs to know before the first
+//! pixel.
 
 pub(crate) mod bmp;
 pub(crate) mod gif;

@@ -1,7 +1,8 @@
 //! How long decoding takes, by what the header tells.
 //!
-//! The rates are rounded up from `cargo run --release -p chiasm-media --example decode` on an AMD Zen 5; a usual core is
-//! within a factor of two. They are there to tell cheap files from dear ones before the work is done.
+//! The rates are rounded up from `cargo run --release -p chiasm-media --example decode` on an AMD
+//! Zen 5; a usual core is within a factor of two. They are there to tell cheap files from dear ones
+//! before the work is done.
 
 use std::time::Duration;
 
@@ -14,24 +15,31 @@ pub(super) fn decode_time(header: &Header<'_>, bytes: usize) -> Duration {
     let (bytes, pixels) = (bytes as f64, f64::from(width) * f64::from(height));
     let nanos = match header {
         Header::Jpeg(header) => {
-            // Codes; then for each pixel the transform and colours. Where there are several scans, each may go over all
-            // coefficients: 0.15 ns for each pixel if nearly all are zero, as in a bomb, and 1 ns at worst; 3 ns where it takes
-            // a decision that costs no bits for each of them, as arithmetic coding can.
+            // Codes; then for each pixel the transform and colours. Where there are several scans,
+            // each may go over all coefficients: 0.15 ns for each pixel if nearly all are zero, as
+            // in a bomb, and 1 ns at worst; 3 ns where it takes a decision that costs no bits for
+            // each of them, as arithmetic coding can.
             let (code, pass) = if header.arithmetic { (80.0, 3.0) } else { (10.0, 0.5) };
             let passes = if header.single_scan { 0.0 } else { f64::from(header.scans) };
             bytes * code + pixels * (3.0 + pass * passes)
         }
         Header::Png(header) => {
-            // Inflating and filters, mostly by what comes out; interlaced rows are put together pixel by pixel. A byte that comes
-            // in costs some 2 ns, and up to 60 where the stream is nothing but descriptions of codes that hardly occur.
+            // Inflating and filters, mostly by what comes out; interlaced rows are put together
+            // pixel by pixel. A byte that comes in costs some 2 ns, and up to 60 where the stream
+            // is nothing but descriptions of codes that hardly occur.
             let inflated = pixels * header.layout.bits() as f64 / 8.0;
             bytes * 10.0 + inflated * 3.0 + pixels * if header.interlaced { 6.0 } else { 2.0 }
         }
         Header::WebP(_) => bytes * 10.0 + pixels * 12.0,
         Header::Gif(_) => bytes * 8.0 + pixels * 4.0,
         Header::Bmp(header) => {
-            // Whole bytes of colours are moved, anything else is taken apart. Runs may fill no pixel at all.
-            let (byte, unpacked) = if matches!(header.rows, Rows::Rle4 | Rows::Rle8) { (2.0, 2.0) } else { (0.2, 0.0) };
+            // Whole bytes of colours are moved, anything else is taken apart. Runs may fill no
+            // pixel at all.
+            let (byte, unpacked) = if matches!(header.rows, Rows::Rle4 | Rows::Rle8) {
+                (2.0, 2.0)
+            } else {
+                (0.2, 0.0)
+            };
             let pixel = if header.pixels == Pixels::Bgr { 0.5 } else { 2.5 };
             bytes * byte + pixels * (unpacked + pixel)
         }
@@ -64,8 +72,15 @@ mod tests {
 
     fn bmp(side: u32, pixels: Pixels, rows: Rows, bytes: usize) -> Duration {
         let size = (side, side);
-        let header =
-            BmpHeader { size, top_down: false, pixels, rows, palette: &[], palette_entry: 4, data_start: 1078 };
+        let header = BmpHeader {
+            size,
+            top_down: false,
+            pixels,
+            rows,
+            palette: &[],
+            palette_entry: 4,
+            data_start: 1078,
+        };
         decode_time(&Header::Bmp(header), bytes)
     }
 
@@ -79,7 +94,11 @@ mod tests {
             ("two bytes for each pixel", bmp(4000, Pixels::Bgr565, plain, 32_000_066), 48),
             ("runs of two pixels", bmp(3950, Pixels::Indexed(4), Rows::Rle4, 15_607_918), 66),
             ("jumps", bmp(13_000, Pixels::Indexed(8), Rows::Rle8, 1_320), 415),
-            ("ends of rows and nothing else", bmp(100, Pixels::Indexed(8), Rows::Rle8, 30_001_478), 57),
+            (
+                "ends of rows and nothing else",
+                bmp(100, Pixels::Indexed(8), Rows::Rle8, 30_001_478),
+                57,
+            ),
             ("decisions that need no bits", decode_time(&arithmetic, 656_702), 501),
         ] {
             let took = Duration::from_millis(took_ms);

@@ -1,4 +1,5 @@
-//! The orientation tag, found where Pillow's `ImageOps.exif_transpose` finds it, in broken blocks too.
+//! The orientation tag, found where Pillow's `ImageOps.exif_transpose` finds it, in broken blocks
+//! too.
 
 use std::collections::HashSet;
 
@@ -7,8 +8,9 @@ const ORIENTATION: u16 = 274;
 
 /// The orientation that `exif_transpose` applies, 1 to 8.
 ///
-/// `exif` is the image's EXIF block, `xmp` its XMP packet. The packet counts only when a readable block lacks the tag, or
-/// when there is no block. An unreadable block means 1, since vLLM ignores the error that Pillow raises.
+/// `exif` is the image's EXIF block, `xmp` its XMP packet. The packet counts only when a readable
+/// block lacks the tag, or when there is no block. An unreadable block means 1, since vLLM ignores
+/// the error that Pillow raises.
 pub(crate) fn orientation(exif: Option<&[u8]>, xmp: Option<&[u8]>) -> u8 {
     let from_exif = match exif {
         Some(exif) => match tiff_orientation(exif) {
@@ -26,7 +28,8 @@ pub(crate) fn orientation(exif: Option<&[u8]>, xmp: Option<&[u8]>) -> u8 {
 /// Pillow raises for such a block.
 struct Unreadable;
 
-/// The tag in the first directory of the TIFF structure inside an EXIF block; out of range or mistyped values are 1.
+/// The tag in the first directory of the TIFF structure inside an EXIF block; out of range or
+/// mistyped values are 1.
 fn tiff_orientation(mut exif: &[u8]) -> Result<Option<u8>, Unreadable> {
     for _ in 0..2 {
         exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
@@ -38,7 +41,8 @@ fn tiff_orientation(mut exif: &[u8]) -> Result<Option<u8>, Unreadable> {
     let little = match &header[..4] {
         b"II*\0" | b"II\0*" => true,
         b"MM\0*" | b"MM*\0" | b"MM\0+" => false,
-        // BigTIFF in little-endian order needs a longer header than the eight bytes that Pillow reads here.
+        // BigTIFF in little-endian order needs a longer header than the eight bytes that Pillow
+        // reads here.
         _ => return Err(Unreadable),
     };
     let tiff = Tiff { data: exif, little };
@@ -162,8 +166,9 @@ mod tests {
 
     /// An EXIF block with one entry.
     fn block(little: bool, kind: u16, count: u32, value: [u8; 4], after: &[u8]) -> Vec<u8> {
-        let order =
-            |bytes: &[u8]| -> Vec<u8> { if little { bytes.to_vec() } else { bytes.iter().rev().copied().collect() } };
+        let order = |bytes: &[u8]| -> Vec<u8> {
+            if little { bytes.to_vec() } else { bytes.iter().rev().copied().collect() }
+        };
         let mut block = b"Exif\0\0".to_vec();
         block.extend(if little { b"II" } else { b"MM" });
         for part in [&42u16.to_le_bytes()[..], &8u32.to_le_bytes(), &1u16.to_le_bytes()] {
@@ -188,7 +193,9 @@ mod tests {
 
     #[test]
     fn values_that_are_no_orientation_do_nothing() {
-        for (kind, value) in [(3, [9, 0, 0, 0]), (3, [0, 0, 0, 0]), (1, [6, 0, 0, 0]), (2, *b"6\0\0\0")] {
+        for (kind, value) in
+            [(3, [9, 0, 0, 0]), (3, [0, 0, 0, 0]), (1, [6, 0, 0, 0]), (2, *b"6\0\0\0")]
+        {
             assert_eq!(orientation(Some(&block(true, kind, 1, value, &[])), Some(XMP)), 1);
         }
     }

@@ -2,22 +2,24 @@
 
 use crate::MediaError;
 
-/// Limits that are held against an image's file and header, before memory for its pixels is asked for.
+/// Limits that are held against an image's file and header, before memory for its pixels is asked
+/// for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Most encoded bytes. Default 64 MiB.
     pub max_bytes: u64,
-    /// Most pixels: width times height. Default 178,956,970, which is vLLM's `VLLM_MAX_IMAGE_PIXELS` and where Pillow
-    /// takes a file for a decompression bomb.
+    /// Most pixels: width times height. Default 178,956,970, which is vLLM's
+    /// `VLLM_MAX_IMAGE_PIXELS` and where Pillow takes a file for a decompression bomb.
     pub max_pixels: u64,
-    /// Most pixels per row, and most rows. Default 65,535: the most that a JPEG or GIF file can have. vLLM and Pillow
-    /// have no such limit, so that longer PNG and BMP images, which they read, need a higher one.
+    /// Most pixels per row, and most rows. Default 65,535: the most that a JPEG or GIF file can
+    /// have. vLLM and Pillow have no such limit, so that longer PNG and BMP images, which they
+    /// read, need a higher one.
     pub max_side: u32,
-    /// How many times longer than the other the longer side may be. Default 1000. vLLM and Pillow have no such limit, but
-    /// few models take more than 200.
+    /// How many times longer than the other the longer side may be. Default 1000. vLLM and Pillow
+    /// have no such limit, but few models take more than 200.
     pub max_aspect_ratio: u32,
-    /// Most scans of a JPEG file. Default 100, as in libtiff, GDAL and zune-jpeg; libjpeg writes 10, and Pillow has no such
-    /// limit. Each scan may go over all pixels for a few bytes of file.
+    /// Most scans of a JPEG file. Default 100, as in libtiff, GDAL and zune-jpeg; libjpeg writes
+    /// 10, and Pillow has no such limit. Each scan may go over all pixels for a few bytes of file.
     pub max_scans: u32,
 }
 
@@ -33,7 +35,9 @@ impl ImageLimits {
         if u64::from(width) * u64::from(height) > self.max_pixels {
             return Err(MediaError::TooManyPixels { width, height, limit: self.max_pixels });
         }
-        if u64::from(width.max(height)) > u64::from(width.min(height)) * u64::from(self.max_aspect_ratio) {
+        if u64::from(width.max(height))
+            > u64::from(width.min(height)) * u64::from(self.max_aspect_ratio)
+        {
             return Err(MediaError::TooStretched { width, height, limit: self.max_aspect_ratio });
         }
         Ok(())
@@ -48,7 +52,13 @@ impl ImageLimits {
 
 impl Default for ImageLimits {
     fn default() -> Self {
-        Self { max_bytes: 64 << 20, max_pixels: 178_956_970, max_side: 65_535, max_aspect_ratio: 1000, max_scans: 100 }
+        Self {
+            max_bytes: 64 << 20,
+            max_pixels: 178_956_970,
+            max_side: 65_535,
+            max_aspect_ratio: 1000,
+            max_scans: 100,
+        }
     }
 }
 
@@ -59,14 +69,25 @@ mod tests {
 
     #[test]
     fn both_limits_are_exact() {
-        let limits = ImageLimits { max_pixels: 200, max_side: 50, max_aspect_ratio: 20, ..ImageLimits::default() };
+        let limits = ImageLimits {
+            max_pixels: 200,
+            max_side: 50,
+            max_aspect_ratio: 20,
+            ..ImageLimits::default()
+        };
         assert_eq!(limits.check(50, 4), Ok(()));
         assert_eq!(limits.check(4, 50), Ok(()));
-        assert_eq!(limits.check(51, 1), Err(MediaError::TooLongSide { width: 51, height: 1, limit: 50 }));
+        assert_eq!(
+            limits.check(51, 1),
+            Err(MediaError::TooLongSide { width: 51, height: 1, limit: 50 })
+        );
         assert_eq!(limits.check(1, 51).unwrap_err().fault(), Fault::TooLarge);
         assert_eq!(limits.check(50, 5).unwrap_err().fault(), Fault::TooLarge);
         assert_eq!(limits.check(2, 40), Ok(()));
-        assert_eq!(limits.check(41, 2), Err(MediaError::TooStretched { width: 41, height: 2, limit: 20 }));
+        assert_eq!(
+            limits.check(41, 2),
+            Err(MediaError::TooStretched { width: 41, height: 2, limit: 20 })
+        );
         assert_eq!(limits.check(u32::MAX, u32::MAX).unwrap_err().fault(), Fault::TooLarge);
     }
 

@@ -1,6 +1,7 @@
 //! Names of formats that are not read, for an error that says what came.
 
-/// What the bytes are, if that can be told: formats that clients do send, and what a wrong URL leads to.
+/// What the bytes are, if that can be told: formats that clients do send, and what a wrong URL
+/// leads to.
 pub(crate) fn other_format(bytes: &[u8]) -> Option<&'static str> {
     const STARTS: [(&[u8], &str); 27] = [
         (b"II*\0", "TIFF"),
@@ -38,7 +39,8 @@ pub(crate) fn other_format(bytes: &[u8]) -> Option<&'static str> {
     by_start.or_else(|| iso_media(bytes))
 }
 
-/// Formats in boxes as those of MP4 (ISO/IEC 14496-12): the first box lists brands, of which any may tell.
+/// Formats in boxes as those of MP4 (ISO/IEC 14496-12): the first box lists brands, of which any
+/// may tell.
 fn iso_media(bytes: &[u8]) -> Option<&'static str> {
     let length = u32::from_be_bytes(*bytes.first_chunk()?) as usize;
     let brands = bytes.get(4..length.min(bytes.len()))?.strip_prefix(b"ftyp")?;
@@ -84,18 +86,26 @@ mod tests {
             assert_eq!(error, MediaError::UnsupportedFormat { found: Some(name) });
             assert_eq!(error.fault(), Fault::Unsupported);
             let message = error.to_string();
-            let supported = ["PNG", "JPEG", "WebP", "GIF", "BMP"].iter().all(|format| message.contains(format));
+            let supported =
+                ["PNG", "JPEG", "WebP", "GIF", "BMP"].iter().all(|format| message.contains(format));
             assert!(supported && message.ends_with(name), "{message}");
         }
     }
 
     #[test]
     fn what_is_not_known_is_not_named() {
-        for bytes in
-            [&b"\0"[..], b"\0\0\0\x08free", b"\0\0\0\x02ftypavif", b"\xff\xff\xff\xffftyp?", b"RIFF\0\0\0\0WEBP"]
-        {
+        for bytes in [
+            &b"\0"[..],
+            b"\0\0\0\x08free",
+            b"\0\0\0\x02ftypavif",
+            b"\xff\xff\xff\xffftyp?",
+            b"RIFF\0\0\0\0WEBP",
+        ] {
             let expected = if bytes.ends_with(b"ftyp?") { Some("a video") } else { None };
-            assert_eq!(probe(bytes).err().unwrap(), MediaError::UnsupportedFormat { found: expected });
+            assert_eq!(
+                probe(bytes).err().unwrap(),
+                MediaError::UnsupportedFormat { found: expected }
+            );
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Whether an address belongs to the public internet: not loopback, private, link-local, shared (CGNAT), multicast,
-/// documentation, benchmarking, reserved or unspecified, also not inside an IPv6 form that carries an IPv4 address.
+/// Whether an address belongs to the public internet: not loopback, private, link-local, shared
+/// (CGNAT), multicast, documentation, benchmarking, reserved or unspecified, also not inside an
+/// IPv6 form that carries an IPv4 address.
 ///
-/// Stricter than IANA's registries in one way: the few global services inside blocks for protocol assignments are
-/// refused too. What no registry knows it cannot refuse: a network's own NAT64 prefix, and public addresses that a
-/// firewall keeps to itself.
+/// Stricter than IANA's registries in one way: the few global services inside blocks for protocol
+/// assignments are refused too. What no registry knows it cannot refuse: a network's own NAT64
+/// prefix, and public addresses that a firewall keeps to itself.
 ///
 /// Source: IANA's special-purpose address registries for IPv4 and IPv6.
 pub(super) fn is_public(address: IpAddr) -> bool {
@@ -37,7 +38,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
-    let embedded = |high: u16, low: u16| is_public_v4(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
+    let embedded =
+        |high: u16, low: u16| is_public_v4(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
     match address.segments() {
         // IPv4-mapped.
         [0, 0, 0, 0, 0, 0xffff, high, low] => embedded(high, low),

@@ -7,7 +7,8 @@ use url::Host;
 
 use crate::MediaError;
 
-/// `example.com` is this host alone, `*.example.com` all that lie below it. An address is a host too.
+/// `example.com` is this host alone, `*.example.com` all that lie below it. An address is a host
+/// too.
 ///
 /// Names are compared in their ASCII form (IDNA), without regard to case or to a dot at the end.
 ///
@@ -34,7 +35,9 @@ impl DomainRule {
                     return name.eq_ignore_ascii_case(rule);
                 }
                 // The dot before the rule's domain and something before the dot.
-                let Some(label) = name.len().checked_sub(rule.len() + 1).filter(|&length| length > 0) else {
+                let Some(label) =
+                    name.len().checked_sub(rule.len() + 1).filter(|&length| length > 0)
+                else {
                     return false;
                 };
                 let (name, rule) = (name.as_bytes(), rule.as_bytes());
@@ -170,7 +173,9 @@ mod tests {
 
     #[test]
     fn a_rule_is_printed_as_it_is_parsed() {
-        for rule in ["example.com", "*.example.com", "10.0.0.7", "[fd00::1]", "xn--bcher-kva.example"] {
+        for rule in
+            ["example.com", "*.example.com", "10.0.0.7", "[fd00::1]", "xn--bcher-kva.example"]
+        {
             assert_eq!(rule.parse::<DomainRule>().unwrap().to_string(), rule);
         }
     }

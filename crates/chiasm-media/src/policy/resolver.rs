@@ -9,7 +9,8 @@ use std::sync::Arc;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::sync::Semaphore;
 
-/// Look-ups of the operating system at once. Each keeps a thread, also after whoever asked has given up.
+/// Look-ups of the operating system at once. Each keeps a thread, also after whoever asked has
+/// given up.
 const MAX_LOOKUPS: usize = 64;
 
 /// Addresses of a name that are tried, at most.
@@ -19,8 +20,9 @@ const MAX_ADDRESSES: usize = 16;
 pub(crate) type AddressRule = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 /// How names become addresses.
-pub(crate) type Lookup =
-    Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>> + Send + Sync>;
+pub(crate) type Lookup = Arc<
+    dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>> + Send + Sync,
+>;
 
 /// The look-up of the operating system.
 pub(crate) fn system_lookup() -> Lookup {
@@ -55,8 +57,12 @@ impl Resolve for GuardedResolver {
         Box::pin(async move {
             let found = lookup(name.as_str().to_owned()).await?;
             let any = !found.is_empty();
-            let allowed: Vec<SocketAddr> =
-                found.into_iter().filter(|&ip| rule(ip)).take(MAX_ADDRESSES).map(|ip| SocketAddr::new(ip, 0)).collect();
+            let allowed: Vec<SocketAddr> = found
+                .into_iter()
+                .filter(|&ip| rule(ip))
+                .take(MAX_ADDRESSES)
+                .map(|ip| SocketAddr::new(ip, 0))
+                .collect();
             if any && allowed.is_empty() {
                 return Err(AddressRefused.into());
             }

@@ -12,7 +12,10 @@ use crate::{Kind, SpanId, TraceId};
 type Told = (HeaderMap, ExportTraceServiceRequest);
 
 /// A collector that answers with this status after so long, and what it was told.
-async fn collector(status: StatusCode, after: Duration) -> (Endpoint, mpsc::UnboundedReceiver<Told>) {
+async fn collector(
+    status: StatusCode,
+    after: Duration,
+) -> (Endpoint, mpsc::UnboundedReceiver<Told>) {
     collector_that_says(status, after, Body::empty).await
 }
 
@@ -24,21 +27,32 @@ async fn collector_that_says(
     // Cargo's features of the workspace decide which provider there is; the binary installs it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (told, receiver) = mpsc::unbounded_channel();
-    let take = async move |State(told): State<UnboundedSender<Told>>, headers: HeaderMap, body: Bytes| {
+    let take = async move |State(told): State<UnboundedSender<Told>>,
+                           headers: HeaderMap,
+                           body: Bytes| {
         tokio::time::sleep(after).await;
         let _ = told.send((headers, ExportTraceServiceRequest::decode(body).expect("protobuf")));
         (status, body_of_answer())
     };
     let app = axum::Router::new().route("/v1/traces", post(take)).with_state(told);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let endpoint = format!("http://{}", listener.local_addr().expect("an address")).parse().expect("an endpoint");
+    let endpoint = format!("http://{}", listener.local_addr().expect("an address"))
+        .parse()
+        .expect("an endpoint");
     tokio::spawn(async move { axum::serve(listener, app).await });
     (endpoint, receiver)
 }
 
 fn span(name: &str) -> Span {
     let now = SystemTime::now();
-    let mut span = Span::new(TraceId::random(), SpanId::random(), Some(SpanId([7; 8])), name, Kind::Server, (now, now));
+    let mut span = Span::new(
+        TraceId::random(),
+        SpanId::random(),
+        Some(SpanId([7; 8])),
+        name,
+        Kind::Server,
+        (now, now),
+    );
     span.count("tokens", 3);
     span
 }
@@ -46,7 +60,8 @@ fn span(name: &str) -> Span {
 #[tokio::test]
 async fn spans_reach_the_collector_together_with_whose_they_are() {
     let (endpoint, mut told) = collector(StatusCode::OK, Duration::ZERO).await;
-    let exporter = Exporter::start(endpoint, "api-key=secret".parse().unwrap(), "front", "1").unwrap();
+    let exporter =
+        Exporter::start(endpoint, "api-key=secret".parse().unwrap(), "front", "1").unwrap();
     exporter.send(vec![span("a"), span("b")]);
     exporter.send(vec![span("c")]);
     exporter.finish(Duration::from_secs(5)).await;
@@ -119,7 +134,8 @@ async fn redirect_is_a_refusal() {
 #[tokio::test]
 async fn rejected_spans_are_not_sent_ones() {
     // `partial_success { rejected_spans: 3, error_message: "no" }`
-    let counts = counts_after(StatusCode::OK, || Body::from(&b"\x0a\x06\x08\x03\x12\x02no"[..])).await;
+    let counts =
+        counts_after(StatusCode::OK, || Body::from(&b"\x0a\x06\x08\x03\x12\x02no"[..])).await;
     assert_eq!(counts, ExportCounts { sent: 1, refused: 3, ..ExportCounts::default() });
     // More than there were.
     let counts = counts_after(StatusCode::OK, || Body::from(&b"\x0a\x02\x08\x7f"[..])).await;
@@ -130,7 +146,11 @@ async fn rejected_spans_are_not_sent_ones() {
 
 #[tokio::test]
 async fn answer_without_end_is_not_read() {
-    let endless = || Body::from_stream(futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![0; 1 << 10])));
+    let endless = || {
+        Body::from_stream(futures_util::stream::repeat_with(|| {
+            Ok::<_, std::io::Error>(vec![0; 1 << 10])
+        }))
+    };
     let counts = counts_after(StatusCode::OK, endless).await;
     assert_eq!(counts, ExportCounts { refused: 4, ..ExportCounts::default() });
 }

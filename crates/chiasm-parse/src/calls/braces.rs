@@ -86,7 +86,13 @@ impl Reader {
         }
     }
 
-    pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, tools: &Tools, sink: &mut dyn Sink) -> Step {
+    pub(crate) fn read(
+        &mut self,
+        pending: &mut Pending,
+        is_last: bool,
+        tools: &Tools,
+        sink: &mut dyn Sink,
+    ) -> Step {
         if self.place == Place::Before {
             pending.skip(self.form.open.len());
             self.place = Place::Head;

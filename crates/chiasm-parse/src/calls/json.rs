@@ -45,10 +45,21 @@ enum Place {
 
 impl Reader {
     pub(crate) fn new(form: &'static Form) -> Self {
-        Self { form, place: Place::Before, object: Object::default(), has_begun: false, in_list: false }
+        Self {
+            form,
+            place: Place::Before,
+            object: Object::default(),
+            has_begun: false,
+            in_list: false,
+        }
     }
 
-    pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, sink: &mut dyn Sink) -> Step {
+    pub(crate) fn read(
+        &mut self,
+        pending: &mut Pending,
+        is_last: bool,
+        sink: &mut dyn Sink,
+    ) -> Step {
         loop {
             let step = match self.place {
                 Place::Before => self.before(pending),
@@ -83,7 +94,12 @@ impl Reader {
         }
     }
 
-    fn in_object(&mut self, pending: &mut Pending, is_last: bool, sink: &mut dyn Sink) -> Option<Step> {
+    fn in_object(
+        &mut self,
+        pending: &mut Pending,
+        is_last: bool,
+        sink: &mut dyn Sink,
+    ) -> Option<Step> {
         let went = self.object.read(pending, self.form.may_lack_arguments, sink);
         self.has_begun |= self.object.is_told;
         match went {
@@ -121,7 +137,9 @@ impl Reader {
             }
         }
         let between = if self.in_list { Some(',') } else { self.form.between };
-        let Some(next) = rest.chars().next() else { return Some(if is_last { Step::Over } else { Step::More }) };
+        let Some(next) = rest.chars().next() else {
+            return Some(if is_last { Step::Over } else { Step::More });
+        };
         if Some(next) == between {
             pending.skip(next.len_utf8());
             return None;
@@ -189,7 +207,9 @@ impl Nesting {
                     return Is::Last;
                 }
             }
-            b',' | b' ' | b'\t' | b'\n' | b'\r' if self.depth == 0 && self.has_begun => return Is::Behind,
+            b',' | b' ' | b'\t' | b'\n' | b'\r' if self.depth == 0 && self.has_begun => {
+                return Is::Behind;
+            }
             _ => {}
         }
         self.has_begun = true;
@@ -235,7 +255,12 @@ enum Went {
 
 impl Object {
     /// Reads on. `at` is behind the object at its end.
-    fn read(&mut self, pending: &mut Pending, may_lack_arguments: bool, sink: &mut dyn Sink) -> Went {
+    fn read(
+        &mut self,
+        pending: &mut Pending,
+        may_lack_arguments: bool,
+        sink: &mut dyn Sink,
+    ) -> Went {
         loop {
             let rest = pending.rest();
             let Some(&byte) = rest.as_bytes().get(self.at) else {
@@ -328,7 +353,8 @@ impl Object {
             self.are_arguments_over = true;
             return true;
         }
-        let (key, value) = (&pending.rest()[self.key.clone()], &pending.rest()[self.value..self.at]);
+        let (key, value) =
+            (&pending.rest()[self.key.clone()], &pending.rest()[self.value..self.at]);
         if key == "name" {
             self.name = serde_json::from_str(value).ok().filter(|name: &String| !name.is_empty());
             return self.name.is_some();

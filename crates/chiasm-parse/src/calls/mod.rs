@@ -34,7 +34,13 @@ pub(crate) enum Reader {
 
 impl Reader {
     /// Reads as far as it goes. `is_last`: no more text comes.
-    pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, tools: &Tools, sink: &mut dyn Sink) -> Step {
+    pub(crate) fn read(
+        &mut self,
+        pending: &mut Pending,
+        is_last: bool,
+        tools: &Tools,
+        sink: &mut dyn Sink,
+    ) -> Step {
         match self {
             Self::Json(reader) => reader.read(pending, is_last, sink),
             Self::Section(reader) => reader.read(pending, is_last, sink),

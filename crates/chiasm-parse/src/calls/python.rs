@@ -51,7 +51,12 @@ impl Reader {
         }
     }
 
-    pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, sink: &mut dyn Sink) -> Step {
+    pub(crate) fn read(
+        &mut self,
+        pending: &mut Pending,
+        is_last: bool,
+        sink: &mut dyn Sink,
+    ) -> Step {
         loop {
             let step = match self.place {
                 Place::Before => self.before(pending),

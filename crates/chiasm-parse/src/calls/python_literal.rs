@@ -134,7 +134,9 @@ impl Arguments {
             }
             Place::Word => self.word.push(char),
             Place::Name if char == '=' => self.end_name()?,
-            Place::Name if char.is_alphanumeric() || char == '_' || char.is_whitespace() => self.word.push(char),
+            Place::Name if char.is_alphanumeric() || char == '_' || char.is_whitespace() => {
+                self.word.push(char)
+            }
             Place::Name => return None,
             _ if char.is_whitespace() => {}
             Place::AfterString if is_quote(char) => self.place = Place::String(char),

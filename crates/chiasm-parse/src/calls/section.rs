@@ -70,12 +70,21 @@ impl Reader {
         }
     }
 
-    pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, sink: &mut dyn Sink) -> Step {
+    pub(crate) fn read(
+        &mut self,
+        pending: &mut Pending,
+        is_last: bool,
+        sink: &mut dyn Sink,
+    ) -> Step {
         loop {
             let step = match self.place {
                 Place::Before => {
                     pending.skip(self.form.open.len());
-                    self.go(if self.form.open == self.form.call { Place::Head } else { Place::Between })
+                    self.go(if self.form.open == self.form.call {
+                        Place::Head
+                    } else {
+                        Place::Between
+                    })
                 }
                 Place::Between => self.between(pending, is_last),
                 Place::Head => self.head(pending, is_last, sink),
@@ -102,7 +111,8 @@ impl Reader {
 
     /// Skips the text between calls, which means nothing.
     fn between(&mut self, pending: &mut Pending, is_last: bool) -> Option<Step> {
-        // Without an end of their own, calls are over with the first text that is more than white space.
+        // Without an end of their own, calls are over with the first text that is more than white
+        // space.
         let text_ends = self.form.close.is_empty();
         if text_ends {
             pending.skip(spaces(pending.rest()));
@@ -159,11 +169,18 @@ impl Reader {
         let head = self.head.trim();
         let (name, id) = match self.form.name {
             NamePlace::Whole => (head, None),
-            NamePlace::Behind(marker) => (head.split_once(marker).map_or(head, |(_, name)| name), None),
-            NamePlace::Before(marker) => (head.split_once(marker).map_or(head, |(name, _)| name), None),
+            NamePlace::Behind(marker) => {
+                (head.split_once(marker).map_or(head, |(_, name)| name), None)
+            }
+            NamePlace::Before(marker) => {
+                (head.split_once(marker).map_or(head, |(name, _)| name), None)
+            }
             NamePlace::InId => {
                 let is_number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
-                let name = head.split_once(':').filter(|(_, number)| is_number(number)).map_or("", |(name, _)| name);
+                let name = head
+                    .split_once(':')
+                    .filter(|(_, number)| is_number(number))
+                    .map_or("", |(name, _)| name);
                 (name.strip_prefix("functions.").unwrap_or(name), Some(head))
             }
         };
@@ -171,7 +188,12 @@ impl Reader {
     }
 
     /// Arguments up to a marker.
-    fn arguments(&mut self, pending: &mut Pending, is_last: bool, sink: &mut dyn Sink) -> Option<Step> {
+    fn arguments(
+        &mut self,
+        pending: &mut Pending,
+        is_last: bool,
+        sink: &mut dyn Sink,
+    ) -> Option<Step> {
         let (clear, marker) = match self.markers.find(pending.rest(), is_last) {
             Found::Nothing { clear } => (clear, None),
             Found::Marker { at, number } => (at, Some(self.markers.text(number))),

@@ -35,7 +35,8 @@ pub(crate) struct Form {
 
 impl Form {
     pub(crate) fn markers(&self) -> [&'static str; 9] {
-        let Self { open, call, name_end, key, key_end, value, value_end, call_end, close, .. } = self;
+        let Self { open, call, name_end, key, key_end, value, value_end, call_end, close, .. } =
+            self;
         [open, call, name_end, key, key_end, value, value_end, call_end, close]
     }
 }
@@ -79,7 +80,13 @@ impl Reader {
         }
     }
 
-    pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, tools: &Tools, sink: &mut dyn Sink) -> Step {
+    pub(crate) fn read(
+        &mut self,
+        pending: &mut Pending,
+        is_last: bool,
+        tools: &Tools,
+        sink: &mut dyn Sink,
+    ) -> Step {
         if self.place == Place::Before {
             // A call may stand without what calls stand behind.
             let has_open = pending.rest().starts_with(self.form.open);
@@ -110,7 +117,8 @@ impl Reader {
     }
 
     fn go(&mut self, place: Place) {
-        let Form { call, name_end, key, key_end, value, value_end, call_end, close, .. } = self.form;
+        let Form { call, name_end, key, key_end, value, value_end, call_end, close, .. } =
+            self.form;
         self.place = place;
         let markers: &[&'static str] = match place {
             Place::Before => &[],
@@ -222,7 +230,8 @@ impl Reader {
 
 /// `"a"`, `'a'` and `a` are the same name.
 fn without_quotes(name: &str) -> &str {
-    let inside = |quote: char| name.strip_prefix(quote).map(|name| name.strip_suffix(quote).unwrap_or(name));
+    let inside =
+        |quote: char| name.strip_prefix(quote).map(|name| name.strip_suffix(quote).unwrap_or(name));
     inside('"').or_else(|| inside('\'')).unwrap_or(name)
 }
 

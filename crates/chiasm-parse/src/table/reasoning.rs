@@ -2,7 +2,8 @@
 
 use crate::syntax::Reasoning;
 
-/// Reasoning that an answer begins with, between `<think>` and `</think>`, and of which the rest of the answer says nothing more.
+/// Reasoning that an answer begins with, between `<think>` and `</think>`, and of which the rest of
+/// the answer says nothing more.
 const THINK: Reasoning = Reasoning {
     open: "<think>",
     close: "</think>",
@@ -28,7 +29,10 @@ pub(crate) static REASONING: &[(&[&str], Reasoning)] = &[
     (&["deepseek_v3"], Reasoning { thinks_untold: Some(false), ..R1 }),
     (&["holo2"], Reasoning { thinks_untold: Some(true), ..R1 }),
     (&["step3"], Reasoning { open: "", ..R1 }),
-    (&["deepseek_v4", "glm45", "glm47", "ling3"], Reasoning { may_follow_text: true, trims_end: true, ..THINK }),
+    (
+        &["deepseek_v4", "glm45", "glm47", "ling3"],
+        Reasoning { may_follow_text: true, trims_end: true, ..THINK },
+    ),
     (&["minimax_m2_append_think"], Reasoning { stays_text: true, ..THINK }),
     (
         &["gemma4"],

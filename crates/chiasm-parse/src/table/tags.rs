@@ -48,8 +48,13 @@ pub(super) static MISTRAL_TAG: TagForm = TagForm {
     token: "[ARGS]",
     ..JSON_TAG
 };
-pub(super) static GLM45_TAG: TagForm =
-    TagForm { begin: ("<tool_call>", ""), style: "glm_xml", end: "</tool_call>", separator: "", ..JSON_TAG };
+pub(super) static GLM45_TAG: TagForm = TagForm {
+    begin: ("<tool_call>", ""),
+    style: "glm_xml",
+    end: "</tool_call>",
+    separator: "",
+    ..JSON_TAG
+};
 pub(super) static DEEPSEEK_V3_TAG: TagForm = TagForm {
     block: ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     begin: ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),

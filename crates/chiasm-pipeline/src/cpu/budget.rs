@@ -7,18 +7,19 @@ use chiasm_limit::Owner;
 
 use super::error::CpuError;
 
-/// How many times its price after it is asked for a piece of work is due. So a request waits in proportion to what it asks for:
-/// work of 10 ms overtakes work of a second that was asked for up to four seconds before, and nothing is overtaken for ever.
+/// How many times its price after it is asked for a piece of work is due. So a request waits in
+/// proportion to what it asks for: work of 10 ms overtakes work of a second that was asked for up
+/// to four seconds before, and nothing is overtaken for ever.
 const STRETCH: u32 = 4;
-/// How many times its price a piece of work may take before the rest is taken out of the budget, too. Prices are within a factor of two
-/// on a usual core, but of files that are made for it.
+/// How many times its price a piece of work may take before the rest is taken out of the budget,
+/// too. Prices are within a factor of two on a usual core, but of files that are made for it.
 const TOLERANCE: u32 = 3;
 
 /// The work that one request has asked for so far. Clones are the same request's.
 ///
-/// A piece of work is due four times its price after it is asked for, or after the request's piece before
-/// it was due: a request that asks for much at once is served as if it had asked for one thing after
-/// another.
+/// A piece of work is due four times its price after it is asked for, or after the request's piece
+/// before it was due: a request that asks for much at once is served as if it had asked for one
+/// thing after another.
 #[derive(Clone, Debug)]
 pub struct CpuBudget {
     request: Arc<Request>,
@@ -47,7 +48,8 @@ pub struct Ticket {
 }
 
 impl CpuBudget {
-    /// A request of `owner` that may ask for work of `limit` in all: time of one core of a usual machine.
+    /// A request of `owner` that may ask for work of `limit` in all: time of one core of a usual
+    /// machine.
     pub fn new(owner: Owner, limit: Duration) -> Self {
         Self::made(Some(owner), limit)
     }
@@ -67,10 +69,12 @@ impl CpuBudget {
         self.request.spent().cost
     }
 
-    /// Takes the price of a piece of work out of the budget, whether or not the work will be done in the end.
+    /// Takes the price of a piece of work out of the budget, whether or not the work will be done
+    /// in the end.
     ///
     /// # Errors
-    /// [`CpuError::TooCostly`] if the request would have asked for more than it may. Then nothing is taken.
+    /// [`CpuError::TooCostly`] if the request would have asked for more than it may. Then nothing
+    /// is taken.
     pub fn ticket(&self, price: Duration) -> Result<Ticket, CpuError> {
         let mut spent = self.request.spent();
         let cost = spent.cost.saturating_add(price);
@@ -99,7 +103,8 @@ impl Ticket {
         self.request.check(self.request.spent().cost)
     }
 
-    /// The work has taken so much time of one core. Takes what that was beyond the price out of the budget, if it was far beyond.
+    /// The work has taken so much time of one core. Takes what that was beyond the price out of the
+    /// budget, if it was far beyond.
     pub(super) fn settle(&self, took: Duration) {
         if took > self.price.saturating_mul(TOLERANCE) {
             let mut spent = self.request.spent();
@@ -111,7 +116,8 @@ impl Ticket {
     pub(super) fn due(&self, now: Instant) -> Instant {
         let mut spent = self.request.spent();
         let from = spent.due.map_or(now, |due| due.max(now));
-        // A budget without a limit may lead beyond what an instant can hold: then the order of asking decides.
+        // A budget without a limit may lead beyond what an instant can hold: then the order of
+        // asking decides.
         let due = from.checked_add(self.price.saturating_mul(STRETCH)).unwrap_or(from);
         spent.due = Some(due);
         due
@@ -120,7 +126,11 @@ impl Ticket {
 
 impl Request {
     fn check(&self, cost: Duration) -> Result<(), CpuError> {
-        if cost > self.limit { Err(CpuError::TooCostly { cost, limit: self.limit }) } else { Ok(()) }
+        if cost > self.limit {
+            Err(CpuError::TooCostly { cost, limit: self.limit })
+        } else {
+            Ok(())
+        }
     }
 
     /// The state is never left half-changed.
@@ -187,7 +197,8 @@ mod tests {
     fn nothing_is_overtaken_for_ever() {
         let now = Instant::now();
         let heavy = due(&budget(10 * SECOND), 10 * SECOND, now);
-        let overtaken = |after: Duration| due(&budget(SECOND), Duration::from_millis(1), now + after) < heavy;
+        let overtaken =
+            |after: Duration| due(&budget(SECOND), Duration::from_millis(1), now + after) < heavy;
         assert!(overtaken(39 * SECOND));
         assert!(!overtaken(41 * SECOND));
     }

@@ -9,8 +9,8 @@ use chiasm_limit::Owner;
 use super::metrics::{CpuMetrics, LaneMetrics};
 use super::waiting::{Key, Waiting};
 
-/// A number of threads that start when there is work for them, do that whose turn it is, and end when there has been none for a while:
-/// each keeps the memory of the last image that it decoded.
+/// A number of threads that start when there is work for them, do that whose turn it is, and end
+/// when there has been none for a while: each keeps the memory of the last image that it decoded.
 pub(super) struct Lane {
     name: &'static str,
     most_threads: usize,
@@ -47,7 +47,8 @@ pub(super) struct Place {
 }
 
 impl Lane {
-    /// Does at most so many jobs at once, on threads that are nicer than others by `niceness` and wait for work for `patience`.
+    /// Does at most so many jobs at once, on threads that are nicer than others by `niceness` and
+    /// wait for work for `patience`.
     pub(super) fn new(
         name: &'static str,
         most_threads: usize,
@@ -56,7 +57,15 @@ impl Lane {
         metrics: &CpuMetrics,
     ) -> Self {
         let metrics = metrics.lane(name);
-        Self { name, most_threads, niceness, patience, metrics, state: Mutex::default(), work: Condvar::new() }
+        Self {
+            name,
+            most_threads,
+            niceness,
+            patience,
+            metrics,
+            state: Mutex::default(),
+            work: Condvar::new(),
+        }
     }
 
     /// Threads that work or wait for work.
@@ -94,7 +103,8 @@ impl Lane {
         let key = state.waiting.push(owner, price, due, Job { run, since: Instant::now(), price });
         state.pending = state.pending.saturating_add(price);
         self.metrics.waiting.inc();
-        // Those that have been told of earlier jobs may not have woken up yet, so they count as idle.
+        // Those that have been told of earlier jobs may not have woken up yet, so they count as
+        // idle.
         let start = state.waiting.len() > state.idle && state.threads < self.most_threads;
         if start {
             state.threads += 1;
@@ -132,7 +142,10 @@ impl Lane {
                 done = job.price;
             }
         };
-        let Err(error) = std::thread::Builder::new().name(format!("cpu-{}", self.name)).spawn(work) else { return };
+        let Err(error) = std::thread::Builder::new().name(format!("cpu-{}", self.name)).spawn(work)
+        else {
+            return;
+        };
         tracing::warn!(%error, lane = self.name, "a thread for CPU-heavy work can't be started");
         let mut state = self.state();
         state.threads -= 1;
@@ -162,7 +175,10 @@ impl Lane {
                 return None;
             }
             state.idle += 1;
-            let waited = self.work.wait_timeout(state, self.patience).unwrap_or_else(PoisonError::into_inner);
+            let waited = self
+                .work
+                .wait_timeout(state, self.patience)
+                .unwrap_or_else(PoisonError::into_inner);
             waited_long = waited.1.timed_out();
             state = waited.0;
             state.idle -= 1;

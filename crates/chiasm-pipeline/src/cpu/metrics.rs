@@ -29,7 +29,11 @@ pub(super) struct LaneMetrics {
 impl CpuMetrics {
     /// Registers them.
     pub fn register(&self, r: &mut Registry) {
-        r.register("cpu_queued_jobs", "CPU-heavy work that waits for a thread, by its size", self.waiting.clone());
+        r.register(
+            "cpu_queued_jobs",
+            "CPU-heavy work that waits for a thread, by its size",
+            self.waiting.clone(),
+        );
         r.register_with_unit(
             "cpu_queue",
             "How long CPU-heavy work waited for a thread, by its size",

@@ -1,8 +1,8 @@
 //! What pieces of work cost, from what is known before they are done: time of one core.
 //!
-//! The rates are rounded up from what the release build took on an AMD Zen 5 with AVX-512; a usual core is within a factor
-//! of two. They decide what is done before what, and what is refused, so they need no more than the right magnitude. Decoding has
-//! its own in `chiasm-media`.
+//! The rates are rounded up from what the release build took on an AMD Zen 5 with AVX-512; a usual
+//! core is within a factor of two. They decide what is done before what, and what is refused, so
+//! they need no more than the right magnitude. Decoding has its own in `chiasm-media`.
 
 use std::time::Duration;
 
@@ -13,14 +13,15 @@ pub fn json(bytes: usize, values: u64) -> Duration {
     nanos(bytes as u64, 1).saturating_add(nanos(values, 250))
 }
 
-/// Rendering a conversation: each message is made a template's value, and the template goes through them for as many steps as it
-/// may take.
+/// Rendering a conversation: each message is made a template's value, and the template goes through
+/// them for as many steps as it may take.
 pub fn template(messages: usize, bytes: usize) -> Duration {
     let steps = nanos(messages as u64, 10_000).min(nanos(RenderLimits::default().fuel, 20));
     steps.saturating_add(nanos(messages as u64, 1_000)).saturating_add(nanos(bytes as u64, 2))
 }
 
-/// Making tokens of text, with the keys of their blocks, by a tokenizer that takes a hundred microseconds for `quick` bytes.
+/// Making tokens of text, with the keys of their blocks, by a tokenizer that takes a hundred
+/// microseconds for `quick` bytes.
 pub fn tokenizing(bytes: usize, quick: usize) -> Duration {
     nanos(bytes as u64, 100_000 / quick.max(1) as u64)
 }

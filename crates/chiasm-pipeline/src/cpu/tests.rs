@@ -77,7 +77,12 @@ async fn a_request_that_asks_for_little_goes_before_the_rest_of_one_that_asks_fo
     };
     let (greedy, modest) = (of_owner(1), of_owner(1));
     // Polled in this order, so asked for in this order.
-    let all = join_all([job("first", &greedy), job("second", &greedy), job("third", &greedy), job("other", &modest)]);
+    let all = join_all([
+        job("first", &greedy),
+        job("second", &greedy),
+        job("third", &greedy),
+        job("other", &modest),
+    ]);
     let mut all = Box::pin(all);
     assert!(poll!(&mut all).is_pending());
     drop(held);
@@ -88,7 +93,8 @@ async fn a_request_that_asks_for_little_goes_before_the_rest_of_one_that_asks_fo
     let held = hold(&pool, USUAL).await;
     let requests = [of_owner(1), of_owner(1), of_owner(1), of_owner(2)];
     let names = ["first", "second", "third", "other"];
-    let mut all = Box::pin(join_all(names.iter().zip(&requests).map(|(name, budget)| job(name, budget))));
+    let mut all =
+        Box::pin(join_all(names.iter().zip(&requests).map(|(name, budget)| job(name, budget))));
     assert!(poll!(&mut all).is_pending());
     done.lock().unwrap().clear();
     drop(held);
@@ -119,7 +125,10 @@ async fn work_that_nobody_awaits_is_not_begun() {
 async fn a_panicking_job_is_an_error_and_costs_no_thread() {
     let (pool, budget) = (pool(1), of_owner(1));
     for small in [true, false] {
-        let error = pool.run_or_here::<()>(small, &budget, USUAL, || panic!("on purpose")).await.unwrap_err();
+        let error = pool
+            .run_or_here::<()>(small, &budget, USUAL, || panic!("on purpose"))
+            .await
+            .unwrap_err();
         assert!(matches!(error, CpuError::Failed));
         assert_eq!(pool.run(&ticket(USUAL), || 7).await.unwrap(), 7);
     }
@@ -128,7 +137,8 @@ async fn a_panicking_job_is_an_error_and_costs_no_thread() {
 #[tokio::test]
 async fn what_is_too_costly_is_not_begun() {
     let (pool, budget) = (pool(1), CpuBudget::new(Owner::Address(Ipv4Addr::LOCALHOST), DEAR));
-    let error = pool.run_or_here(false, &budget, 2 * DEAR, || unreachable!("not begun")).await.unwrap_err();
+    let error =
+        pool.run_or_here(false, &budget, 2 * DEAR, || unreachable!("not begun")).await.unwrap_err();
     assert!(matches!(error, CpuError::TooCostly { .. }));
     // What is done here is no burden to others.
     pool.run_or_here(true, &budget, 2 * DEAR, || ()).await.unwrap();
@@ -166,7 +176,8 @@ async fn a_thread_without_work_ends_and_another_starts_when_there_is_some() {
     let lane = Arc::new(Lane::new("usual", 1, 0, Duration::ZERO, &CpuMetrics::default()));
     for _ in 0..3 {
         let (done, outcome) = oneshot::channel();
-        let _place = lane.push(None, USUAL, Instant::now(), Box::new(move || done.send(7).unwrap()));
+        let _place =
+            lane.push(None, USUAL, Instant::now(), Box::new(move || done.send(7).unwrap()));
         assert_eq!(outcome.await.unwrap(), 7);
         while lane.threads() > 0 {
             tokio::task::yield_now().await;

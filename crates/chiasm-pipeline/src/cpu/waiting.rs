@@ -5,22 +5,26 @@ use std::time::{Duration, Instant};
 
 use chiasm_limit::Owner;
 
-/// The jobs that wait for a lane's threads. Owners take turns so that each is given the same time while it has jobs here, by
-/// start-time fair queueing; of one owner's jobs the one that is due first comes first. `J` is a job.
+/// The jobs that wait for a lane's threads. Owners take turns so that each is given the same time
+/// while it has jobs here, by start-time fair queueing; of one owner's jobs the one that is due
+/// first comes first. `J` is a job.
 #[derive(Debug)]
 pub(super) struct Waiting<J> {
     /// Only owners with jobs.
     queues: HashMap<Option<Owner>, Queue<J>>,
-    /// Where the owner stood whose job was taken last, before it. Whoever comes starts there: turns can't be saved up.
+    /// Where the owner stood whose job was taken last, before it. Whoever comes starts there: turns
+    /// can't be saved up.
     reached: Duration,
     len: usize,
-    /// How many jobs there have been: of those due at the same time, the one that came first comes first.
+    /// How many jobs there have been: of those due at the same time, the one that came first comes
+    /// first.
     come: u64,
 }
 
 #[derive(Debug)]
 struct Queue<J> {
-    /// How far its owner has come: the price of what was done for it, counted from where it started.
+    /// How far its owner has come: the price of what was done for it, counted from where it
+    /// started.
     given: Duration,
     /// Each job stands beside its price.
     jobs: BTreeMap<Due, (Duration, J)>,
@@ -40,7 +44,13 @@ impl<J> Waiting<J> {
         self.len
     }
 
-    pub(super) fn push(&mut self, owner: Option<Owner>, price: Duration, due: Instant, job: J) -> Key {
+    pub(super) fn push(
+        &mut self,
+        owner: Option<Owner>,
+        price: Duration,
+        due: Instant,
+        job: J,
+    ) -> Key {
         let due = (due, self.come);
         self.come += 1;
         self.len += 1;
@@ -125,7 +135,10 @@ mod tests {
         for job in ["a1", "a2", "a3", "a4", "a5"] {
             waiting.push(owner(1), SECOND, now, job);
         }
-        assert_eq!([waiting.pop(), waiting.pop(), waiting.pop()], [Some("a1"), Some("a2"), Some("a3")]);
+        assert_eq!(
+            [waiting.pop(), waiting.pop(), waiting.pop()],
+            [Some("a1"), Some("a2"), Some("a3")]
+        );
         for job in ["b1", "b2", "b3"] {
             waiting.push(owner(2), SECOND, now, job);
         }
@@ -137,7 +150,10 @@ mod tests {
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let first = waiting.push(owner(1), SECOND, now, "first");
         let second = waiting.push(owner(1), SECOND, now, "second");
-        assert_eq!((waiting.remove(first), waiting.remove(first), waiting.len()), (Some("first"), None, 1));
+        assert_eq!(
+            (waiting.remove(first), waiting.remove(first), waiting.len()),
+            (Some("first"), None, 1)
+        );
         assert_eq!(waiting.pop(), Some("second"));
         assert_eq!((waiting.remove(second), waiting.len()), (None, 0));
     }

@@ -16,7 +16,8 @@ use crate::shared::Pipeline;
 /// The predicted prompt of a request for workers of each class.
 pub(super) struct Foreseen {
     prepared: Prepared,
-    /// The classes whose servers can be given names for its items, by which these will know their blocks.
+    /// The classes whose servers can be given names for its items, by which these will know their
+    /// blocks.
     named: Vec<PlanClassId>,
     /// The classes whose servers have names of their own for its items, which are learned.
     learned: Vec<PlanClassId>,
@@ -25,8 +26,8 @@ pub(super) struct Foreseen {
 }
 
 impl Foreseen {
-    /// Predicts what workers of these classes will make of a request. `None` if it is wrong, which the
-    /// server says then.
+    /// Predicts what workers of these classes will make of a request. `None` if it is wrong, which
+    /// the server says then.
     pub(super) async fn of(
         pipeline: &Pipeline,
         caller: &Caller,
@@ -35,7 +36,9 @@ impl Foreseen {
     ) -> Option<Self> {
         let Understood { request, takes_names, is_counted } = understood;
         let prepared = prepare(pipeline, request, None, caller, classes.clone()).await;
-        let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
+        let mut prepared = prepared
+            .inspect_err(|error| tracing::debug!(%error, "a request is not foreseen"))
+            .ok()?;
         // A name is only a part of what a server knows an item by that has settings.
         let has_settings = prepared.needs.processor_kwargs;
         let mut named = Vec::new();
@@ -43,7 +46,9 @@ impl Foreseen {
         for class in classes.iter().filter(|class| class.input == InputForm::Messages) {
             match class.class.placeholders {
                 PlaceholderForm::Learned if !has_settings => learned.push(class.id),
-                PlaceholderForm::Marker | PlaceholderForm::Expanded if takes_names && !has_settings => {
+                PlaceholderForm::Marker | PlaceholderForm::Expanded
+                    if takes_names && !has_settings =>
+                {
                     named.push(class.id)
                 }
                 _ => {
@@ -93,7 +98,8 @@ impl Foreseen {
         self.prepared.plan(class).map(|plan| plan.tokens.len() / size.get())
     }
 
-    /// The tokens of the prompt as a server of this class has to count them; `None` if it does so otherwise.
+    /// The tokens of the prompt as a server of this class has to count them; `None` if it does so
+    /// otherwise.
     pub(super) fn prompt_tokens(&self, class: PlanClassId) -> Option<usize> {
         let plan = self.prepared.plan(class).filter(|_| self.is_counted)?;
         let is_ours = plan.job_items.is_empty() || self.named.contains(&class);
@@ -103,7 +109,9 @@ impl Foreseen {
     /// The tokens that each item of the request becomes, in order of appearance.
     pub(super) fn item_tokens(&self) -> Vec<usize> {
         let plan = self.prepared.plans.first();
-        plan.map_or_else(Vec::new, |plan| plan.job_items.iter().map(|item| item.placeholder.length).collect())
+        plan.map_or_else(Vec::new, |plan| {
+            plan.job_items.iter().map(|item| item.placeholder.length).collect()
+        })
     }
 
     /// The items of the request, as the router sees them at any worker.
@@ -113,20 +121,28 @@ impl Foreseen {
 
     /// The items to which a server of this class is to be given names; `None` if there are none.
     pub(super) fn items(&self, class: PlanClassId) -> Option<Arc<[JobItem]>> {
-        let plan =
-            self.prepared.plan(class).filter(|plan| self.named.contains(&class) && !plan.job_items.is_empty())?;
+        let plan = self
+            .prepared
+            .plan(class)
+            .filter(|plan| self.named.contains(&class) && !plan.job_items.is_empty())?;
         Some(plan.job_items.clone())
     }
 
     /// Returns the prompt from which the names are learned that a server of this class has for the
     /// items; `None` if it has none.
     pub(super) fn to_learn_from(&self, class: PlanClassId) -> Option<ForeseenPrompt> {
-        let plan =
-            self.prepared.plan(class).filter(|plan| self.learned.contains(&class) && !plan.job_items.is_empty())?;
+        let plan = self
+            .prepared
+            .plan(class)
+            .filter(|plan| self.learned.contains(&class) && !plan.job_items.is_empty())?;
         // Not every version of a server tells which blocks have a salt.
         self.prepared.cache_salt.is_none().then(|| ForeseenPrompt {
             tokens: plan.tokens.clone(),
-            items: plan.job_items.iter().map(|item| (item.hash, item.placeholder.clone())).collect(),
+            items: plan
+                .job_items
+                .iter()
+                .map(|item| (item.hash, item.placeholder.clone()))
+                .collect(),
         })
     }
 }

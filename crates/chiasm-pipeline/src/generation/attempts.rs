@@ -51,8 +51,9 @@ impl Attempts {
 
     /// After a failed attempt: returns if there is to be another one, else with the error to tell.
     ///
-    /// A worker that never had the request has cost nothing: others are tried for as long as there is time. A request that was
-    /// in an engine when that died may be what it died of, and costs the next one the work that this one has done.
+    /// A worker that never had the request has cost nothing: others are tried for as long as there
+    /// is time. A request that was in an engine when that died may be what it died of, and costs
+    /// the next one the work that this one has done.
     pub(super) async fn again(
         &mut self,
         pipeline: &Pipeline,
@@ -74,7 +75,8 @@ impl Attempts {
             }
             Failure::Failed(worker, fault) => {
                 // A server that tells its own failure was not killed by the prompt.
-                let may_have_died = matches!(fault, WorkerFault::Failed { status: BAD_GATEWAY, .. });
+                let may_have_died =
+                    matches!(fault, WorkerFault::Failed { status: BAD_GATEWAY, .. });
                 self.faults.push(fault.clone());
                 if may_have_died {
                     self.lost_in_engine(pipeline, prepared, worker, fault.into())
@@ -109,7 +111,8 @@ impl Attempts {
 
     /// After no worker could be picked: waits until one may take the request, within the deadline.
     ///
-    /// A worker that is merely suspect may answer at any time. One that could not take the request may do so soon.
+    /// A worker that is merely suspect may answer at any time. One that could not take the request
+    /// may do so soon.
     ///
     /// # Errors
     /// `error` if no worker can mend it, or the fault of a worker if there is none to wait for.
@@ -163,8 +166,14 @@ impl Attempts {
         self.exclude.push(worker);
     }
 
-    /// Records that a worker did not begin with the request, and will not: another one is to be tried.
-    pub(crate) fn declined_by(&mut self, pipeline: &Pipeline, worker: WorkerId, fault: WorkerFault) {
+    /// Records that a worker did not begin with the request, and will not: another one is to be
+    /// tried.
+    pub(crate) fn declined_by(
+        &mut self,
+        pipeline: &Pipeline,
+        worker: WorkerId,
+        fault: WorkerFault,
+    ) {
         pipeline.metrics.retried(Retry::NotTaken);
         self.exclude.insert(self.lost + self.declined, worker);
         self.declined += 1;
@@ -201,8 +210,8 @@ impl Attempts {
         Ok(())
     }
 
-    /// Returns the state of an attempt beside the one at `worker`, which is suspect with the request in it.
-    /// `None` if the request may not move any more.
+    /// Returns the state of an attempt beside the one at `worker`, which is suspect with the
+    /// request in it. `None` if the request may not move any more.
     pub(super) fn moved_from(&self, pipeline: &Pipeline, worker: WorkerId) -> Option<Self> {
         if self.lost == MAX_MOVES {
             return None;
@@ -225,16 +234,20 @@ impl Attempts {
         Self { lost_in_engines: self.lost_in_engines + usize::from(is_in_engine), ..self }
     }
 
-    /// The error of a request that no worker takes which is given tokens. It is left to servers that are given messages if it may be and
-    /// one of them is there that it has not been to.
+    /// The error of a request that no worker takes which is given tokens. It is left to servers
+    /// that are given messages if it may be and one of them is there that it has not been to.
     pub fn or_servers(&self, pipeline: &Pipeline, error: RequestError) -> RequestError {
-        let is_for_want_of_workers = matches!(error.cause, Cause::NoWorker(_) | Cause::Busy(_) | Cause::Silent);
+        let is_for_want_of_workers =
+            matches!(error.cause, Cause::NoWorker(_) | Cause::Busy(_) | Cause::Silent);
         let can_be_asked = |worker: &Arc<Worker>| {
             worker.backend.capabilities().input == InputForm::Messages
                 && worker.can_be_asked()
                 && !self.exclude.contains(&worker.id)
         };
-        match is_for_want_of_workers && self.may_be_passed_on && pipeline.fleet.workers().iter().any(can_be_asked) {
+        match is_for_want_of_workers
+            && self.may_be_passed_on
+            && pipeline.fleet.workers().iter().any(can_be_asked)
+        {
             true => Cause::LeftToServers { why: Box::new(error.cause), tried: self.clone() }.into(),
             false => error,
         }

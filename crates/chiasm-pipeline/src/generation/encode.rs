@@ -17,8 +17,9 @@ use crate::deadlines::{begun_within, within};
 use crate::prepare::{Planned, Prepared};
 use crate::sampling;
 
-/// Has workers encode media items, all at the same time. Returns the items whose embeddings were left, and who took longest. A worker that
-/// fails loses nothing: whoever computes the prompt has the items too, and encodes what it does not find.
+/// Has workers encode media items, all at the same time. Returns the items whose embeddings were
+/// left, and who took longest. A worker that fails loses nothing: whoever computes the prompt has
+/// the items too, and encodes what it does not find.
 ///
 /// # Errors
 /// [`Failure::Final`] when there is no time left for an answer.
@@ -45,14 +46,19 @@ pub(super) async fn encode(
         Ok::<_, Failure>((worker, left, started.elapsed()))
     });
     let each = join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let longest = each.iter().filter(|(_, left, _)| !left.is_empty()).max_by_key(|(.., took)| *took);
+    let longest =
+        each.iter().filter(|(_, left, _)| !left.is_empty()).max_by_key(|(.., took)| *took);
     let items = each.iter().map(|(_, left, _)| left.len()).sum();
     let by = longest.map(|&(worker, _, took)| EncodeOutcome { worker, items, took });
     Ok((each.into_iter().flat_map(|(_, left, _)| left).collect(), by))
 }
 
 /// Has one worker encode media items. Returns those whose embeddings it has left.
-async fn encode_on(pipeline: &Arc<Pipeline>, prepared: &Prepared, encodes: &Encodes) -> Result<Vec<MmHash>, Failure> {
+async fn encode_on(
+    pipeline: &Arc<Pipeline>,
+    prepared: &Prepared,
+    encodes: &Encodes,
+) -> Result<Vec<MmHash>, Failure> {
     let worker = encodes.reservation.worker;
     let serving = pipeline.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
     let job = job(pipeline, prepared, &serving, &encodes.items)?;
@@ -69,11 +75,17 @@ async fn encode_on(pipeline: &Arc<Pipeline>, prepared: &Prepared, encodes: &Enco
 }
 
 /// The job of media items alone.
-fn job(pipeline: &Pipeline, prepared: &Prepared, serving: &Worker, items: &[MmHash]) -> Result<Job, Failure> {
+fn job(
+    pipeline: &Pipeline,
+    prepared: &Prepared,
+    serving: &Worker,
+    items: &[MmHash],
+) -> Result<Job, Failure> {
     let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(serving.id))?;
     let (tokens, media) = alone(plan, items);
     let limits = serving.backend.capabilities();
-    let resolved = sampling::resolve(&pipeline.model, &prepared.sampling, tokens.len(), limits.max_model_len)?;
+    let resolved =
+        sampling::resolve(&pipeline.model, &prepared.sampling, tokens.len(), limits.max_model_len)?;
     Ok(Job {
         id: prepared.id.clone(),
         input: Input::Tokens(Arc::new(tokens)),
@@ -89,10 +101,12 @@ fn job(pipeline: &Pipeline, prepared: &Prepared, serving: &Worker, items: &[MmHa
     })
 }
 
-/// A prompt that consists of media items only, each once, so that nobody has to read what stands around them.
+/// A prompt that consists of media items only, each once, so that nobody has to read what stands
+/// around them.
 fn alone(plan: &Planned, items: &[MmHash]) -> (Vec<TokenId>, Vec<JobItem>) {
     let mut tokens = Vec::new();
-    let once = items.iter().filter_map(|hash| plan.job_items.iter().find(|item| item.hash == *hash));
+    let once =
+        items.iter().filter_map(|hash| plan.job_items.iter().find(|item| item.hash == *hash));
     let media = once.map(|item| {
         let Placeholder { offset, length, ref is_embed } = item.placeholder;
         let placeholder = Placeholder { offset: tokens.len(), length, is_embed: is_embed.clone() };

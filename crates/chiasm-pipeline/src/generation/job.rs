@@ -9,11 +9,12 @@ use crate::Pipeline;
 use crate::prepare::{Planned, Prepared};
 use crate::sampling;
 
-/// The job of this stage, and the plan that it follows. `embedded`: of its media items those whose embeddings the worker finds.
+/// The job of this stage, and the plan that it follows. `embedded`: of its media items those whose
+/// embeddings the worker finds.
 ///
 /// # Errors
-/// [`Failure::NotTaken`] if the worker's engine was replaced meanwhile by one without the adapter, or of another class, and
-/// [`Failure::Final`] if there is no room for an answer.
+/// [`Failure::NotTaken`] if the worker's engine was replaced meanwhile by one without the adapter,
+/// or of another class, and [`Failure::Final`] if there is no room for an answer.
 pub(super) fn job<'a>(
     pipeline: &Pipeline,
     prepared: &'a Prepared,
@@ -26,7 +27,12 @@ pub(super) fn job<'a>(
     }
     let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(serving.id))?;
     let limits = serving.backend.capabilities();
-    let sampling = sampling::resolve(&pipeline.model, &prepared.sampling, plan.tokens.len(), limits.max_model_len)?;
+    let sampling = sampling::resolve(
+        &pipeline.model,
+        &prepared.sampling,
+        plan.tokens.len(),
+        limits.max_model_len,
+    )?;
     let job = Job {
         id: prepared.id.clone(),
         input: plan.input(),

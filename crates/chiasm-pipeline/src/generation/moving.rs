@@ -1,8 +1,10 @@
-//! Requests that wait for the first token of a suspect worker while other workers could begin at once.
+//! Requests that wait for the first token of a suspect worker while other workers could begin at
+//! once.
 //!
-//! The worker may be in a long step and answer yet, so a request stays there until it has begun elsewhere.
-//! The oldest request moves first. No more requests move at once than other workers have free seats, and
-//! each move is charged to the retry budget: engines in long steps do not double the work of the fleet.
+//! The worker may be in a long step and answer yet, so a request stays there until it has begun
+//! elsewhere. The oldest request moves first. No more requests move at once than other workers have
+//! free seats, and each move is charged to the retry budget: engines in long steps do not double
+//! the work of the fleet.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -27,8 +29,8 @@ use crate::tried::Attempts;
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Generation {
-    /// Attempts the request until its first output. If its worker becomes suspect before that, it is begun elsewhere, too: whichever
-    /// begins first goes on, and the other is aborted.
+    /// Attempts the request until its first output. If its worker becomes suspect before that, it
+    /// is begun elsewhere, too: whichever begins first goes on, and the other is aborted.
     ///
     /// # Errors
     /// The last failure, and the attempts before that one.
@@ -88,7 +90,8 @@ impl WaitsFor {
         let mut followed: Option<(Arc<Worker>, BoxFuture<'static, ()>)> = None;
         poll_fn(move |context| {
             let now = self.worker();
-            let is_followed = followed.as_ref().map(|(worker, _)| Arc::as_ptr(worker)) == now.as_ref().map(Arc::as_ptr);
+            let is_followed = followed.as_ref().map(|(worker, _)| Arc::as_ptr(worker))
+                == now.as_ref().map(Arc::as_ptr);
             if !is_followed {
                 followed = now.as_ref().map(|worker| (worker.clone(), worker.suspected().boxed()));
             }
@@ -110,8 +113,8 @@ impl WaitsFor {
 }
 
 impl Displaced {
-    /// Waits for a request's turn to begin elsewhere: its worker is suspect, and other workers have free
-    /// seats for it and for all older requests. Returns the suspect worker.
+    /// Waits for a request's turn to begin elsewhere: its worker is suspect, and other workers have
+    /// free seats for it and for all older requests. Returns the suspect worker.
     async fn turn(
         &self,
         pipeline: &Pipeline,
@@ -123,8 +126,10 @@ impl Displaced {
             let worker = waits_for.suspected().await;
             let ticket = self.join(arrived);
             while waits_for.is(&worker) && worker.condition() != Condition::Answers {
-                let seats =
-                    Seats { untried: free_seats(pipeline, &attempts.exclude), total: free_seats(pipeline, &[]) };
+                let seats = Seats {
+                    untried: free_seats(pipeline, &attempts.exclude),
+                    total: free_seats(pipeline, &[]),
+                };
                 if let Some(moving) = ticket.turn(seats) {
                     return (worker.id, moving);
                 }

@@ -19,13 +19,15 @@ use crate::sampling::of_prompt;
 
 /// What came of a prompt on a worker of its own.
 pub(super) struct Prefilled {
-    /// How the worker that answers gets its keys and values; `None` where it finds them by itself, as in a store that both share.
+    /// How the worker that answers gets its keys and values; `None` where it finds them by itself,
+    /// as in a store that both share.
     pub(super) left: Option<Left>,
     /// Who computed it.
     pub(super) by: PrefillOutcome,
 }
 
-/// Has a worker compute a prompt and leave it. `embedded`: of its media items those whose embeddings the worker finds.
+/// Has a worker compute a prompt and leave it. `embedded`: of its media items those whose
+/// embeddings the worker finds.
 pub(super) async fn prefill(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
@@ -60,7 +62,12 @@ pub(super) async fn prefill(
     let prefill = found.unwrap_or_default();
     if found.is_some() {
         let prompt = plan.tokens.len();
-        pipeline.metrics.prompt_found(&reservation, reservation.overlap_blocks, prompt, prefill.cached_tokens);
+        pipeline.metrics.prompt_found(
+            &reservation,
+            reservation.overlap_blocks,
+            prompt,
+            prefill.cached_tokens,
+        );
     }
     let by = PrefillOutcome {
         worker,

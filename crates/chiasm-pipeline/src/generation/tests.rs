@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
 use chiasm_backend::{
-    Capabilities, Content, Finish, Input, InputForm, JobError, Load, PlaceholderForm, Supports, ToolCallDelta,
+    Capabilities, Content, Finish, Input, InputForm, JobError, Load, PlaceholderForm, Supports,
+    ToolCallDelta,
 };
 use chiasm_fleet::{Condition, Patience};
 use chiasm_parse::CallEnd;
@@ -44,7 +45,8 @@ async fn a_request_moves_on_when_its_worker_dies_before_a_token() {
         let dying = if at_once { Script::refuse(died()) } else { Script::default().fail(died()) };
         test.backends[0].next_job(dying);
         test.backends[1].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
-        let generation = Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+        let generation =
+            Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
         assert_eq!(generation.attempted().worker, WorkerId(1));
         let deltas = deltas(generation).await;
         assert_eq!(deltas.last().unwrap().as_ref().unwrap().finish, Some(Finish::Length));
@@ -56,7 +58,8 @@ async fn a_request_moves_on_when_its_worker_dies_before_a_token() {
 async fn a_request_that_has_told_a_token_ends_with_its_worker() {
     let test = TestPipeline::new(2).await;
     test.backends[0].next_job(Script::tokens(&[40]).fail(died()));
-    let generation = Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let generation =
+        Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     let deltas = deltas(generation).await;
     assert_eq!(deltas.len(), 2);
     assert!(matches!(deltas[1].as_ref().unwrap_err().cause, Cause::EngineGone(_)));
@@ -68,8 +71,12 @@ async fn an_answer_in_one_piece_moves_on_whatever_its_worker_has_told() {
     let test = TestPipeline::new(2).await;
     test.backends[0].next_job(Script::tokens(&[40, 41, 42]).fail(died()));
     test.backends[1].next_job(Script::tokens(&[50]).then(0, &[51]).finish(Finish::Eos));
-    let (choices, attempted) = collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
-    assert_eq!((choices[0].tokens.as_slice(), attempted.worker), (&[50, 51].map(TokenId)[..], WorkerId(1)));
+    let (choices, attempted) =
+        collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    assert_eq!(
+        (choices[0].tokens.as_slice(), attempted.worker),
+        (&[50, 51].map(TokenId)[..], WorkerId(1))
+    );
     assert_eq!(retries(&test), 1);
 }
 
@@ -87,10 +94,13 @@ async fn a_prompt_that_three_workers_died_with_visits_no_other_for_a_while() {
     assert_eq!(test.backends.iter().map(|backend| backend.jobs().len()).sum::<usize>(), 3);
     // Others are served, and so is this one later.
     test.backends[3].next_job(Script::tokens(&[40]).finish(Finish::Eos));
-    let other = test.prepare(Prompt::Tokens(vec![TokenId(7); 20]), Sampling::default()).await.unwrap();
+    let other =
+        test.prepare(Prompt::Tokens(vec![TokenId(7); 20]), Sampling::default()).await.unwrap();
     collect(&test.pipeline, &other).await.unwrap();
     tokio::time::sleep(test.pipeline.limits.quarantine).await;
-    test.backends.iter().for_each(|backend| backend.next_job(Script::tokens(&[40]).finish(Finish::Eos)));
+    test.backends
+        .iter()
+        .for_each(|backend| backend.next_job(Script::tokens(&[40]).finish(Finish::Eos)));
     collect(&test.pipeline, &prompt).await.unwrap();
 }
 
@@ -100,11 +110,16 @@ async fn workers_that_never_had_a_request_are_tried_for_as_long_as_there_is_time
     for backend in &test.backends {
         (0..10).for_each(|_| backend.next_job(Script::refuse(not_taken())));
     }
-    test.backends.iter().for_each(|backend| backend.next_job(Script::tokens(&[40]).finish(Finish::Eos)));
+    test.backends
+        .iter()
+        .for_each(|backend| backend.next_job(Script::tokens(&[40]).finish(Finish::Eos)));
     collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     assert_eq!((retries(&test), test.pipeline.metrics.retries(Retry::NotTaken)), (0, 20));
 
-    let impatient = PipelineLimits { first_token_timeout: Some(Duration::from_secs(1)), ..PipelineLimits::default() };
+    let impatient = PipelineLimits {
+        first_token_timeout: Some(Duration::from_secs(1)),
+        ..PipelineLimits::default()
+    };
     let test = TestPipeline::limited(impatient, 1).await;
     (0..1000).for_each(|_| test.backends[0].next_job(Script::refuse(not_taken())));
     let error = collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap_err();
@@ -113,11 +128,16 @@ async fn workers_that_never_had_a_request_are_tried_for_as_long_as_there_is_time
 
 #[tokio::test(start_paused = true)]
 async fn no_more_requests_move_than_the_budget_has_room_for() {
-    let test = TestPipeline::limited(PipelineLimits { requests: Some(2), ..PipelineLimits::default() }, 2).await;
+    let test =
+        TestPipeline::limited(PipelineLimits { requests: Some(2), ..PipelineLimits::default() }, 2)
+            .await;
     // The first takes both.
     for number in 0..3_u32 {
         test.backends.iter().for_each(|backend| backend.next_job(Script::refuse(died())));
-        let prompt = test.prepare(Prompt::Tokens(vec![TokenId(number); 20]), Sampling::default()).await.unwrap();
+        let prompt = test
+            .prepare(Prompt::Tokens(vec![TokenId(number); 20]), Sampling::default())
+            .await
+            .unwrap();
         collect(&test.pipeline, &prompt).await.unwrap_err();
     }
     assert_eq!((retries(&test), test.pipeline.metrics.retries(Retry::OverBudget)), (2, 2));
@@ -125,7 +145,8 @@ async fn no_more_requests_move_than_the_budget_has_room_for() {
 
 #[tokio::test(start_paused = true)]
 async fn what_no_engine_takes_is_left_to_a_server_that_it_has_not_been_to() {
-    let server = FakeBackend::with(Capabilities { input: InputForm::Messages, ..fake_capabilities() });
+    let server =
+        FakeBackend::with(Capabilities { input: InputForm::Messages, ..fake_capabilities() });
     let test = TestPipeline::with(vec![FakeBackend::new(), server]).await;
     let class = test.pipeline.fleet.worker(WorkerId(0)).unwrap().class;
     let mut prompt = test.text(Sampling::default()).await;
@@ -138,7 +159,12 @@ async fn what_no_engine_takes_is_left_to_a_server_that_it_has_not_been_to() {
         assert_eq!((tried.exclude, tried.lost), (vec![WorkerId(0)], lost));
     }
     // That server has failed with it, or can't be passed on: the engine is all that there is.
-    let gone_to_both = Attempts { exclude: vec![WorkerId(1)], lost: 1, may_be_passed_on: true, ..Attempts::default() };
+    let gone_to_both = Attempts {
+        exclude: vec![WorkerId(1)],
+        lost: 1,
+        may_be_passed_on: true,
+        ..Attempts::default()
+    };
     for tried in [gone_to_both, Attempts::default()] {
         prompt.tried = tried;
         test.backends[0].next_job(Script::refuse(died()));
@@ -156,7 +182,10 @@ async fn moves_between_servers_count_but_quarantine_no_prompt() {
     test.backends[0].next_job(Script::refuse(died()));
     let error = collect(&test.pipeline, &prompt).await.unwrap_err();
     assert!(matches!(error.cause, Cause::EngineGone(_)), "{error}");
-    assert_eq!((test.backends[1].jobs().len(), test.pipeline.metrics.retries(Retry::Quarantined)), (0, 0));
+    assert_eq!(
+        (test.backends[1].jobs().len(), test.pipeline.metrics.retries(Retry::Quarantined)),
+        (0, 0)
+    );
 }
 
 /// Waits until a worker's silence is taken for this.
@@ -172,7 +201,8 @@ async fn a_silent_worker_gets_nothing_new_and_what_waits_for_a_hung_one_moves() 
     let test = TestPipeline::new(2).await;
     let silent = &test.backends[0];
     silent.next_job(Script::tokens(&[40]));
-    let told = Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let told =
+        Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     let mut told = Box::pin(told.into_deltas());
     told.next().await.unwrap().unwrap();
     // Round robin: to the first.
@@ -205,7 +235,8 @@ async fn a_silent_worker_gets_nothing_new_and_what_waits_for_a_hung_one_moves() 
     becomes(&test, 0, Condition::Answers).await;
     assert_eq!(test.pipeline.fleet.ready_workers(), 2);
     silent.next_job(Script::tokens(&[42]).finish(Finish::Eos));
-    let (_, attempted) = collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let (_, attempted) =
+        collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     assert_eq!(attempted.worker, WorkerId(0));
 }
 
@@ -223,8 +254,15 @@ async fn request_without_token_leaves_a_suspect_worker() {
             Generation::start(&test.pipeline, &prompt).await.unwrap().attempted()
         };
         let patience = Patience::default();
-        assert!(begun.elapsed() < patience.suspect_after + Duration::from_secs(3), "{:?}", begun.elapsed());
-        assert_eq!((attempted.worker, attempted.moves, test.backends[0].aborted()), (WorkerId(1), 1, 1));
+        assert!(
+            begun.elapsed() < patience.suspect_after + Duration::from_secs(3),
+            "{:?}",
+            begun.elapsed()
+        );
+        assert_eq!(
+            (attempted.worker, attempted.moves, test.backends[0].aborted()),
+            (WorkerId(1), 1, 1)
+        );
         assert_eq!((test.pipeline.metrics.retries(Retry::Suspect), retries(&test)), (1, 0));
     }
 }
@@ -233,8 +271,10 @@ async fn request_without_token_leaves_a_suspect_worker() {
 async fn moved_request_counts_both_workers_that_die() {
     let test = TestPipeline::new(4).await;
     test.backends[0].fall_silent(true);
-    test.backends[0].next_job(Script { pause: Duration::from_secs(20), ..Script::default().fail(died()) });
-    test.backends[1].next_job(Script { pause: Duration::from_secs(30), ..Script::default().fail(died()) });
+    test.backends[0]
+        .next_job(Script { pause: Duration::from_secs(20), ..Script::default().fail(died()) });
+    test.backends[1]
+        .next_job(Script { pause: Duration::from_secs(30), ..Script::default().fail(died()) });
     for backend in &test.backends[2..] {
         backend.next_job(Script::refuse(died()));
     }
@@ -256,7 +296,10 @@ async fn suspect_worker_that_answers_first_keeps_its_request() {
     }
     let prompt = test.text(Sampling::default()).await;
     let attempted = collect(&test.pipeline, &prompt).await.unwrap().1;
-    assert_eq!((attempted.worker, test.backends[1].jobs().len(), test.backends[1].aborted()), (WorkerId(0), 1, 1));
+    assert_eq!(
+        (attempted.worker, test.backends[1].jobs().len(), test.backends[1].aborted()),
+        (WorkerId(0), 1, 1)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -283,28 +326,36 @@ async fn error_after_the_last_token_is_ignored() {
     let test = TestPipeline::new(1).await;
     let answer = Script::tokens(&[40, 41]).finish(Finish::Length);
     test.backends[0].next_job(answer.fail(died()));
-    let generation = Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let generation =
+        Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     let deltas = deltas(generation).await;
     assert_eq!(deltas.last().unwrap().as_ref().unwrap().finish, Some(Finish::Length));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_has_so_long_for_its_first_token_and_so_long_in_all() {
-    let (first_token_timeout, request_timeout) = (Some(Duration::from_secs(5)), Some(Duration::from_secs(20)));
-    let test =
-        TestPipeline::limited(PipelineLimits { first_token_timeout, request_timeout, ..PipelineLimits::default() }, 1)
-            .await;
+    let (first_token_timeout, request_timeout) =
+        (Some(Duration::from_secs(5)), Some(Duration::from_secs(20)));
+    let test = TestPipeline::limited(
+        PipelineLimits { first_token_timeout, request_timeout, ..PipelineLimits::default() },
+        1,
+    )
+    .await;
     let flag = |error: RequestError| match error.cause {
         Cause::TimedOut { flag, .. } => flag,
         other => panic!("{other}"),
     };
     let begun = Instant::now();
-    let error = Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.map(drop).unwrap_err();
+    let error = Generation::start(&test.pipeline, &test.text(Sampling::default()).await)
+        .await
+        .map(drop)
+        .unwrap_err();
     assert_eq!((flag(error), begun.elapsed().as_secs()), ("--first-token-timeout", 5));
 
     // A token every three seconds.
     for whole in [true, false] {
-        let script = (0..9).fold(Script::tokens(&[40]), |script, token| script.then(0, &[50 + token]));
+        let script =
+            (0..9).fold(Script::tokens(&[40]), |script, token| script.then(0, &[50 + token]));
         test.backends[0].next_job(Script { pause: Duration::from_secs(3), ..script });
         let begun = Instant::now();
         let prompt = test.text(Sampling::default()).await;
@@ -324,7 +375,8 @@ async fn a_request_has_so_long_for_its_first_token_and_so_long_in_all() {
 async fn requests_that_are_cut_off_end_with_an_error() {
     let test = TestPipeline::new(1).await;
     test.backends[0].next_job(Script::tokens(&[40]));
-    let told = Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let told =
+        Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     let prompt = test.text(Sampling::default()).await;
     let waiting = collect(&test.pipeline, &prompt);
     test.pipeline.fleet.cut("the frontend is going down");
@@ -363,10 +415,22 @@ async fn what_is_the_requests_own_fault_visits_one_worker() {
 async fn a_stop_string_ends_its_continuation_and_no_other() {
     let test = TestPipeline::new(1).await;
     let tokens = |text: &str| -> Vec<u32> {
-        test.pipeline.model.tokenizer.encode(text, false).unwrap().iter().map(|token| token.0).collect()
+        test.pipeline
+            .model
+            .tokenizer
+            .encode(text, false)
+            .unwrap()
+            .iter()
+            .map(|token| token.0)
+            .collect()
     };
     let (stop, more) = (tokens("over the lazy dog"), tokens("the quick brown fox"));
-    let script = Script::default().then(0, &stop).then(1, &more).then(0, &more).then(1, &more).finish(Finish::Length);
+    let script = Script::default()
+        .then(0, &stop)
+        .then(1, &more)
+        .then(0, &more)
+        .then(1, &more)
+        .finish(Finish::Length);
     test.backends[0].next_job(script);
     let stop = vec!["lazy".to_owned()];
     let sampling = Sampling { n: 2, temperature: Some(1.0), stop, ..Sampling::default() };
@@ -381,18 +445,27 @@ async fn a_stop_string_ends_its_continuation_and_no_other() {
 async fn outputs_behind_a_stop_string_are_left_out() {
     let test = TestPipeline::new(1).await;
     let tokens = |text: &str| -> Vec<u32> {
-        test.pipeline.model.tokenizer.encode(text, false).unwrap().iter().map(|token| token.0).collect()
+        test.pipeline
+            .model
+            .tokenizer
+            .encode(text, false)
+            .unwrap()
+            .iter()
+            .map(|token| token.0)
+            .collect()
     };
     let stop = tokens("over the lazy dog");
     let script = || {
-        let script = Script::default().then(0, &stop).then(0, &tokens("the fox")).finish(Finish::Length);
+        let script =
+            Script::default().then(0, &stop).then(0, &tokens("the fox")).finish(Finish::Length);
         let late = Prefill { cached_tokens: 1, ..Prefill::default() };
         let mut script = Script { overtakes_stop: true, ..script };
         script.outputs[0].prefill = None;
         script.outputs[1].prefill = Some(late);
         script
     };
-    let sampling = || Sampling { stop: vec!["lazy".to_owned()], logprobs: Some(0), ..Sampling::default() };
+    let sampling =
+        || Sampling { stop: vec!["lazy".to_owned()], logprobs: Some(0), ..Sampling::default() };
     let ended = Finish::StopString("lazy".to_owned());
 
     test.backends[0].next_job(script());
@@ -432,7 +505,8 @@ async fn text_of_a_backend_that_makes_it_itself_is_passed_on() {
         text("", piece(None, " 1}"), Some(Finish::ToolCalls)),
     ];
     test.backends[0].next_job(Script { outputs: outputs.into(), ..Script::default() });
-    let (choices, _) = collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let (choices, _) =
+        collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     let events = &choices[0].events;
     assert_eq!((events.text().as_ref(), &choices[0].finish), ("I look", &Finish::ToolCalls));
     let call = WholeCall { call: &piece(Some("call_1"), "{\"at\": 1}"), end: CallEnd::Closed };
@@ -443,13 +517,16 @@ async fn text_of_a_backend_that_makes_it_itself_is_passed_on() {
 async fn whoever_stops_reading_aborts_what_still_runs() {
     let test = TestPipeline::new(1).await;
     test.backends[0].next_job(Script::tokens(&[40]));
-    let generation = Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let generation =
+        Generation::start(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     assert_eq!(test.backends[0].aborted(), 0);
     drop(generation);
     assert_eq!(test.backends[0].aborted(), 1);
     // A client that leaves while the first token is awaited.
     let prepared = test.text(Sampling::default()).await;
-    let waiting = tokio::time::timeout(Duration::from_secs(5), Generation::start(&test.pipeline, &prepared)).await;
+    let waiting =
+        tokio::time::timeout(Duration::from_secs(5), Generation::start(&test.pipeline, &prepared))
+            .await;
     assert!(waiting.is_err());
     assert_eq!(test.backends[0].aborted(), 2);
     assert_eq!(test.pipeline.fleet.router().workers()[0].requests, 0);
@@ -458,9 +535,11 @@ async fn whoever_stops_reading_aborts_what_still_runs() {
 #[tokio::test(start_paused = true)]
 async fn the_time_to_the_first_token_is_the_backends() {
     let test = TestPipeline::new(1).await;
-    let script = Script { pause: Duration::from_millis(1500), ..Script::tokens(&[40]).finish(Finish::Eos) };
+    let script =
+        Script { pause: Duration::from_millis(1500), ..Script::tokens(&[40]).finish(Finish::Eos) };
     test.backends[0].next_job(script);
-    let (_, attempted) = collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let (_, attempted) =
+        collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     assert_eq!(attempted.first_token, Some(Duration::from_millis(1500)));
 }
 
@@ -496,8 +575,11 @@ async fn an_image_that_can_not_be_decoded_is_the_clients_fault_at_its_field() {
 async fn a_request_is_planned_once_for_each_class_of_workers() {
     let mut other = fake_capabilities();
     other.class.block_size = BlockSize::new(4).unwrap();
-    let test = TestPipeline::with(vec![FakeBackend::new(), FakeBackend::new(), FakeBackend::with(other)]).await;
-    let prepared = test.prepare(Prompt::Tokens((1..=40).map(TokenId).collect()), Sampling::default()).await;
+    let test =
+        TestPipeline::with(vec![FakeBackend::new(), FakeBackend::new(), FakeBackend::with(other)])
+            .await;
+    let prepared =
+        test.prepare(Prompt::Tokens((1..=40).map(TokenId).collect()), Sampling::default()).await;
     let prepared = prepared.unwrap();
     let keys: Vec<usize> = prepared.plans.iter().map(|plan| plan.keys.len()).collect();
     assert_eq!(keys, [2, 10]);
@@ -575,14 +657,17 @@ async fn a_worker_that_expands_prompts_itself_is_given_one_marker_for_each_item(
 async fn what_was_cached_may_be_told_behind_the_answer_and_counts_once() {
     let test = TestPipeline::new(1).await;
     let prefill = |cached_tokens| Some(Prefill { cached_tokens, ..Prefill::default() });
-    for (first, last, known) in [(None, prefill(3), 3), (prefill(0), prefill(5), 0), (prefill(4), None, 4)] {
+    for (first, last, known) in
+        [(None, prefill(3), 3), (prefill(0), prefill(5), 0), (prefill(4), None, 4)]
+    {
         let mut script = Script::tokens(&[40]).then(0, &[41]).finish(Finish::Eos);
         (script.outputs[0].prefill, script.outputs[1].prefill) = (first, last);
         test.backends[0].next_job(script);
         let prepared = test.text(Sampling::default()).await;
         let before = test.pipeline.metrics.found_in_all().cached;
         let generation = Generation::start(&test.pipeline, &prepared).await.unwrap();
-        let told: Vec<_> = deltas(generation).await.into_iter().map(|delta| delta.unwrap().prefill).collect();
+        let told: Vec<_> =
+            deltas(generation).await.into_iter().map(|delta| delta.unwrap().prefill).collect();
         assert_eq!(told, [None, if first.is_none() { prefill(3) } else { None }]);
         assert_eq!(test.pipeline.metrics.found_in_all().cached - before, known);
     }
@@ -594,7 +679,8 @@ async fn a_draining_worker_gets_nothing_new() {
     test.backends[0].say(Load { draining: true, ..Load::default() });
     for _ in 0..3 {
         test.backends[1].next_job(Script::tokens(&[40]).finish(Finish::Eos));
-        let (_, attempted) = collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+        let (_, attempted) =
+            collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
         assert_eq!(attempted.worker, WorkerId(1));
     }
     let taking = || test.pipeline.fleet.taking_workers();
@@ -604,6 +690,7 @@ async fn a_draining_worker_gets_nothing_new() {
     test.backends[0].say(Load::default());
     assert_eq!(taking(), Some(1));
     test.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Eos));
-    let (_, attempted) = collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
+    let (_, attempted) =
+        collect(&test.pipeline, &test.text(Sampling::default()).await).await.unwrap();
     assert_eq!(attempted.worker, WorkerId(0));
 }

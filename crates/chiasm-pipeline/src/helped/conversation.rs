@@ -1,4 +1,5 @@
-//! Conversations for vLLM's code to write: the messages as a client would have sent them, with items by number.
+//! Conversations for vLLM's code to write: the messages as a client would have sent them, with
+//! items by number.
 
 use std::sync::Arc;
 
@@ -19,8 +20,10 @@ pub(crate) fn conversation(
     check_template_kwargs(&chat.template_kwargs)?;
     let variables = chat.take_template_variables(defaults);
     let mut items = 0..;
-    let messages: Vec<Value> = chat.messages.into_iter().map(|message| of_message(message, &mut items)).collect();
-    let messages = to_raw_value(&messages).map_err(|error| RequestError::internal(error.to_string()))?;
+    let messages: Vec<Value> =
+        chat.messages.into_iter().map(|message| of_message(message, &mut items)).collect();
+    let messages =
+        to_raw_value(&messages).map_err(|error| RequestError::internal(error.to_string()))?;
     let mut settings = Map::new();
     settings.insert("add_generation_prompt".to_owned(), json!(chat.add_generation_prompt));
     settings.insert("continue_final_message".to_owned(), json!(chat.continue_final_message));
@@ -41,7 +44,9 @@ fn of_message(message: ChatMessage, items: &mut impl Iterator<Item = usize>) -> 
     let content = match content {
         None => Value::Null,
         Some(ChatContent::Text(text)) => Value::String(text),
-        Some(ChatContent::Parts(parts)) => parts.into_iter().map(|part| of_part(part, items)).collect(),
+        Some(ChatContent::Parts(parts)) => {
+            parts.into_iter().map(|part| of_part(part, items)).collect()
+        }
     };
     let others = [
         ("name", name.map(Value::String)),
@@ -79,14 +84,25 @@ mod tests {
 
     #[test]
     fn items_have_their_numbers_and_all_else_is_as_it_came() {
-        let calls = json!([{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+        let calls =
+            json!([{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
         let parts = |parts: Vec<ChatPart>| Some(ChatContent::Parts(parts));
-        let message = |role: &str, content| ChatMessage { role: role.to_owned(), content, ..ChatMessage::default() };
+        let message = |role: &str, content| ChatMessage {
+            role: role.to_owned(),
+            content,
+            ..ChatMessage::default()
+        };
         let chat = Chat {
             messages: vec![
                 ChatMessage {
                     name: Some("n".to_owned()),
-                    ..message("user", parts(vec![ChatPart::Media(Modality::Image), ChatPart::Text("t".to_owned())]))
+                    ..message(
+                        "user",
+                        parts(vec![
+                            ChatPart::Media(Modality::Image),
+                            ChatPart::Text("t".to_owned()),
+                        ]),
+                    )
                 },
                 ChatMessage {
                     tool_calls: Some(calls.clone()),
@@ -97,14 +113,20 @@ mod tests {
                     tool_call_id: Some("c".to_owned()),
                     ..message("tool", Some(ChatContent::Text("x".to_owned())))
                 },
-                message("user", parts(vec![ChatPart::Media(Modality::Video), ChatPart::Media(Modality::Image)])),
+                message(
+                    "user",
+                    parts(vec![ChatPart::Media(Modality::Video), ChatPart::Media(Modality::Image)]),
+                ),
             ],
             add_generation_prompt: true,
             reasoning_effort: Some("low".to_owned()),
             template_kwargs: Map::from_iter([("thinking".to_owned(), json!(true))]),
             ..Chat::default()
         };
-        let template_kwargs = Map::from_iter([("thinking".to_owned(), json!(false)), ("of_all".to_owned(), json!(1))]);
+        let template_kwargs = Map::from_iter([
+            ("thinking".to_owned(), json!(false)),
+            ("of_all".to_owned(), json!(1)),
+        ]);
         let defaults = ChatDefaults { template_kwargs, ..ChatDefaults::default() };
         let (messages, settings) = conversation(chat, &defaults).unwrap();
         let image = |number: &str| json!({"type": "image_url", "image_url": null, "uuid": number});

@@ -1,6 +1,9 @@
-//! Helped items in a prompt: written here where replacing tokens is all there is, else by the processor itself.
+//! Helped items in a prompt: written here where replacing tokens is all there is, else by the
+//! processor itself.
 
-use chiasm_processor::{ChatCall, ExpandedPrompt, KnownItem, ProcessorError, PromptUpdate, Target, UpdateMode};
+use chiasm_processor::{
+    ChatCall, ExpandedPrompt, KnownItem, ProcessorError, PromptUpdate, Target, UpdateMode,
+};
 use chiasm_prompt::{Expanded, Item, Marker, Markers, expand};
 use chiasm_types::{Modality, TokenId, TokenRun};
 use serde_json::value::RawValue;
@@ -29,9 +32,13 @@ impl<'a> Written<'a> {
     pub(crate) fn tokens(&self) -> usize {
         match self {
             Self::Here { runs, .. } => runs.iter().map(|run| run.count).sum(),
-            Self::Helped(item) => {
-                item.updates().iter().filter_map(PromptUpdate::tokens).map(|(tokens, _)| tokens).min().unwrap_or(0)
-            }
+            Self::Helped(item) => item
+                .updates()
+                .iter()
+                .filter_map(PromptUpdate::tokens)
+                .map(|(tokens, _)| tokens)
+                .min()
+                .unwrap_or(0),
         }
     }
 }
@@ -41,7 +48,11 @@ impl HelpedSettings {
     ///
     /// # Errors
     /// What is wrong with the prompt, and those of the processor.
-    pub(crate) async fn expand(&self, tokens: &[TokenId], items: &[Written<'_>]) -> Result<Expanded, RequestError> {
+    pub(crate) async fn expand(
+        &self,
+        tokens: &[TokenId],
+        items: &[Written<'_>],
+    ) -> Result<Expanded, RequestError> {
         if self.greeting().own_prompts.is_empty()
             && let Some(expanded) = expand_here(tokens, items)
         {
@@ -64,7 +75,9 @@ impl HelpedSettings {
     ) -> Result<Expanded, RequestError> {
         let updates = all_updates(items);
         let (items, processor_kwargs) = (&*known(&updates), &self.processor_kwargs);
-        expanded(self.processor.chat(ChatCall { messages, items, settings, processor_kwargs }).await)
+        expanded(
+            self.processor.chat(ChatCall { messages, items, settings, processor_kwargs }).await,
+        )
     }
 }
 
@@ -78,7 +91,10 @@ fn all_updates<'a>(items: &[Written<'a>]) -> Vec<(&'a Modality, Vec<PromptUpdate
 }
 
 fn known<'a>(updates: &'a [(&Modality, Vec<PromptUpdate>)]) -> Vec<KnownItem<'a>> {
-    updates.iter().map(|(modality, updates)| KnownItem { modality: modality.name(), updates }).collect()
+    updates
+        .iter()
+        .map(|(modality, updates)| KnownItem { modality: modality.name(), updates })
+        .collect()
 }
 
 /// What the processor has answered; whatever it does not take is the conversation's fault.
@@ -90,14 +106,18 @@ fn expanded(answer: Result<ExpandedPrompt, ProcessorError>) -> Result<Expanded, 
     Ok(Expanded { tokens, placeholders })
 }
 
-/// The prompt with its items, if each takes the place of one marker, and the prompt has as many markers as items. vLLM finds other
-/// places too: targets that are no tokens of their own.
+/// The prompt with its items, if each takes the place of one marker, and the prompt has as many
+/// markers as items. vLLM finds other places too: targets that are no tokens of their own.
 fn expand_here(tokens: &[TokenId], items: &[Written<'_>]) -> Option<Expanded> {
     let replacements: Vec<(&Modality, Vec<TokenId>, Vec<TokenRun>)> = items
         .iter()
         .map(|item| match item {
-            Written::Here { modality, marker, runs } => Some((*modality, marker.to_vec(), runs.to_vec())),
-            Written::Helped(item) => item.replacement().map(|(marker, runs)| (item.modality(), marker, runs)),
+            Written::Here { modality, marker, runs } => {
+                Some((*modality, marker.to_vec(), runs.to_vec()))
+            }
+            Written::Helped(item) => {
+                item.replacement().map(|(marker, runs)| (item.modality(), marker, runs))
+            }
         })
         .collect::<Option<_>>()?;
     let mut markers: Vec<Marker<'_>> = Vec::new();
@@ -106,17 +126,24 @@ fn expand_here(tokens: &[TokenId], items: &[Written<'_>]) -> Option<Expanded> {
             Some(known) if known.tokens == marker => {}
             Some(_) => return None,
             // Two markers that begin alike are for vLLM to tell apart.
-            None if markers.iter().any(|known| known.tokens.first() == marker.first()) => return None,
+            None if markers.iter().any(|known| known.tokens.first() == marker.first()) => {
+                return None;
+            }
             None => markers.push(Marker { modality, tokens: marker }),
         }
     }
-    let placed: Vec<Item<'_>> = replacements.iter().map(|(modality, _, runs)| Item { modality, runs }).collect();
+    let placed: Vec<Item<'_>> =
+        replacements.iter().map(|(modality, _, runs)| Item { modality, runs }).collect();
     expand(tokens, Markers { of: &markers, joins: &[] }, &placed).ok()
 }
 
-/// Tokens that an item takes the place of, and those that take it, if there is no other way to write it.
+/// Tokens that an item takes the place of, and those that take it, if there is no other way to
+/// write it.
 pub(crate) fn replacement(updates: &[PromptUpdate]) -> Option<(Vec<TokenId>, Vec<TokenRun>)> {
-    let [PromptUpdate { mode: UpdateMode::Replace, target: Target::Tokens(target), full, is_embed }] = updates else {
+    let [
+        PromptUpdate { mode: UpdateMode::Replace, target: Target::Tokens(target), full, is_embed },
+    ] = updates
+    else {
         return None;
     };
     if target.is_empty() {
@@ -170,15 +197,25 @@ mod tests {
         let full = [(7, 2), (8, 3), (7, 1)];
         assert_eq!(runs(&full, None), [run(7, 2, true), run(8, 3, true), run(7, 1, true)]);
         let mask = [(false, 1), (true, 3), (false, 0), (false, 2)];
-        let expected = [run(7, 1, false), run(7, 1, true), run(8, 2, true), run(8, 1, false), run(7, 1, false)];
+        let expected = [
+            run(7, 1, false),
+            run(7, 1, true),
+            run(8, 2, true),
+            run(8, 1, false),
+            run(7, 1, false),
+        ];
         assert_eq!(runs(&full, Some(&mask)), expected);
     }
 
     #[test]
     fn only_tokens_in_place_of_tokens_are_written_here() {
-        let update = |mode, target| PromptUpdate { mode, target, full: vec![(9, 2)], is_embed: None };
+        let update =
+            |mode, target| PromptUpdate { mode, target, full: vec![(9, 2)], is_embed: None };
         let good = update(UpdateMode::Replace, Target::Tokens(vec![5]));
-        assert_eq!(replacement(std::slice::from_ref(&good)), Some((vec![TokenId(5)], vec![run(9, 2, true)])));
+        assert_eq!(
+            replacement(std::slice::from_ref(&good)),
+            Some((vec![TokenId(5)], vec![run(9, 2, true)]))
+        );
         for other in [
             update(UpdateMode::Insert, Target::Tokens(vec![5])),
             update(UpdateMode::Replace, Target::Tokens(vec![])),

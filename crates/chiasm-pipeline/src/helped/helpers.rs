@@ -16,23 +16,35 @@ use super::{Helped, HelperOptions};
 use crate::cpu::CpuPool;
 use crate::metrics::PipelineMetrics;
 
-/// vLLM's own processors of one served model. Items and prompts may differ from one release of vLLM to another, so each worker is
-/// given those of its own release's processor.
+/// vLLM's own processors of one served model. Items and prompts may differ from one release of vLLM
+/// to another, so each worker is given those of its own release's processor.
 pub struct Helpers {
     first: Arc<Helped>,
     others: Vec<Arc<Helped>>,
-    /// Releases that workers were of for which there was no processor; none for workers that take nothing.
+    /// Releases that workers were of for which there was no processor; none for workers that take
+    /// nothing.
     missed: Mutex<BTreeSet<Option<VllmVersion>>>,
 }
 
 impl Helpers {
     /// Nothing is started before [`Self::started`] is called or an item is there.
-    pub fn new(options: HelperOptions, cpu: &CpuPool, budget: &ByteBudget, metrics: &Arc<PipelineMetrics>) -> Self {
+    pub fn new(
+        options: HelperOptions,
+        cpu: &CpuPool,
+        budget: &ByteBudget,
+        metrics: &Arc<PipelineMetrics>,
+    ) -> Self {
         let videos = Arc::new(Semaphore::new(options.concurrent_videos));
         let helped = |python: PathBuf| {
             let processor = ProcessorOptions { python, ..options.processor.clone() };
             let options = HelperOptions { processor, ..options.clone() };
-            Arc::new(Helped::new(options, videos.clone(), cpu.clone(), budget.clone(), metrics.clone()))
+            Arc::new(Helped::new(
+                options,
+                videos.clone(),
+                cpu.clone(),
+                budget.clone(),
+                metrics.clone(),
+            ))
         };
         Self {
             first: helped(options.processor.python.clone()),
@@ -55,7 +67,8 @@ impl Helpers {
         self.first.is_missed()
     }
 
-    /// Whether the model's conversations are written by vLLM's code. Waits for the processor if only that can tell.
+    /// Whether the model's conversations are written by vLLM's code. Waits for the processor if
+    /// only that can tell.
     ///
     /// # Errors
     /// The processor has to be there, and is not.
@@ -81,7 +94,8 @@ impl Helpers {
             match helper.start.processor().await {
                 Ok(processor) => {
                     let vllm = &processor.greeting().vllm;
-                    let of_this: PresentClasses = left.extract_if(.., |class| is_of(class, vllm)).collect();
+                    let of_this: PresentClasses =
+                        left.extract_if(.., |class| is_of(class, vllm)).collect();
                     if !of_this.is_empty() {
                         helped.push((helper, of_this));
                     }
@@ -123,16 +137,21 @@ impl Helpers {
                 processors,
                 "engines of this vLLM get nothing that vLLM's processor makes: theirs is not there (--processor-vllm)"
             ),
-            None => tracing::warn!("engines of some agents get nothing that vLLM's processor makes (--take-tensors)"),
+            None => tracing::warn!(
+                "engines of some agents get nothing that vLLM's processor makes (--take-tensors)"
+            ),
         }
     }
 }
 
-/// Whether workers of a class take the items of this vLLM's processor. Releases are compared and not builds.
+/// Whether workers of a class take the items of this vLLM's processor. Releases are compared and
+/// not builds.
 fn is_of(class: &PresentClass, vllm: &str) -> bool {
     match class.class.vllm_items {
         VllmItems::Any => true,
-        VllmItems::Of(engine) => VllmVersion::parse(vllm).is_none_or(|processor| engine == processor),
+        VllmItems::Of(engine) => {
+            VllmVersion::parse(vllm).is_none_or(|processor| engine == processor)
+        }
         VllmItems::None => false,
     }
 }

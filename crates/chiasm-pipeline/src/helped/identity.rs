@@ -23,12 +23,14 @@ pub(super) fn sorted(object: &Map<String, Value>) -> Value {
 /// A digest of the files that decide how media are processed: all but weights.
 pub(super) fn digest(model: &Path) -> ContentHash {
     const KINDS: [&str; 5] = ["json", "jinja", "model", "py", "txt"];
-    let is_one = |path: &Path| path.extension().is_some_and(|kind| KINDS.iter().any(|known| kind == *known));
+    let is_one =
+        |path: &Path| path.extension().is_some_and(|kind| KINDS.iter().any(|known| kind == *known));
     let entries = std::fs::read_dir(model).into_iter().flatten().flatten();
     let mut files: Vec<_> = entries.map(|entry| entry.path()).filter(|path| is_one(path)).collect();
     files.sort();
     let parts = files.iter().flat_map(|path| {
-        let name = path.file_name().map(|name| name.as_encoded_bytes().to_vec()).unwrap_or_default();
+        let name =
+            path.file_name().map(|name| name.as_encoded_bytes().to_vec()).unwrap_or_default();
         [name, ContentHash::of(&std::fs::read(path).unwrap_or_default()).to_string().into_bytes()]
     });
     ContentHash::of(&parts.fold(Vec::new(), |all, part| PlanClass::identify(&all, &part)))

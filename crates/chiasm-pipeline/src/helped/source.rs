@@ -1,10 +1,12 @@
-//! Where a helped item's tensors come from: from when it was planned, or from another call of the processor.
+//! Where a helped item's tensors come from: from when it was planned, or from another call of the
+//! processor.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chiasm_backend::{
-    EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes, TensorMemory, TensorOrder,
+    EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes,
+    TensorMemory, TensorOrder,
 };
 use chiasm_media::{ByteBudget, EncodedMedia};
 use chiasm_processor::{ItemTensor, ItemValue};
@@ -27,15 +29,21 @@ pub(super) struct HelpedSource {
     pub(super) field: String,
     pub(super) key: MmHash,
     pub(super) meaning: Arc<Meaning>,
-    /// The tensors that were there when the request was planned, for the first engine that wants them.
+    /// The tensors that were there when the request was planned, for the first engine that wants
+    /// them.
     pub(super) held: Mutex<Option<Arc<Held>>>,
     pub(super) cpu: CpuBudget,
 }
 
 impl MediaSource for HelpedSource {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        order: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         let span = tracing::debug_span!("process", hash = %self.key);
-        let made = async { self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field))) };
+        let made = async {
+            self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field)))
+        };
         made.instrument(span).boxed()
     }
 
@@ -52,7 +60,12 @@ impl HelpedSource {
         if !(order.still_wanted)() {
             return Ok(None);
         }
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take().or_else(|| self.meaning.held());
+        let held = self
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .or_else(|| self.meaning.held());
         let held = match held {
             Some(held) => held,
             None => {
@@ -87,9 +100,9 @@ impl Room<'_> {
         Ok(match value {
             ItemValue::Int(value) => FieldValue::Int(*value),
             ItemValue::Float(value) => FieldValue::Float(*value),
-            ItemValue::List(list) => {
-                FieldValue::List(list.iter().map(|value| self.value(value)).collect::<Result<_, _>>()?)
-            }
+            ItemValue::List(list) => FieldValue::List(
+                list.iter().map(|value| self.value(value)).collect::<Result<_, _>>()?,
+            ),
             ItemValue::Tensor(tensor) => {
                 let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
                 FieldValue::Tensor(Tensor { dtype, shape, bytes: self.bytes(tensor)? })

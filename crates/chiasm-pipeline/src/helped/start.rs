@@ -72,10 +72,15 @@ fn tell(greeting: &Greeting, took: Duration) {
     let conversations = if *writes_conversations { renderer } else { "by the chat template" };
     tracing::info!(%vllm, modalities, conversations, sandbox, seconds, "vLLM's processor is ready");
     if !sandbox {
-        tracing::warn!("vLLM's processor reads files of requests without a lock around it (--processor-sandbox)");
+        tracing::warn!(
+            "vLLM's processor reads files of requests without a lock around it (--processor-sandbox)"
+        );
     }
     if !missing.is_empty() {
         let missing = missing.join(",");
-        tracing::warn!(missing, "its Python can't read all recordings: pip install vllm[audio] there");
+        tracing::warn!(
+            missing,
+            "its Python can't read all recordings: pip install vllm[audio] there"
+        );
     }
 }

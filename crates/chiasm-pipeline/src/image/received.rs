@@ -14,7 +14,11 @@ use crate::processed::Form;
 
 impl Images {
     /// What an image of this size becomes. Nothing is remembered: the size may be wrong.
-    pub(crate) fn plan_of(&self, size: ImageSize, settings: &ImageSettings) -> Result<Arc<ImagePlan>, RequestError> {
+    pub(crate) fn plan_of(
+        &self,
+        size: ImageSize,
+        settings: &ImageSettings,
+    ) -> Result<Arc<ImagePlan>, RequestError> {
         Ok(Arc::new(self.vision()?.plan(size, &settings.kwargs)?))
     }
 
@@ -22,7 +26,12 @@ impl Images {
     ///
     /// # Errors
     /// It is known to have another size.
-    pub(crate) fn keep(&self, form: Form, plan: &Arc<ImagePlan>, pixels: &Bytes) -> Result<(), TensorsError> {
+    pub(crate) fn keep(
+        &self,
+        form: Form,
+        plan: &Arc<ImagePlan>,
+        pixels: &Bytes,
+    ) -> Result<(), TensorsError> {
         let known = self.plans.get_or_make(form.hash, || Ok(ImagePlan::clone(plan)))?;
         if known.original != plan.original {
             return Err(TensorsError::OtherSize);
@@ -31,8 +40,13 @@ impl Images {
         Ok(())
     }
 
-    /// The pixels of an image, if they are still somewhere; or why they could not be made a moment ago.
-    pub(crate) fn kept(&self, form: &Form, plan: &ImagePlan) -> Result<Option<TensorBytes>, RequestError> {
+    /// The pixels of an image, if they are still somewhere; or why they could not be made a moment
+    /// ago.
+    pub(crate) fn kept(
+        &self,
+        form: &Form,
+        plan: &ImagePlan,
+    ) -> Result<Option<TensorBytes>, RequestError> {
         let bytes = plan.pixel_bytes(pixel_format(form.format));
         Ok(self.processed.find(form)?.filter(|pixels| pixels.as_ref().len() == bytes))
     }
@@ -75,7 +89,11 @@ impl Images {
 ///
 /// # Errors
 /// They are others.
-pub(crate) fn pixels_of(plan: &ImagePlan, format: TensorFormat, fields: &[ItemField]) -> Result<Bytes, TensorsError> {
+pub(crate) fn pixels_of(
+    plan: &ImagePlan,
+    format: TensorFormat,
+    fields: &[ItemField],
+) -> Result<Bytes, TensorsError> {
     let specs = plan.tensors(pixel_format(format));
     if fields.len() != specs.len() {
         return Err(TensorsError::Count { expected: specs.len(), given: fields.len() });
@@ -83,15 +101,22 @@ pub(crate) fn pixels_of(plan: &ImagePlan, format: TensorFormat, fields: &[ItemFi
     let mut pixels = None;
     for (ItemField { name, field, value }, spec) in fields.iter().zip(specs) {
         let other = || TensorsError::Other(spec.name.to_string());
-        let FieldValue::Tensor(Tensor { dtype, shape, bytes: TensorBytes::Here(bytes) }) = value else {
+        let FieldValue::Tensor(Tensor { dtype, shape, bytes: TensorBytes::Here(bytes) }) = value
+        else {
             return Err(other());
         };
-        if *name != spec.name || *field != spec.field || *dtype != spec.dtype || *shape != spec.shape {
+        if *name != spec.name
+            || *field != spec.field
+            || *dtype != spec.dtype
+            || *shape != spec.shape
+        {
             return Err(other());
         }
         match &spec.contents {
             Contents::Small(small) if bytes == small => {}
-            Contents::Pixels if bytes.len() == plan.pixel_bytes(pixel_format(format)) => pixels = Some(bytes.clone()),
+            Contents::Pixels if bytes.len() == plan.pixel_bytes(pixel_format(format)) => {
+                pixels = Some(bytes.clone())
+            }
             Contents::Small(_) | Contents::Pixels => return Err(other()),
         }
     }

@@ -1,5 +1,5 @@
-//! Files of media items that frontends have: kept, fetched from where a frontend has got one, or sent by it when it is asked; or the
-//! tensors that it makes of one.
+//! Files of media items that frontends have: kept, fetched from where a frontend has got one, or
+//! sent by it when it is asked; or the tensors that it makes of one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,8 @@ use crate::error::RequestError;
 /// How long a file may take from the frontend that has it.
 const FILE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a file that another job has asked for is waited for before it is asked for again: that one's frontend may be gone.
+/// How long a file that another job has asked for is waited for before it is asked for again: that
+/// one's frontend may be gone.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a file may take from where it is: the frontend has it, and mostly sends it sooner.
@@ -42,7 +43,8 @@ pub struct NotFetched {
 
 impl NotFetched {
     /// All causes.
-    pub const CAUSES: [&'static str; 4] = ["fetch_refused", "fetch_slow", "fetch_failed", "fetched_other"];
+    pub const CAUSES: [&'static str; 4] =
+        ["fetch_refused", "fetch_slow", "fetch_failed", "fetched_other"];
 
     fn new(cause: &'static str, reason: impl ToString) -> Self {
         Self { cause, reason: reason.to_string() }
@@ -64,8 +66,14 @@ impl MachineMedia {
     /// Takes in a file that a frontend has, for all who wait for it now or ask for it later.
     ///
     /// # Errors
-    /// It can't be an item of this modality, is too large for one, or is not the file of this content.
-    pub async fn put(&self, content: ContentHash, modality: &Modality, bytes: Bytes) -> Result<(), PutError> {
+    /// It can't be an item of this modality, is too large for one, or is not the file of this
+    /// content.
+    pub async fn put(
+        &self,
+        content: ContentHash,
+        modality: &Modality,
+        bytes: Bytes,
+    ) -> Result<(), PutError> {
         let item = if bytes.len() <= IN_PLACE {
             self.door.keep(bytes, modality)?
         } else {
@@ -83,7 +91,8 @@ impl MachineMedia {
         Ok(())
     }
 
-    /// The file of this content: kept, fetched, or asked for. If it is asked for, what is expected in its place may come.
+    /// The file of this content: kept, fetched, or asked for. If it is asked for, what is expected
+    /// in its place may come.
     pub(super) async fn come(
         &self,
         content: &ContentHash,
@@ -106,16 +115,19 @@ impl MachineMedia {
     /// The file of this content from where a frontend has got it.
     async fn fetched(&self, content: &ContentHash, url: &str) -> Result<EncodedMedia, NotFetched> {
         let opened = timeout(FETCH_PATIENCE, self.door.open(url)).await;
-        let file = opened.map_err(|_| NotFetched::new("fetch_slow", "its origin is too slow"))??;
+        let file =
+            opened.map_err(|_| NotFetched::new("fetch_slow", "its origin is too slow"))??;
         match file.content == *content {
             true => Ok(file),
-            false => {
-                Err(NotFetched::new("fetched_other", "its origin has something else than the frontend has got there"))
-            }
+            false => Err(NotFetched::new(
+                "fetched_other",
+                "its origin has something else than the frontend has got there",
+            )),
         }
     }
 
-    /// The file of this content, or what is expected in its place, from the frontend that `ask` asks.
+    /// The file of this content, or what is expected in its place, from the frontend that `ask`
+    /// asks.
     async fn sent(
         &self,
         content: &ContentHash,
@@ -130,7 +142,9 @@ impl MachineMedia {
         ask();
         match timeout(patience, &mut wait.came).await {
             Ok(Ok(came)) => Ok(came),
-            Ok(Err(_)) | Err(_) => Err(RequestError::internal("the frontend did not send a media item's file")),
+            Ok(Err(_)) | Err(_) => {
+                Err(RequestError::internal("the frontend did not send a media item's file"))
+            }
         }
     }
 }

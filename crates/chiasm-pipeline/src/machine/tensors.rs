@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes, TensorMemory, TensorOrder,
+    EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes,
+    TensorMemory, TensorOrder,
 };
 use chiasm_limit::KeyedLimiter;
 use chiasm_types::MmHash;
@@ -18,7 +19,8 @@ use tokio::time::timeout;
 use super::super::error::RequestError;
 use crate::cpu::{CpuBudget, CpuPool, price};
 
-/// How long tensors may take from the frontend that has them, or makes them again. Requests have deadlines of their own.
+/// How long tensors may take from the frontend that has them, or makes them again. Requests have
+/// deadlines of their own.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Tensors below this many bytes travel in messages: a slot costs more than they do.
@@ -57,11 +59,21 @@ impl Tensors {
     /// Takes items of so many bytes at most, and keeps so many bytes of them.
     pub(super) fn new(max_bytes: u64, kept_bytes: u64, cpu: CpuPool) -> Self {
         // One shard: an item may take as much as all of it.
-        let options =
-            OptionsBuilder::new().shards(1).weight_capacity(kept_bytes).estimated_items_capacity(1 << 10).build();
-        let cache = |options| Cache::with_options(options, Weight, Default::default(), Default::default());
+        let options = OptionsBuilder::new()
+            .shards(1)
+            .weight_capacity(kept_bytes)
+            .estimated_items_capacity(1 << 10)
+            .build();
+        let cache =
+            |options| Cache::with_options(options, Weight, Default::default(), Default::default());
         let kept = options.ok().filter(|_| kept_bytes > 0).map(cache);
-        Self { max_bytes, kept, one_at_a_time: KeyedLimiter::new(1), waiting: Mutex::default(), cpu }
+        Self {
+            max_bytes,
+            kept,
+            one_at_a_time: KeyedLimiter::new(1),
+            waiting: Mutex::default(),
+            cpu,
+        }
     }
 
     pub(super) fn max_bytes(&self) -> u64 {
@@ -80,7 +92,11 @@ impl Tensors {
     }
 
     /// An item whose frontend `ask` asks.
-    pub(super) fn source(self: &Arc<Self>, hash: MmHash, ask: Arc<dyn Fn() + Send + Sync>) -> Arc<dyn MediaSource> {
+    pub(super) fn source(
+        self: &Arc<Self>,
+        hash: MmHash,
+        ask: Arc<dyn Fn() + Send + Sync>,
+    ) -> Arc<dyn MediaSource> {
         Arc::new(TensorSource { tensors: self.clone(), hash, ask })
     }
 
@@ -96,7 +112,10 @@ struct TensorSource {
 }
 
 impl MediaSource for TensorSource {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        order: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         async { self.take(order).await.map_err(SourceError::new) }.boxed()
     }
 
@@ -155,7 +174,9 @@ fn place(value: &FieldValue, memory: &dyn TensorMemory) -> FieldValue {
     match value {
         FieldValue::Int(value) => FieldValue::Int(*value),
         FieldValue::Float(value) => FieldValue::Float(*value),
-        FieldValue::List(list) => FieldValue::List(list.iter().map(|value| place(value, memory)).collect()),
+        FieldValue::List(list) => {
+            FieldValue::List(list.iter().map(|value| place(value, memory)).collect())
+        }
         FieldValue::Tensor(Tensor { dtype, shape, bytes }) => {
             let from = bytes.as_ref();
             let slot = (from.len() >= LARGE).then(|| memory.reserve(from.len())).flatten();

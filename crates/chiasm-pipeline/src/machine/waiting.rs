@@ -71,9 +71,13 @@ impl Inner {
 }
 
 impl Waiting {
-    /// Waits for a file, or for what is expected in its place, until what is returned is dropped; and whether something that ends the
-    /// wait has been asked for by another one.
-    pub(super) fn wait<'a>(&'a self, content: &'a ContentHash, expected: Option<Expected>) -> (Wait<'a>, bool) {
+    /// Waits for a file, or for what is expected in its place, until what is returned is dropped;
+    /// and whether something that ends the wait has been asked for by another one.
+    pub(super) fn wait<'a>(
+        &'a self,
+        content: &'a ContentHash,
+        expected: Option<Expected>,
+    ) -> (Wait<'a>, bool) {
         let (here, came) = oneshot::channel();
         let mut inner = self.inner();
         if let Some(Expected { form, .. }) = &expected {
@@ -81,7 +85,8 @@ impl Waiting {
         }
         let waiters = inner.waiters.entry(*content).or_default();
         let mine = expected.as_ref().map(|expected| expected.form);
-        // A frontend that may send tensors sends them in place of the file, and in the form that it was asked for.
+        // A frontend that may send tensors sends them in place of the file, and in the form that it
+        // was asked for.
         let ends_this = |other: &Waiter| match &other.expected {
             None => true,
             Some(others) => mine == Some(others.form),
@@ -111,7 +116,10 @@ impl Waiting {
         let mut inner = self.inner();
         let Some(content) = inner.files.get(&came.form.hash).copied() else { return };
         let expects_them = |waiter: &Waiter| {
-            waiter.expected.as_ref().is_some_and(|it| it.form == came.form && it.plan.original == came.plan.original)
+            waiter
+                .expected
+                .as_ref()
+                .is_some_and(|it| it.form == came.form && it.plan.original == came.plan.original)
         };
         for Waiter { here, .. } in inner.take(&content, expects_them) {
             let _ = here.send(Came::Pixels(pixels.clone()));
@@ -149,7 +157,8 @@ mod tests {
     use super::*;
 
     const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
-    const PICTURE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
+    const PICTURE: &[u8] =
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
 
     /// What is expected of an image of this width.
     fn expected(hash: u8, format: TensorFormat, width: u32) -> Expected {
@@ -173,19 +182,21 @@ mod tests {
 
     #[test]
     fn who_waits_gets_the_file_or_the_tensors_that_are_expected() {
-        let file = EncodedMedia::from_bytes(Bytes::from_static(PICTURE), &MediaLimits::default()).unwrap();
+        let file =
+            EncodedMedia::from_bytes(Bytes::from_static(PICTURE), &MediaLimits::default()).unwrap();
         let (raw, float) = (TensorFormat::Raw, TensorFormat::Normalized(Dtype::BF16));
         let waiting = Waiting::default();
         let wait = |expected| waiting.wait(&file.content, expected);
         let (mut first, is_asked_for) = wait(Some(expected(1, raw, 280)));
         assert!(!is_asked_for);
         // Tensors of the first are none of these.
-        let mut others = [None, Some(expected(1, float, 280)), Some(expected(2, raw, 280))].map(|other| {
-            let waiting = Waiting::default();
-            let _first = waiting.wait(&file.content, Some(expected(1, raw, 280)));
-            assert!(!waiting.wait(&file.content, other.clone()).1);
-            wait(other).0
-        });
+        let mut others =
+            [None, Some(expected(1, float, 280)), Some(expected(2, raw, 280))].map(|other| {
+                let waiting = Waiting::default();
+                let _first = waiting.wait(&file.content, Some(expected(1, raw, 280)));
+                assert!(!waiting.wait(&file.content, other.clone()).1);
+                wait(other).0
+            });
         let (mut same, is_asked_for) = wait(Some(expected(1, raw, 280)));
         assert!(is_asked_for);
         // It would be ended by a file, of which the size is not known before.

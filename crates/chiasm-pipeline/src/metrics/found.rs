@@ -20,7 +20,10 @@ pub struct PromptTokens {
 impl PromptTokens {
     /// What came after `before`.
     pub fn since(self, before: Self) -> Self {
-        Self { prompt: self.prompt.saturating_sub(before.prompt), cached: self.cached.saturating_sub(before.cached) }
+        Self {
+            prompt: self.prompt.saturating_sub(before.prompt),
+            cached: self.cached.saturating_sub(before.cached),
+        }
     }
 
     /// The part that was found; `None` without any.
@@ -59,7 +62,8 @@ pub struct Found {
 impl Found {
     /// A request has its first token.
     pub fn add(&mut self, attempted: &RouteOutcome) {
-        let (prompt, cached) = (attempted.prompt_tokens as u64, attempted.prefill.cached_tokens as u64);
+        let (prompt, cached) =
+            (attempted.prompt_tokens as u64, attempted.prefill.cached_tokens as u64);
         let tokens = PromptTokens { prompt, cached };
         self.total += tokens;
         let worker = self.workers.entry(attempted.worker).or_default();

@@ -14,10 +14,11 @@ const UNIT: u64 = 500_000 / PARTS as u64;
 /// The last class but one ends after half an hour.
 const DOUBLINGS: usize = 22;
 
-/// Counts of times, in buckets for Prometheus, and in finer classes for who wants quantiles: these double in length from half a
-/// millisecond on, each doubling in four parts of equal length.
+/// Counts of times, in buckets for Prometheus, and in finer classes for who wants quantiles: these
+/// double in length from half a millisecond on, each doubling in four parts of equal length.
 ///
-/// Writing takes a search among the buckets and three atomic additions, and no lock. Clones are the same histogram.
+/// Writing takes a search among the buckets and three atomic additions, and no lock. Clones are the
+/// same histogram.
 #[derive(Clone, Debug)]
 pub struct LatencyHistogram(Arc<Counts>);
 
@@ -31,7 +32,8 @@ struct Counts {
 }
 
 impl LatencyHistogram {
-    /// Buckets with these upper ends, in seconds and in ascending order, and one for all that is longer.
+    /// Buckets with these upper ends, in seconds and in ascending order, and one for all that is
+    /// longer.
     pub fn new(bounds: &'static [f64]) -> Self {
         let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         let (buckets, classes) = (zeros(bounds.len() + 1), zeros(PARTS * DOUBLINGS + 2));
@@ -98,8 +100,9 @@ impl LatencyCounts {
         self.0.iter().sum()
     }
 
-    /// The time that this part of all, 0 to 1, does not exceed; `None` if nothing was counted. Within a class times are taken to be
-    /// spread evenly; of those beyond the last one only its lower end is known.
+    /// The time that this part of all, 0 to 1, does not exceed; `None` if nothing was counted.
+    /// Within a class times are taken to be spread evenly; of those beyond the last one only its
+    /// lower end is known.
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let total = self.total();
         let rank = (total as f64 * part).clamp(0.0, total as f64);
@@ -110,7 +113,9 @@ impl LatencyCounts {
                 let lower = class.checked_sub(1).map_or(0, upper_end);
                 let upper = if class == last { lower } else { upper_end(class) };
                 let within = (rank - below as f64) / count as f64;
-                return Some(Duration::from_nanos(lower + ((upper - lower) as f64 * within) as u64));
+                return Some(Duration::from_nanos(
+                    lower + ((upper - lower) as f64 * within) as u64,
+                ));
             }
             below += count;
         }

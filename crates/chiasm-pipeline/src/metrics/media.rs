@@ -53,7 +53,12 @@ impl MediaMetrics {
              else, or had just failed; names of items that were known or unknown",
             self.opened.clone(),
         );
-        r.register_with_unit("media_fetched", "Bodies fetched from origins", Unit::Bytes, self.fetched.clone());
+        r.register_with_unit(
+            "media_fetched",
+            "Bodies fetched from origins",
+            Unit::Bytes,
+            self.fetched.clone(),
+        );
         r.register(
             "media_decoder_panics",
             "Broken images that made a decoder panic, which was caught",
@@ -65,7 +70,12 @@ impl MediaMetrics {
             Unit::Bytes,
             self.held.clone(),
         );
-        r.register_with_unit("media_cache", "Encoded media kept for later requests", Unit::Bytes, self.cached.clone());
+        r.register_with_unit(
+            "media_cache",
+            "Encoded media kept for later requests",
+            Unit::Bytes,
+            self.cached.clone(),
+        );
         r.register_with_unit(
             "processed_cache",
             "Processed pixels kept for other engines",

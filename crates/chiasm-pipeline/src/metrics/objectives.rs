@@ -50,7 +50,8 @@ impl ObjectiveMetrics {
     /// The same counts, of these objectives from now on.
     pub(super) fn of(&self, objectives: Objectives) -> Self {
         let objective = |name: &'static str, most: Option<Duration>| {
-            let counter = |met| self.counts.get_or_create(&ObjectiveLabels { objective: name, met }).clone();
+            let counter =
+                |met| self.counts.get_or_create(&ObjectiveLabels { objective: name, met }).clone();
             most.map(|most| Objective { most, met: counter("yes"), missed: counter("no") })
         };
         Self {

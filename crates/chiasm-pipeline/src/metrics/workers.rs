@@ -32,7 +32,11 @@ impl WorkerSums {
             "Prompt tokens that a worker's engine found in its cache",
             self.cached_tokens.clone(),
         );
-        r.register("worker_first_tokens", "Requests to which a worker gave a first token", self.first_tokens.clone());
+        r.register(
+            "worker_first_tokens",
+            "Requests to which a worker gave a first token",
+            self.first_tokens.clone(),
+        );
         r.register_with_unit(
             "worker_time_to_first_token",
             "Time from the arrivals of those requests to their first tokens, all together: over their number it is the mean",
@@ -56,11 +60,16 @@ impl WorkerSums {
         for worker in workers {
             let label = worker.id.into();
             let OfWorker { tokens, requests, first_token, queued } = found.of_worker(worker.id);
-            for (family, count) in counters.into_iter().zip([tokens.prompt, tokens.cached, requests]) {
+            for (family, count) in
+                counters.into_iter().zip([tokens.prompt, tokens.cached, requests])
+            {
                 family.get_or_create(&label).inner().store(count, Ordering::Relaxed);
             }
             for (family, time) in times.into_iter().zip([first_token, queued]) {
-                family.get_or_create(&label).inner().store(time.as_secs_f64().to_bits(), Ordering::Relaxed);
+                family
+                    .get_or_create(&label)
+                    .inner()
+                    .store(time.as_secs_f64().to_bits(), Ordering::Relaxed);
             }
         }
     }

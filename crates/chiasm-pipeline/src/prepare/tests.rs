@@ -7,8 +7,11 @@ use super::*;
 use crate::test_support::TestPipeline;
 
 fn conversation(text: String) -> Prompt {
-    let message =
-        ChatMessage { role: "user".to_owned(), content: Some(ChatContent::Text(text)), ..ChatMessage::default() };
+    let message = ChatMessage {
+        role: "user".to_owned(),
+        content: Some(ChatContent::Text(text)),
+        ..ChatMessage::default()
+    };
     Prompt::Chat(Chat { messages: vec![message], add_generation_prompt: true, ..Chat::default() })
 }
 

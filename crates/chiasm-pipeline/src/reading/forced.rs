@@ -8,8 +8,9 @@ use serde_json::{Map, Value, json};
 use super::parameters;
 use crate::model::ServedModel;
 
-/// A structural tag in the model's own format, where vLLM has one. A model that calls if it likes is held to one only for functions
-/// that are strict, for a single call, or where it may not call all of them.
+/// A structural tag in the model's own format, where vLLM has one. A model that calls if it likes
+/// is held to one only for functions that are strict, for a single call, or where it may not call
+/// all of them.
 pub(super) fn tag(model: &ServedModel, tools: &ToolUse) -> Option<Constraint> {
     let is_auto = tools.choice == ToolChoice::Auto;
     if is_auto && tools.in_parallel && tools.allowed.is_none() && !has_strict(tools) {
@@ -19,11 +20,15 @@ pub(super) fn tag(model: &ServedModel, tools: &ToolUse) -> Option<Constraint> {
     Some(Constraint::StructuralTag(tag.to_string().into()))
 }
 
-/// Returns a constraint that allows calls in the model's own format or an answer that meets `own`, for a
-/// model that may call. `None` if calls are held to nothing, or no tag has their format: then `own` alone
-/// holds. As in vLLM (`adjust_request`, `vllm/parser/abstract_parser.py`), the limit to a single call does
-/// not hold calls to anything here.
-pub(crate) fn calls_or(model: &ServedModel, tools: &ToolUse, own: &Constraint) -> Option<Constraint> {
+/// Returns a constraint that allows calls in the model's own format or an answer that meets `own`,
+/// for a model that may call. `None` if calls are held to nothing, or no tag has their format: then
+/// `own` alone holds. As in vLLM (`adjust_request`, `vllm/parser/abstract_parser.py`), the limit to
+/// a single call does not hold calls to anything here.
+pub(crate) fn calls_or(
+    model: &ServedModel,
+    tools: &ToolUse,
+    own: &Constraint,
+) -> Option<Constraint> {
     if tools.allowed.is_none() && !has_strict(tools) {
         return None;
     }
@@ -55,7 +60,8 @@ fn is_strict(tool: &Value) -> bool {
     tool["function"]["strict"] == true
 }
 
-/// Returns the structural tag for calls in the model's own format. `None` if no tag has that format.
+/// Returns the structural tag for calls in the model's own format. `None` if no tag has that
+/// format.
 fn structural_tag(model: &ServedModel, tools: &ToolUse, has_to_call: bool) -> Option<Value> {
     let format = &model.answers.whole;
     let lacks_token = |token| model.tokenizer.token_to_id(token).is_none();
@@ -65,9 +71,12 @@ fn structural_tag(model: &ServedModel, tools: &ToolUse, has_to_call: bool) -> Op
     // As in vLLM: others than strict ones may have schemas that engines do not take.
     let any = json!({"type": "object"});
     let is_held = |tool: &Value| is_strict(tool) || tools.held.contains(name(tool));
-    let schemas: Vec<Value> =
-        chosen(tools).map(|tool| if is_held(tool) { parameters(tool) } else { any.clone() }).collect();
-    let functions = chosen(tools).zip(&schemas).map(|(tool, arguments)| Function { name: name(tool), arguments });
+    let schemas: Vec<Value> = chosen(tools)
+        .map(|tool| if is_held(tool) { parameters(tool) } else { any.clone() })
+        .collect();
+    let functions = chosen(tools)
+        .zip(&schemas)
+        .map(|(tool, arguments)| Function { name: name(tool), arguments });
     let functions: Vec<Function<'_>> = functions.collect();
     format.structural_tag(&functions, has_to_call, is_single(tools))
 }
@@ -76,7 +85,8 @@ fn structural_tag(model: &ServedModel, tools: &ToolUse, has_to_call: bool) -> Op
 pub(super) fn list(tools: &ToolUse) -> Constraint {
     let mut definitions = Map::new();
     let calls: Vec<Value> = chosen(tools).map(|tool| call(tool, &mut definitions)).collect();
-    let mut schema = json!({"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}});
+    let mut schema =
+        json!({"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}});
     if is_single(tools) {
         schema["maxItems"] = json!(1);
     }
@@ -89,7 +99,9 @@ pub(super) fn list(tools: &ToolUse) -> Constraint {
 /// One call. Definitions of a function's schema are found from the root, and so move there.
 fn call(tool: &Value, definitions: &mut Map<String, Value>) -> Value {
     let mut parameters = parameters(tool);
-    if let Some(Value::Object(own)) = parameters.as_object_mut().and_then(|schema| schema.shift_remove("$defs")) {
+    if let Some(Value::Object(own)) =
+        parameters.as_object_mut().and_then(|schema| schema.shift_remove("$defs"))
+    {
         definitions.extend(own);
     }
     let name = json!({"type": "string", "enum": [name(tool)]});

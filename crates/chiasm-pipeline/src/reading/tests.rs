@@ -37,9 +37,16 @@ pub(super) fn function(name: &str, parameters: Value) -> Value {
 }
 
 pub(super) fn tools(choice: ToolChoice) -> ToolUse {
-    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    let parameters =
+        json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
     let tools = json!([function("weather", parameters), function("now", Value::Null)]);
-    ToolUse { tools: Arc::new(tools), choice, allowed: None, held: HashSet::new(), in_parallel: true }
+    ToolUse {
+        tools: Arc::new(tools),
+        choice,
+        allowed: None,
+        held: HashSet::new(),
+        in_parallel: true,
+    }
 }
 
 fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
@@ -47,7 +54,12 @@ fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
 }
 
 /// The deltas of an answer that comes token by token.
-fn deltas(model: &Arc<ServedModel>, tools: Option<&ToolUse>, prompt: &str, answer: &str) -> Vec<ChoiceDelta> {
+fn deltas(
+    model: &Arc<ServedModel>,
+    tools: Option<&ToolUse>,
+    prompt: &str,
+    answer: &str,
+) -> Vec<ChoiceDelta> {
     let (reading, _) = Reading::plan(model, &Chat::default(), tools, false).unwrap();
     let prompt = tokens(&model.tokenizer, prompt);
     let stops = StopStrings::new(Vec::new(), false);
@@ -80,7 +92,9 @@ fn said(deltas: Vec<ChoiceDelta>) -> (String, String) {
 /// The names and arguments of the calls of deltas.
 fn calls(delta: &ChoiceDelta) -> Vec<(&str, &str)> {
     let calls = delta.events.calls().into_iter();
-    calls.map(|whole| (whole.call.name.as_deref().unwrap(), whole.call.arguments.as_str())).collect()
+    calls
+        .map(|whole| (whole.call.name.as_deref().unwrap(), whole.call.arguments.as_str()))
+        .collect()
 }
 
 fn ids(delta: &ChoiceDelta) -> Vec<&str> {
@@ -104,12 +118,21 @@ fn an_answer_is_told_apart_as_it_comes() {
         .filter(|piece| piece.index == 0 && !piece.arguments.is_empty())
         .collect();
     assert!(of_arguments.len() > 5, "arguments come in pieces: {of_arguments:?}");
-    assert!(of_arguments[1..].iter().all(|piece| piece.id.is_none() && piece.name.is_none()), "{of_arguments:?}");
+    assert!(
+        of_arguments[1..].iter().all(|piece| piece.id.is_none() && piece.name.is_none()),
+        "{of_arguments:?}"
+    );
     let whole = whole(deltas);
     let ChoiceDelta { events, reasoning_tokens, finish, .. } = &whole;
-    assert_eq!((events.reasoning().as_ref(), events.text().as_ref()), ("hm, the fox.", "\n\nI look."));
+    assert_eq!(
+        (events.reasoning().as_ref(), events.text().as_ref()),
+        ("hm, the fox.", "\n\nI look.")
+    );
     let thought = tokens(&model.tokenizer, "hm, the fox.").len();
-    assert!((thought..thought + 10).contains(reasoning_tokens), "{reasoning_tokens} of about {thought}");
+    assert!(
+        (thought..thought + 10).contains(reasoning_tokens),
+        "{reasoning_tokens} of about {thought}"
+    );
     assert_eq!(calls(&whole), [("weather", r#"{"city": "Köln"}"#), ("now", "{}")]);
     let ids = ids(&whole);
     assert!(ids[0].starts_with("chatcmpl-tool-") && ids[0] != ids[1], "{ids:?}");
@@ -126,7 +149,10 @@ fn without_functions_calls_are_text_and_without_a_format_all_is() {
         assert!(events.text().ends_with("</tool_call>") && events.calls().is_empty(), "{events:?}");
         assert_eq!(finish, Some(Finish::Eos));
     }
-    assert_eq!(said(deltas(&model("none", "none"), None, prompt, ANSWER)), (String::new(), ANSWER.to_owned()));
+    assert_eq!(
+        said(deltas(&model("none", "none"), None, prompt, ANSWER)),
+        (String::new(), ANSWER.to_owned())
+    );
     let reading = Reading::plan(&model("hermes", "none"), &Chat::default(), None, false).unwrap().0;
     assert!(reading.is_none(), "an answer that is text in any case is not read");
 }
@@ -189,11 +215,14 @@ fn calls_are_forced_in_the_models_format_or_by_a_schema() {
         Reading::plan(model, &Chat::default(), Some(tools), false).map(|(_, held)| held)
     };
     let hermes = model("hermes", "none");
-    let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &tools(ToolChoice::Required)).unwrap() else {
+    let Some(Constraint::StructuralTag(tag)) =
+        forced(&hermes, &tools(ToolChoice::Required)).unwrap()
+    else {
         panic!("a tag")
     };
     assert!(tag.contains("<tool_call>") && tag.contains("weather") && tag.contains("now"), "{tag}");
-    let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &tools(ToolChoice::Named("now".to_owned()))).unwrap()
+    let Some(Constraint::StructuralTag(tag)) =
+        forced(&hermes, &tools(ToolChoice::Named("now".to_owned()))).unwrap()
     else {
         panic!("a tag")
     };
@@ -205,7 +234,9 @@ fn calls_are_forced_in_the_models_format_or_by_a_schema() {
     let now = Some(HashSet::from(["now".to_owned()]));
     let some = |choice| ToolUse { allowed: now.clone(), ..tools(choice) };
     for (choice, has_to_call) in [(ToolChoice::Auto, false), (ToolChoice::Required, true)] {
-        let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &some(choice)).unwrap() else { panic!("a tag") };
+        let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &some(choice)).unwrap() else {
+            panic!("a tag")
+        };
         assert!(tag.contains("now") && !tag.contains("weather"), "{tag}");
         assert_eq!(tag.contains("triggered_tags"), !has_to_call, "{tag}");
     }
@@ -214,15 +245,26 @@ fn calls_are_forced_in_the_models_format_or_by_a_schema() {
     let held = HashSet::from(["weather".to_owned()]);
     for (held, has_schema) in [(HashSet::new(), false), (held, true)] {
         let tools = ToolUse { held, ..tools(ToolChoice::Required) };
-        let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &tools).unwrap() else { panic!("a tag") };
+        let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &tools).unwrap() else {
+            panic!("a tag")
+        };
         assert_eq!(tag.contains("city"), has_schema, "{tag}");
     }
     let held = ToolUse { held: HashSet::from(["weather".to_owned()]), ..tools(ToolChoice::Auto) };
-    assert_eq!(forced(&hermes, &held).unwrap(), None, "a model that need not call is not held to anything");
+    assert_eq!(
+        forced(&hermes, &held).unwrap(),
+        None,
+        "a model that need not call is not held to anything"
+    );
 
     let unforced = model("mistral", "none");
-    assert_eq!(forced(&unforced, &some(ToolChoice::Auto)).unwrap_err().field.as_deref(), Some("tool_choice"));
-    let Some(Constraint::JsonSchema(schema)) = forced(&unforced, &some(ToolChoice::Required)).unwrap() else {
+    assert_eq!(
+        forced(&unforced, &some(ToolChoice::Auto)).unwrap_err().field.as_deref(),
+        Some("tool_choice")
+    );
+    let Some(Constraint::JsonSchema(schema)) =
+        forced(&unforced, &some(ToolChoice::Required)).unwrap()
+    else {
         panic!("a schema")
     };
     assert!(schema.contains("now") && !schema.contains("weather"), "{schema}");
@@ -230,7 +272,9 @@ fn calls_are_forced_in_the_models_format_or_by_a_schema() {
     let unknown = model("none", "none");
     let error = forced(&unknown, &tools(ToolChoice::Auto)).unwrap_err();
     assert_eq!(error.field.as_deref(), Some("tools"));
-    let Some(Constraint::JsonSchema(schema)) = forced(&unknown, &tools(ToolChoice::Required)).unwrap() else {
+    let Some(Constraint::JsonSchema(schema)) =
+        forced(&unknown, &tools(ToolChoice::Required)).unwrap()
+    else {
         panic!("a schema")
     };
     assert!(schema.contains("\"minItems\":1") && schema.contains("weather"), "{schema}");
@@ -247,9 +291,11 @@ fn calls_are_forced_in_the_models_format_or_by_a_schema() {
 
 #[test]
 fn definitions_of_schemas_move_to_the_root() {
-    let parameters =
-        json!({"type": "object", "$defs": {"d": {"type": "string"}}, "properties": {"a": {"$ref": "#/$defs/d"}}});
-    let tools = ToolUse { tools: Arc::new(json!([function("f", parameters)])), ..tools(ToolChoice::Required) };
+    let parameters = json!({"type": "object", "$defs": {"d": {"type": "string"}}, "properties": {"a": {"$ref": "#/$defs/d"}}});
+    let tools = ToolUse {
+        tools: Arc::new(json!([function("f", parameters)])),
+        ..tools(ToolChoice::Required)
+    };
     let Constraint::JsonSchema(schema) = forced::list(&tools) else { panic!("a schema") };
     let schema: Value = serde_json::from_str(&schema).unwrap();
     assert_eq!(schema["$defs"]["d"]["type"], "string");
@@ -270,12 +316,19 @@ fn reasoning_that_is_not_wanted_is_left_out() {
 fn some_models_think_only_where_the_templates_variables_say_so() {
     let read = |parser: &str, chat: Value, defaults: Value| {
         let model = model("none", parser);
-        let chats = ChatDefaults { template_kwargs: defaults.as_object().unwrap().clone(), ..ChatDefaults::default() };
+        let chats = ChatDefaults {
+            template_kwargs: defaults.as_object().unwrap().clone(),
+            ..ChatDefaults::default()
+        };
         let model = ServedModel { chats, ..Arc::into_inner(model).unwrap() };
-        let (effort, kwargs) = (chat["reasoning_effort"].as_str().map(str::to_owned), &chat["kwargs"]);
+        let (effort, kwargs) =
+            (chat["reasoning_effort"].as_str().map(str::to_owned), &chat["kwargs"]);
         let template_kwargs = kwargs.as_object().cloned().unwrap_or_default();
         let chat = Chat { template_kwargs, reasoning_effort: effort, ..Chat::default() };
-        Reading::plan(&model, &chat, None, false).unwrap().0.is_some_and(|reading| reading.reads_reasoning())
+        Reading::plan(&model, &chat, None, false)
+            .unwrap()
+            .0
+            .is_some_and(|reading| reading.reads_reasoning())
     };
     for (chat, defaults, v3, holo2) in [
         (json!({}), json!({}), false, true),
@@ -283,7 +336,12 @@ fn some_models_think_only_where_the_templates_variables_say_so() {
         (json!({"kwargs": {"thinking": false, "enable_thinking": 1}}), json!({}), true, true),
         (json!({"kwargs": {"enable_thinking": false}}), json!({}), false, false),
         (json!({"kwargs": {"enable_thinking": null}}), json!({"thinking": ""}), false, false),
-        (json!({"kwargs": {"enable_thinking": false}}), json!({"enable_thinking": true}), false, false),
+        (
+            json!({"kwargs": {"enable_thinking": false}}),
+            json!({"enable_thinking": true}),
+            false,
+            false,
+        ),
         (json!({"reasoning_effort": "low"}), json!({}), true, true),
         (json!({"reasoning_effort": "none"}), json!({"enable_thinking": true}), false, false),
     ] {

@@ -14,7 +14,12 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
     tokenizer.encode(text, false).unwrap()
 }
 
-fn in_pieces(tokenizer: &Tokenizer, prompt: &[TokenId], answer: &[TokenId], skip_special: bool) -> (String, usize) {
+fn in_pieces(
+    tokenizer: &Tokenizer,
+    prompt: &[TokenId],
+    answer: &[TokenId],
+    skip_special: bool,
+) -> (String, usize) {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), prompt, skip_special);
     let mut text = String::new();
     for token in answer {
@@ -31,7 +36,14 @@ fn primed(tokenizer: &Tokenizer, prompt: &[TokenId], skip_special: bool) -> Deto
     let complete = prompt.len() - open_tokens(tokenizer, prompt);
     let ids = prompt.iter().map(|token| token.0).collect();
     let prefix = tokenizer.decode(&prompt[..complete], skip_special);
-    Detokenizer { tokenizer: tokenizer.clone(), skip_special, ids, prefix, prefix_index: complete, pending: 0 }
+    Detokenizer {
+        tokenizer: tokenizer.clone(),
+        skip_special,
+        ids,
+        prefix,
+        prefix_index: complete,
+        pending: 0,
+    }
 }
 
 #[test]
@@ -120,7 +132,8 @@ proptest! {
             let whole = tokenizer.decode(&answer, true);
             let prompt = [encode(&tokenizer, &prompt), encode(&tokenizer, "the")].concat();
             let (pieces, _) = in_pieces(&tokenizer, &prompt, &answer, true);
-            // The second kind puts a space before every text, and takes it away again only at the very beginning.
+            // The second kind puts a space before every text, and takes it away again only at the
+            // very beginning.
             let space = if model == "llama2" && !text.is_empty() { " " } else { "" };
             if !whole.ends_with('\u{fffd}') {
                 prop_assert_eq!(pieces, format!("{space}{whole}"));

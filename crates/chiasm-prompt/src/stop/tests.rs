@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 
 fn all(stops: &[&str], include_stop: bool, pieces: &[&str]) -> (String, Option<String>) {
-    let mut watch = StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()).collect(), include_stop);
+    let mut watch =
+        StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()).collect(), include_stop);
     let mut text = String::new();
     for piece in pieces {
         let step = watch.push(piece);
@@ -21,7 +22,10 @@ fn all(stops: &[&str], include_stop: bool, pieces: &[&str]) -> (String, Option<S
 #[test]
 fn a_stop_string_across_pieces_is_cut() {
     assert_eq!(all(&["STOP"], false, &["go S", "TO", "P on"]), ("go ".into(), Some("STOP".into())));
-    assert_eq!(all(&["STOP"], true, &["go S", "TO", "P on"]), ("go STOP".into(), Some("STOP".into())));
+    assert_eq!(
+        all(&["STOP"], true, &["go S", "TO", "P on"]),
+        ("go STOP".into(), Some("STOP".into()))
+    );
 }
 
 #[test]

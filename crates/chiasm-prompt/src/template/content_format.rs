@@ -1,8 +1,10 @@
-//! The form of `content` that a chat template wants: read off its syntax tree by the rule that vLLM applies.
+//! The form of `content` that a chat template wants: read off its syntax tree by the rule that vLLM
+//! applies.
 //!
-//! A template that loops over a message's content wants a list of parts, any other one wants a string. What counts as a
-//! message and as its content follows `_detect_content_format` of `vllm/renderers/hf.py` (0.33.0), oddities included:
-//! the same conversation must become the same tokens. Where vLLM's analysis gives up, it takes a string, and so do we.
+//! A template that loops over a message's content wants a list of parts, any other one wants a
+//! string. What counts as a message and as its content follows `_detect_content_format` of
+//! `vllm/renderers/hf.py` (0.33.0), oddities included: the same conversation must become the same
+//! tokens. Where vLLM's analysis gives up, it takes a string, and so do we.
 
 use std::collections::HashSet;
 
@@ -41,11 +43,14 @@ impl<'t, 's> Tree<'t, 's> {
     /// `None` where vLLM's analysis gives up: a loop that unpacks.
     fn loops_over_content(&self) -> Option<bool> {
         let messages = self.message_names()?;
-        let is_content = |expr: &Expr<'_>| messages.iter().any(|name| is_attribute(expr, name, "content"));
+        let is_content =
+            |expr: &Expr<'_>| messages.iter().any(|name| is_attribute(expr, name, "content"));
         for (for_loop, enclosing) in &self.loops {
             let over_content = is_content(&for_loop.iter)
                 || variable(&for_loop.iter).is_some_and(|name| {
-                    enclosing.iter().any(|decl| self.content_parameters(decl, &is_content).contains(name))
+                    enclosing
+                        .iter()
+                        .any(|decl| self.content_parameters(decl, &is_content).contains(name))
                         || (enclosing.is_empty() && name == "content")
                 });
             if over_content {
@@ -55,7 +60,8 @@ impl<'t, 's> Tree<'t, 's> {
         Some(false)
     }
 
-    /// Names that stand for one message: targets of loops over `messages`, or over a variable or an attribute made from it.
+    /// Names that stand for one message: targets of loops over `messages`, or over a variable or an
+    /// attribute made from it.
     fn message_names(&self) -> Option<Vec<&'s str>> {
         let mut lists = vec!["messages".to_owned()];
         let mut next = 0;
@@ -67,7 +73,9 @@ impl<'t, 's> Tree<'t, 's> {
                     None if is_path(value, &list) => path(target).into_iter().collect(),
                     None => Vec::new(),
                 };
-                lists.extend(names.into_iter().filter(|name| !lists.contains(name)).collect::<Vec<_>>());
+                lists.extend(
+                    names.into_iter().filter(|name| !lists.contains(name)).collect::<Vec<_>>(),
+                );
             }
         }
         self.loops
@@ -78,10 +86,16 @@ impl<'t, 's> Tree<'t, 's> {
     }
 
     /// Parameters of a macro that some call gives a message's content to.
-    fn content_parameters(&self, decl: &Macro<'s>, is_content: &dyn Fn(&Expr<'_>) -> bool) -> HashSet<&'s str> {
+    fn content_parameters(
+        &self,
+        decl: &Macro<'s>,
+        is_content: &dyn Fn(&Expr<'_>) -> bool,
+    ) -> HashSet<&'s str> {
         let parameters: Vec<&'s str> = decl.args.iter().filter_map(variable).collect();
         let mut found = HashSet::new();
-        for (_, arguments) in self.calls.iter().filter(|(callee, _)| variable(callee) == Some(decl.name)) {
+        for (_, arguments) in
+            self.calls.iter().filter(|(callee, _)| variable(callee) == Some(decl.name))
+        {
             let mut position = 0;
             for argument in *arguments {
                 let (name, value) = match argument {
@@ -89,7 +103,9 @@ impl<'t, 's> Tree<'t, 's> {
                         position += 1;
                         (parameters.get(position - 1).copied(), value)
                     }
-                    CallArg::Kwarg(name, value) => (parameters.contains(name).then_some(*name), value),
+                    CallArg::Kwarg(name, value) => {
+                        (parameters.contains(name).then_some(*name), value)
+                    }
                     CallArg::PosSplat(_) | CallArg::KwargSplat(_) => continue,
                 };
                 found.extend(name.filter(|_| is_content(value)));
@@ -262,9 +278,15 @@ fn namespace_arguments<'t, 's>(expr: &'t Expr<'s>) -> Option<&'t [CallArg<'s>]> 
 }
 
 /// The attributes of a new namespace that are made from `list`.
-fn attributes_made_from(list: &str, namespace: &Expr<'_>, arguments: &[CallArg<'_>]) -> Vec<String> {
+fn attributes_made_from(
+    list: &str,
+    namespace: &Expr<'_>,
+    arguments: &[CallArg<'_>],
+) -> Vec<String> {
     let attribute = |argument: &CallArg<'_>| match argument {
-        CallArg::Kwarg(name, value) if is_path(value, list) => Some(format!("{}.{name}", variable(namespace)?)),
+        CallArg::Kwarg(name, value) if is_path(value, list) => {
+            Some(format!("{}.{name}", variable(namespace)?))
+        }
         _ => None,
     };
     arguments.iter().filter_map(attribute).collect()

@@ -1,7 +1,7 @@
 //! `continue_final_message`: the prompt ends within the last message, where the model goes on.
 //!
-//! This is how `render_jinja_template` of `transformers` does it: a tag after the last text shows where the template puts
-//! it, and the prompt is cut there.
+//! This is how `render_jinja_template` of `transformers` does it: a tag after the last text shows
+//! where the template puts it, and the prompt is cut there.
 
 use serde_json::Value;
 
@@ -22,7 +22,9 @@ pub(super) fn mark(messages: &mut [Value], template: &str) -> Result<String, Pro
         Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| part.get_mut("text")),
         other => other,
     };
-    let Some(Value::String(text)) = text else { return Err(cannot("the final message has no text to continue")) };
+    let Some(Value::String(text)) = text else {
+        return Err(cannot("the final message has no text to continue"));
+    };
     let open_end = text.clone();
     text.push_str(TAG);
     Ok(open_end)

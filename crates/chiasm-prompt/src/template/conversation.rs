@@ -1,4 +1,5 @@
-//! Messages as the chat template sees them: the dicts that vLLM builds (`vllm/renderers/chat_utils.py`, 0.33.0).
+//! Messages as the chat template sees them: the dicts that vLLM builds
+//! (`vllm/renderers/chat_utils.py`, 0.33.0).
 
 use std::collections::BTreeMap;
 
@@ -8,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::{ContentFormat, MarkerText};
 use crate::{ChatContent, ChatMessage, ChatPart, PromptError};
 
-/// The first words of a line that one client puts at the head of its system message. It differs in every request, so
-/// vLLM drops it for the prefix cache's sake; the tokens must be the same here.
+/// The first words of a line that one client puts at the head of its system message. It differs in
+/// every request, so vLLM drops it for the prefix cache's sake; the tokens must be the same here.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// One JSON object per message, in the order of keys that vLLM gives them.
@@ -45,12 +46,16 @@ fn to_dict<'a>(
             extra.extend(tool_calls(index, message)?.map(|calls| ("tool_calls", calls)));
             // Templates know it by one of two names.
             let reasoning = message.reasoning.iter();
-            extra.extend(reasoning.flat_map(|text| ["reasoning", "reasoning_content"].map(|name| (name, json!(text)))));
+            extra.extend(reasoning.flat_map(|text| {
+                ["reasoning", "reasoning_content"].map(|name| (name, json!(text)))
+            }));
         }
         "tool" => {
             extra.extend(message.tool_call_id.as_ref().map(|id| ("tool_call_id", json!(id))));
             // Most templates take a tool's answer for a string, whatever they take elsewhere.
-            if format == ContentFormat::Parts && !parts.iter().any(|part| matches!(part.says, Says::Media(_))) {
+            if format == ContentFormat::Parts
+                && !parts.iter().any(|part| matches!(part.says, Says::Media(_)))
+            {
                 content = Value::String(texts(&parts).join("\n"));
             }
         }
@@ -104,7 +109,9 @@ impl<'a> From<&'a ChatPart> for Part<'a> {
         match part {
             ChatPart::Text(text) => Self { says: Says::Text(text), fields: None },
             ChatPart::Media(modality) => Self { says: Says::Media(modality), fields: None },
-            ChatPart::Extended(extended) => Self { fields: Some(&extended.fields), ..Self::from(&extended.part) },
+            ChatPart::Extended(extended) => {
+                Self { fields: Some(&extended.fields), ..Self::from(&extended.part) }
+            }
         }
     }
 }
@@ -156,8 +163,13 @@ fn joined<'a>(
     Ok(lines.join("\n"))
 }
 
-/// The markers of a message's items, each with how often it is there: modality by modality, as they come.
-fn counted<'m, 'a>(parts: &[Part<'a>], markers: &[MarkerText<'m>], numbers: &mut Numbers<'a>) -> Vec<(&'m str, usize)> {
+/// The markers of a message's items, each with how often it is there: modality by modality, as they
+/// come.
+fn counted<'m, 'a>(
+    parts: &[Part<'a>],
+    markers: &[MarkerText<'m>],
+    numbers: &mut Numbers<'a>,
+) -> Vec<(&'m str, usize)> {
     let mut modalities: Vec<(&Modality, usize)> = Vec::new();
     for part in parts {
         let Says::Media(modality) = part.says else { continue };
@@ -171,7 +183,9 @@ fn counted<'m, 'a>(parts: &[Part<'a>], markers: &[MarkerText<'m>], numbers: &mut
         let next = numbers.entry(modality).or_default();
         let first = *next;
         *next += items;
-        let Some(marker) = markers.iter().find(|marker| marker.modality == modality) else { continue };
+        let Some(marker) = markers.iter().find(|marker| marker.modality == modality) else {
+            continue;
+        };
         for text in (first..first + items).filter_map(|number| marker.of(number)) {
             match counted.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, count)) => *count += 1,
@@ -194,23 +208,30 @@ fn tool_calls(index: usize, message: &ChatMessage) -> Result<Option<Value>, Prom
     let mut calls = calls.clone();
     for call in &mut calls {
         let is_complete = call["type"] == "function" && call["id"].is_string();
-        let function = call.get_mut("function").and_then(Value::as_object_mut).filter(|_| is_complete);
         let function =
-            function.filter(|function| function.get("name").is_some_and(Value::is_string)).ok_or_else(bad)?;
+            call.get_mut("function").and_then(Value::as_object_mut).filter(|_| is_complete);
+        let function = function
+            .filter(|function| function.get("name").is_some_and(Value::is_string))
+            .ok_or_else(bad)?;
         let text = function.get("arguments").and_then(Value::as_str).ok_or_else(bad)?;
-        // Text that is no JSON object becomes an empty one: it is part of the history, and refusing it would make the
-        // conversation unusable for good.
-        let arguments = serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or(json!({}));
+        // Text that is no JSON object becomes an empty one: it is part of the history, and refusing
+        // it would make the conversation unusable for good.
+        let arguments =
+            serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or(json!({}));
         function.insert("arguments".into(), arguments);
         put_first(function, &["arguments", "name"]);
-        call.as_object_mut().into_iter().for_each(|call| put_first(call, &["id", "function", "type"]));
+        call.as_object_mut()
+            .into_iter()
+            .for_each(|call| put_first(call, &["id", "function", "type"]));
     }
     Ok(Some(Value::Array(calls)))
 }
 
-/// Puts the keys in vLLM's order, which is that of its request class: templates that print whole calls show it.
+/// Puts the keys in vLLM's order, which is that of its request class: templates that print whole
+/// calls show it.
 fn put_first(dict: &mut Map<String, Value>, keys: &[&str]) {
-    let mut ordered: Map<String, Value> = keys.iter().filter_map(|key| dict.shift_remove_entry(*key)).collect();
+    let mut ordered: Map<String, Value> =
+        keys.iter().filter_map(|key| dict.shift_remove_entry(*key)).collect();
     ordered.append(dict);
     *dict = ordered;
 }

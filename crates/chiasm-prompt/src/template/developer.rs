@@ -1,4 +1,5 @@
-//! The `developer` role for templates that don't know it: vLLM makes system messages of it and merges these into one.
+//! The `developer` role for templates that don't know it: vLLM makes system messages of it and
+//! merges these into one.
 
 use serde_json::{Value, json};
 
@@ -11,7 +12,11 @@ pub(super) fn adapt(messages: Vec<Value>, template: &str) -> Vec<Value> {
     }
     let messages: Vec<Value> = messages.into_iter().map(into_system).collect();
     let is_system = |message: &Value| message["role"] == "system";
-    if messages.iter().skip(1).any(is_system) { consolidated(messages, is_system) } else { messages }
+    if messages.iter().skip(1).any(is_system) {
+        consolidated(messages, is_system)
+    } else {
+        messages
+    }
 }
 
 fn into_system(mut message: Value) -> Value {
@@ -25,9 +30,11 @@ fn into_system(mut message: Value) -> Value {
 }
 
 fn consolidated(messages: Vec<Value>, is_system: impl Fn(&Value) -> bool) -> Vec<Value> {
-    let (system, others): (Vec<Value>, Vec<Value>) = messages.into_iter().partition(|message| is_system(message));
+    let (system, others): (Vec<Value>, Vec<Value>) =
+        messages.into_iter().partition(|message| is_system(message));
     let texts: Vec<String> = system.iter().map(|message| text_of(&message["content"])).collect();
-    let texts: Vec<&str> = texts.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
+    let texts: Vec<&str> =
+        texts.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
     let merged = json!({"role": "system", "content": texts.join("\n\n")});
     std::iter::once(merged).chain(others).collect()
 }

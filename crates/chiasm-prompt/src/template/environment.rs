@@ -29,8 +29,8 @@ impl std::error::Error for Raised {}
 /// Formats the current local time by a `strftime` format.
 pub(super) type Clock = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// Brings a template's source into the form that [`environment`] and [`parse`] take: line ends as Jinja reads
-/// them, and tags that minijinja knows.
+/// Brings a template's source into the form that [`environment`] and [`parse`] take: line ends as
+/// Jinja reads them, and tags that minijinja knows.
 pub(super) fn prepare_source(source: &str) -> String {
     generation_tag::rewrite(&source.replace("\r\n", "\n").replace('\r', "\n"))
 }
@@ -56,14 +56,18 @@ pub(super) fn environment(
     environment.add_filter("length", length);
     environment.add_filter("count", length);
     environment.add_filter("indent", indent);
-    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain && !value.is_none());
+    environment
+        .add_test("callable", |value: &Value| value.kind() == ValueKind::Plain && !value.is_none());
     environment.add_test("sequence", is_sequence);
     environment.add_test("number", is_number);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, "raised by the template").with_source(Raised(message)))
+        Err(Error::new(ErrorKind::InvalidOperation, "raised by the template")
+            .with_source(Raised(message)))
     });
     environment.add_function("strftime_now", move |format: &str| {
-        clock(format).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "unknown directive in the time format"))
+        clock(format).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidOperation, "unknown directive in the time format")
+        })
     });
     environment.add_template_owned(name, source)?;
     Ok(environment)
@@ -84,10 +88,18 @@ pub(super) fn system_clock() -> Clock {
 }
 
 fn syntax() -> Result<SyntaxConfig, Error> {
-    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(false).build()
+    SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .keep_trailing_newline(false)
+        .build()
 }
 
-fn write_as_python(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+fn write_as_python(
+    out: &mut Output<'_>,
+    _: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), Error> {
     let failed = |_| Error::new(ErrorKind::WriteFailure, "cannot write the prompt");
     match value.as_str() {
         Some(text) => out.write_str(text).map_err(failed),

@@ -1,7 +1,9 @@
-//! The `{% generation %}` tag of `transformers`, which minijinja does not know: turned into a tag it does know.
+//! The `{% generation %}` tag of `transformers`, which minijinja does not know: turned into a tag
+//! it does know.
 //!
-//! The tag marks what the assistant said, for training. For a prompt it only opens a scope, which `{% with %}` does too,
-//! with the same white space around it. Comments, raw blocks and strings are left alone.
+//! The tag marks what the assistant said, for training. For a prompt it only opens a scope, which
+//! `{% with %}` does too, with the same white space around it. Comments, raw blocks and strings are
+//! left alone.
 
 /// Replaces `generation` and `endgeneration` tags by `with` and `endwith`.
 pub(super) fn rewrite(source: &str) -> String {
@@ -57,7 +59,10 @@ fn expression_length(tag: &str, close: &str) -> usize {
 
 /// Length of a raw block up to the beginning of its `endraw` tag.
 fn raw_length(tag: &str) -> usize {
-    tag.match_indices("{%").map(|(at, _)| at).find(|at| tag_name(&tag[*at..]) == "endraw").unwrap_or(tag.len())
+    tag.match_indices("{%")
+        .map(|(at, _)| at)
+        .find(|at| tag_name(&tag[*at..]) == "endraw")
+        .unwrap_or(tag.len())
 }
 
 #[cfg(test)]
@@ -66,7 +71,10 @@ mod tests {
 
     #[test]
     fn only_the_tag_is_replaced() {
-        assert_eq!(rewrite("a{%- generation -%}b{% endgeneration %}c"), "a{%- with -%}b{% endwith %}c");
+        assert_eq!(
+            rewrite("a{%- generation -%}b{% endgeneration %}c"),
+            "a{%- with -%}b{% endwith %}c"
+        );
         assert_eq!(rewrite("{%generation%}"), "{%with%}");
     }
 

@@ -1,5 +1,5 @@
-//! Names that a template writes: roles that it knows and fields that it reads. They are looked up for each message and part of a request,
-//! so they are found once.
+//! Names that a template writes: roles that it knows and fields that it reads. They are looked up
+//! for each message and part of a request, so they are found once.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,8 @@ impl Names {
         }
         for (dot, _) in source.match_indices('.') {
             let behind = &source[dot + 1..];
-            let end = behind.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(behind.len());
+            let end =
+                behind.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(behind.len());
             if end > 0 {
                 names.attributes.insert(behind[..end].into());
             }

@@ -1,4 +1,5 @@
-//! Jinja's filters where minijinja's differ in white space, in what they do with undefined values, or in arguments.
+//! Jinja's filters where minijinja's differ in white space, in what they do with undefined values,
+//! or in arguments.
 
 use minijinja::value::{Kwargs, Rest};
 use minijinja::{Error, ErrorKind, Value};
@@ -24,12 +25,19 @@ pub(super) fn length(value: &Value) -> Result<usize, Error> {
     match value.len() {
         Some(length) => Ok(length),
         None if value.is_undefined() => Ok(0),
-        None => Err(Error::new(ErrorKind::InvalidOperation, format!("object of type {} has no length", value.kind()))),
+        None => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("object of type {} has no length", value.kind()),
+        )),
     }
 }
 
 /// `default(default_value='', boolean=false)`.
-pub(super) fn default(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
+pub(super) fn default(
+    value: &Value,
+    positional: Rest<Value>,
+    named: Kwargs,
+) -> Result<Value, Error> {
     let [fallback, boolean] = arguments(["default_value", "boolean"], &positional, &named)?;
     let boolean = boolean.is_some_and(|boolean| boolean.is_true());
     if value.is_undefined() || (boolean && !value.is_true()) {
@@ -39,14 +47,23 @@ pub(super) fn default(value: &Value, positional: Rest<Value>, named: Kwargs) -> 
 }
 
 /// `indent(width=4, first=false, blank=false)`; the width may be the indentation itself.
-pub(super) fn indent(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<String, Error> {
+pub(super) fn indent(
+    value: &Value,
+    positional: Rest<Value>,
+    named: Kwargs,
+) -> Result<String, Error> {
     let [width, first, blank] = arguments(["width", "first", "blank"], &positional, &named)?;
     let indentation = match width {
         None => "    ".to_owned(),
         Some(text) if text.as_str().is_some() => text.to_string(),
-        Some(width) => " ".repeat(width.as_usize().filter(|width| *width <= MAX_INDENT).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidOperation, format!("indent takes a width of up to {MAX_INDENT}"))
-        })?),
+        Some(width) => {
+            " ".repeat(width.as_usize().filter(|width| *width <= MAX_INDENT).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("indent takes a width of up to {MAX_INDENT}"),
+                )
+            })?)
+        }
     };
     let is_true = |value: Option<Value>| value.is_some_and(|value| value.is_true());
     let (first, blank) = (is_true(first), is_true(blank));
@@ -70,7 +87,10 @@ pub(super) fn arguments<const N: usize>(
     named: &Kwargs,
 ) -> Result<[Option<Value>; N], Error> {
     if positional.len() > N {
-        return Err(Error::new(ErrorKind::TooManyArguments, format!("expected up to {N} arguments")));
+        return Err(Error::new(
+            ErrorKind::TooManyArguments,
+            format!("expected up to {N} arguments"),
+        ));
     }
     let mut found = [const { None }; N];
     for ((slot, name), index) in found.iter_mut().zip(names).zip(0..) {

@@ -13,7 +13,11 @@ const ARGUMENTS: [&str; 4] = ["ensure_ascii", "indent", "separators", "sort_keys
 
 /// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`
 /// (`transformers/utils/chat_template_utils.py`).
-pub(super) fn tojson(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<String, Error> {
+pub(super) fn tojson(
+    value: &Value,
+    positional: Rest<Value>,
+    named: Kwargs,
+) -> Result<String, Error> {
     let [ensure_ascii, indent, separators, sort_keys] = arguments(ARGUMENTS, &positional, &named)?;
     let is_true = |value: Option<Value>| value.is_some_and(|value| value.is_true());
     let indent = indent.as_ref().map(indent_text).transpose()?.flatten();
@@ -22,7 +26,12 @@ pub(super) fn tojson(value: &Value, positional: Rest<Value>, named: Kwargs) -> R
             let pair: Vec<Value> = pair.try_iter()?.collect();
             match pair.as_slice() {
                 [item, key] => (item.to_string(), key.to_string()),
-                _ => return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair")),
+                _ => {
+                    return Err(Error::new(
+                        ErrorKind::InvalidOperation,
+                        "separators must be a pair",
+                    ));
+                }
             }
         }
         // With an indent a line break follows the comma, so Python leaves the space out.
@@ -69,7 +78,9 @@ impl Writer {
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq => {
                 let items: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
-                self.container('[', ']', items.len(), depth, |writer, index| writer.value(&items[index], depth + 1))?;
+                self.container('[', ']', items.len(), depth, |writer, index| {
+                    writer.value(&items[index], depth + 1)
+                })?;
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;

@@ -7,7 +7,12 @@ use minijinja_contrib::pycompat;
 use super::python_text::is_python_space;
 
 /// Methods of strings, lists and dicts: ours first, then those of minijinja's Python compatibility.
-pub(super) fn call_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn call_method(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     if let Some(text) = value.as_str()
         && let Some(result) = string_method(text, method, args)?
     {
@@ -50,7 +55,11 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
         }
         "partition" | "rpartition" => {
             let (separator,): (&str,) = from_args(args)?;
-            let cut = if method == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
+            let cut = if method == "partition" {
+                text.split_once(separator)
+            } else {
+                text.rsplit_once(separator)
+            };
             match (cut, method) {
                 (Some((before, after)), _) => Value::from_iter([before, separator, after]),
                 (None, "partition") => Value::from_iter([text, "", ""]),
@@ -63,7 +72,9 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
         }
         "index" => {
             let (wanted,): (&str,) = from_args(args)?;
-            let at = text.find(wanted).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "substring not found"))?;
+            let at = text
+                .find(wanted)
+                .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "substring not found"))?;
             Value::from(text[..at].chars().count())
         }
         "isspace" => Value::from(!text.is_empty() && text.chars().all(is_python_space)),
@@ -82,18 +93,29 @@ pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: b
     if right { text.trim_end_matches(stripped) } else { text }
 }
 
-fn split(text: &str, separator: Option<&str>, limit: Option<i64>, from_right: bool) -> Result<Value, Error> {
+fn split(
+    text: &str,
+    separator: Option<&str>,
+    limit: Option<i64>,
+    from_right: bool,
+) -> Result<Value, Error> {
     let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let mut parts: Vec<&str> = Vec::new();
     match separator {
         Some("") => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
-        Some(separator) if from_right => parts.extend(text.rsplitn(limit.saturating_add(1), separator)),
+        Some(separator) if from_right => {
+            parts.extend(text.rsplitn(limit.saturating_add(1), separator))
+        }
         Some(separator) => parts.extend(text.splitn(limit.saturating_add(1), separator)),
         // Runs of white space separate, and what lies beyond the limit keeps its far end as it is.
         None => {
             let mut rest = strip(text, None, !from_right, from_right);
             while !rest.is_empty() {
-                let at = if from_right { rest.rfind(is_python_space) } else { rest.find(is_python_space) };
+                let at = if from_right {
+                    rest.rfind(is_python_space)
+                } else {
+                    rest.find(is_python_space)
+                };
                 let Some(at) = at.filter(|_| parts.len() < limit) else {
                     parts.push(rest);
                     break;
@@ -118,12 +140,20 @@ fn split(text: &str, separator: Option<&str>, limit: Option<i64>, from_right: bo
 /// Lines as `str.splitlines` finds them: many more line ends than `\n`.
 fn split_lines(text: &str, keep: bool) -> Vec<&str> {
     let is_end = |c: char| {
-        matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+        matches!(
+            c,
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'
+                ..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        )
     };
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(is_end) {
-        let end = if rest[at..].starts_with("\r\n") { 2 } else { rest[at..].chars().next().map_or(0, char::len_utf8) };
+        let end = if rest[at..].starts_with("\r\n") {
+            2
+        } else {
+            rest[at..].chars().next().map_or(0, char::len_utf8)
+        };
         lines.push(&rest[..if keep { at + end } else { at }]);
         rest = &rest[at + end..];
     }

@@ -1,11 +1,13 @@
-//! Values written as Python writes them: `str()` for what a template prints, `repr()` for what stands inside containers.
+//! Values written as Python writes them: `str()` for what a template prints, `repr()` for what
+//! stands inside containers.
 
 use std::fmt::Write;
 
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// White space for Python's `str.strip()`: Unicode's, and the four separators that Unicode leaves out.
+/// White space for Python's `str.strip()`: Unicode's, and the four separators that Unicode leaves
+/// out.
 pub(super) fn is_python_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
@@ -23,7 +25,8 @@ pub(super) fn python_str(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// `repr(value)` for the kinds of values that a chat template meets. Other objects are written as minijinja does.
+/// `repr(value)` for the kinds of values that a chat template meets. Other objects are written as
+/// minijinja does.
 fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
@@ -71,7 +74,8 @@ fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
 }
 
 fn write_display(out: &mut String, value: &Value) -> Result<(), Error> {
-    write!(out, "{value}").map_err(|_| Error::new(ErrorKind::BadSerialization, "cannot print this value"))
+    write!(out, "{value}")
+        .map_err(|_| Error::new(ErrorKind::BadSerialization, "cannot print this value"))
 }
 
 /// `repr` of a string: single quotes unless it holds some and no double ones.
@@ -112,7 +116,8 @@ fn is_printable(c: char) -> bool {
     c == ' ' || !(c.is_control() || c.is_whitespace() || invisible)
 }
 
-/// `repr` of a float: the shortest digits that read back as the same number; an exponent below 1e-4 and from 1e16 on.
+/// `repr` of a float: the shortest digits that read back as the same number; an exponent below 1e-4
+/// and from 1e16 on.
 pub(super) fn python_float(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -156,8 +161,12 @@ mod tests {
 
     #[test]
     fn containers_are_written_as_python_writes_them() {
-        let value =
-            Value::from(minijinja::value::Serde(serde_json::json!({"a": [1, 2.0, "it's", null, true], "b\n": {}})));
-        assert_eq!(python_str(&value).unwrap(), r#"{'a': [1, 2.0, "it's", None, True], 'b\n': {}}"#);
+        let value = Value::from(minijinja::value::Serde(
+            serde_json::json!({"a": [1, 2.0, "it's", null, true], "b\n": {}}),
+        ));
+        assert_eq!(
+            python_str(&value).unwrap(),
+            r#"{'a': [1, 2.0, "it's", None, True], 'b\n': {}}"#
+        );
     }
 }

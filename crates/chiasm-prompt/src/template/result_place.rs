@@ -21,7 +21,9 @@ pub(super) fn allows_user_after(template: &ChatTemplate) -> bool {
     let before = [says("user"), calls, result];
     let mut with_user = before.to_vec();
     with_user.push(says("user"));
-    let renders = |messages: &[ChatMessage]| template.render(messages, &[], &RenderOptions::default()).is_ok();
+    let renders = |messages: &[ChatMessage]| {
+        template.render(messages, &[], &RenderOptions::default()).is_ok()
+    };
     renders(&with_user) || !renders(&before)
 }
 
@@ -35,7 +37,8 @@ mod tests {
     fn allows_user(source: &str) -> bool {
         let source = Source { text: source.to_owned(), origin: "test".to_owned() };
         let clock = environment::system_clock();
-        let template = ChatTemplate::compile(source, Vec::new(), RenderLimits::default(), clock).unwrap();
+        let template =
+            ChatTemplate::compile(source, Vec::new(), RenderLimits::default(), clock).unwrap();
         template.allows_user_after_result()
     }
 
@@ -51,8 +54,7 @@ mod tests {
 
     #[test]
     fn template_without_tools_counts_as_allowing_it() {
-        let source =
-            "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}{% endfor %}";
+        let source = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}{% endfor %}";
         assert!(allows_user(source));
     }
 }

@@ -1,4 +1,5 @@
-//! Finds the chat template of a model directory, in the order in which vLLM and `transformers` look.
+//! Finds the chat template of a model directory, in the order in which vLLM and `transformers`
+//! look.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,12 +18,15 @@ pub(super) struct Source {
 
 /// The template of a model directory for conversations without functions; `None` if it has none.
 ///
-/// vLLM asks the processor first and the tokenizer second (`resolve_chat_template`, `vllm/renderers/hf.py`). A processor
-/// has its own old file, `chat_template.json`, which beats `chat_template.jinja`; a tokenizer does not know that file.
+/// vLLM asks the processor first and the tokenizer second (`resolve_chat_template`,
+/// `vllm/renderers/hf.py`). A processor has its own old file, `chat_template.json`, which beats
+/// `chat_template.jinja`; a tokenizer does not know that file.
 pub(super) fn find(dir: &Path) -> Result<Option<Source>, PromptError> {
     let tokenizer_config = read_object(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
     let has_processor = tokenizer_config.contains_key("processor_class")
-        || ["processor_config.json", "preprocessor_config.json"].iter().any(|name| dir.join(name).exists());
+        || ["processor_config.json", "preprocessor_config.json"]
+            .iter()
+            .any(|name| dir.join(name).exists());
     if has_processor
         && let Some(source) = match from_json(dir.join("processor_config.json"), &["default"])? {
             Some(source) => Some(source),
@@ -37,7 +41,8 @@ pub(super) fn find(dir: &Path) -> Result<Option<Source>, PromptError> {
     }
 }
 
-/// The template for conversations with functions, which is the tokenizer's alone; `None` if it has none.
+/// The template for conversations with functions, which is the tokenizer's alone; `None` if it has
+/// none.
 pub(super) fn find_for_tools(dir: &Path) -> Result<Option<Source>, PromptError> {
     of_tokenizer(dir, &["tool_use", "default"])
 }
@@ -56,8 +61,9 @@ fn of_tokenizer(dir: &Path, names: &[&str]) -> Result<Option<Source>, PromptErro
     from_json(dir.join("tokenizer_config.json"), names)
 }
 
-/// A template that somebody gave: the name of its file, or itself. As in vLLM, what can't be opened and has a brace or a line break
-/// is a template (`_load_chat_template`, `vllm/renderers/chat_utils/chat_template.py`).
+/// A template that somebody gave: the name of its file, or itself. As in vLLM, what can't be opened
+/// and has a brace or a line break is a template (`_load_chat_template`,
+/// `vllm/renderers/chat_utils/chat_template.py`).
 pub(super) fn given(given: &Path) -> Result<Source, PromptError> {
     let source = match from_file(given) {
         Ok(Some(source)) => return Ok(source),
@@ -78,25 +84,32 @@ pub(super) fn from_file(path: &Path) -> Result<Option<Source>, PromptError> {
     Ok(read_text(path)?.map(|text| Source { text, origin: path.display().to_string() }))
 }
 
-/// The `chat_template` of a JSON file: a string, a list of `{"name", "template"}`, or an object from names to templates, of which the
-/// first of `names` that is there counts.
+/// The `chat_template` of a JSON file: a string, a list of `{"name", "template"}`, or an object
+/// from names to templates, of which the first of `names` that is there counts.
 fn from_json(path: PathBuf, names: &[&str]) -> Result<Option<Source>, PromptError> {
-    let named: Vec<(String, Value)> = match read_object(&path)?.and_then(|mut config| config.remove("chat_template")) {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(text)) => return Ok(Some(Source { text, origin: path.display().to_string() })),
-        Some(Value::Object(named)) => named.into_iter().collect(),
-        Some(Value::Array(list)) => list
-            .iter()
-            .filter_map(|entry| Some((entry.get("name")?.as_str()?.to_owned(), entry.get("template")?.clone())))
-            .collect(),
-        Some(_) => {
-            let reason = "chat_template must be a string, a list or an object".to_owned();
-            return Err(PromptError::BadFile { path, reason });
-        }
-    };
+    let named: Vec<(String, Value)> =
+        match read_object(&path)?.and_then(|mut config| config.remove("chat_template")) {
+            None | Some(Value::Null) => return Ok(None),
+            Some(Value::String(text)) => {
+                return Ok(Some(Source { text, origin: path.display().to_string() }));
+            }
+            Some(Value::Object(named)) => named.into_iter().collect(),
+            Some(Value::Array(list)) => list
+                .iter()
+                .filter_map(|entry| {
+                    Some((entry.get("name")?.as_str()?.to_owned(), entry.get("template")?.clone()))
+                })
+                .collect(),
+            Some(_) => {
+                let reason = "chat_template must be a string, a list or an object".to_owned();
+                return Err(PromptError::BadFile { path, reason });
+            }
+        };
     let of_name = |wanted: &&str| named.iter().find(|(name, _)| name == wanted)?.1.as_str();
     match names.iter().find_map(of_name) {
-        Some(text) => Ok(Some(Source { text: text.to_owned(), origin: path.display().to_string() })),
+        Some(text) => {
+            Ok(Some(Source { text: text.to_owned(), origin: path.display().to_string() }))
+        }
         None => {
             let names: Vec<String> = named.into_iter().map(|(name, _)| name).collect();
             Err(PromptError::NoDefaultTemplate { path, names: names.join(", ") })
@@ -130,7 +143,10 @@ mod tests {
         assert_eq!(found(&[CONFIG, JINJA, JSON]).unwrap().as_deref(), Some("jinja"));
         assert_eq!(found(&[CONFIG, JINJA, JSON, PROCESSOR]).unwrap().as_deref(), Some("json"));
         assert_eq!(found(&[JSON]).unwrap().as_deref(), Some("json"));
-        assert_eq!(found(&[CONFIG, ("chat_templates/default.jinja", "named")]).unwrap().as_deref(), Some("named"));
+        assert_eq!(
+            found(&[CONFIG, ("chat_templates/default.jinja", "named")]).unwrap().as_deref(),
+            Some("named")
+        );
         let processor = ("processor_config.json", r#"{"chat_template": "processor"}"#);
         assert_eq!(found(&[JINJA, JSON, processor]).unwrap().as_deref(), Some("processor"));
     }
@@ -146,17 +162,22 @@ mod tests {
             assert_eq!(given(Path::new(text)).unwrap().text, text);
         }
         for name in ["template.jinja".into(), dir.path().to_owned(), dir.path().join("none")] {
-            assert!(matches!(given(&name), Err(PromptError::NoTemplate { given, .. }) if given == name));
+            assert!(
+                matches!(given(&name), Err(PromptError::NoTemplate { given, .. }) if given == name)
+            );
         }
     }
 
     #[test]
     fn of_named_templates_the_default_counts() {
-        let list =
-            r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+        let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
         assert_eq!(found(&[("tokenizer_config.json", list)]).unwrap().as_deref(), Some("d"));
-        let error = found(&[("tokenizer_config.json", r#"{"chat_template": {"rag": "r"}}"#)]).unwrap_err();
-        assert!(matches!(&error, PromptError::NoDefaultTemplate { names, .. } if names == "rag"), "{error}");
+        let error =
+            found(&[("tokenizer_config.json", r#"{"chat_template": {"rag": "r"}}"#)]).unwrap_err();
+        assert!(
+            matches!(&error, PromptError::NoDefaultTemplate { names, .. } if names == "rag"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -172,7 +193,10 @@ mod tests {
         let named = r#"{"chat_template": {"default": "d", "tool_use": "t"}}"#;
         assert_eq!(found(&[("tokenizer_config.json", named)]).as_deref(), Some("t"));
         assert_eq!(found(&[CONFIG, JSON, PROCESSOR]).as_deref(), Some("config"));
-        assert_eq!(found(&[JINJA, ("chat_templates/tool_use.jinja", "use")]).as_deref(), Some("use"));
+        assert_eq!(
+            found(&[JINJA, ("chat_templates/tool_use.jinja", "use")]).as_deref(),
+            Some("use")
+        );
         assert_eq!(found(&[JSON, PROCESSOR]), None);
     }
 

@@ -12,7 +12,8 @@ fn golden(name: &str) -> Value {
 
 /// A template with the clock that the goldens were made with.
 fn compile(text: &str) -> Result<ChatTemplate, PromptError> {
-    let now: chrono::NaiveDateTime = golden("versions.json")["now"].as_str().unwrap().parse().unwrap();
+    let now: chrono::NaiveDateTime =
+        golden("versions.json")["now"].as_str().unwrap().parse().unwrap();
     let clock: Clock = Arc::new(move |format| {
         let mut text = String::new();
         write!(text, "{}", now.format(format)).ok()?;
@@ -23,11 +24,18 @@ fn compile(text: &str) -> Result<ChatTemplate, PromptError> {
 }
 
 fn hello() -> Vec<ChatMessage> {
-    vec![ChatMessage { role: "user".into(), content: Some(ChatContent::Text("hi".into())), ..ChatMessage::default() }]
+    vec![ChatMessage {
+        role: "user".into(),
+        content: Some(ChatContent::Text("hi".into())),
+        ..ChatMessage::default()
+    }]
 }
 
 fn render(template: &str, kwargs: Value) -> Result<String, PromptError> {
-    let options = RenderOptions { kwargs: kwargs.as_object().cloned().unwrap_or_default(), ..RenderOptions::default() };
+    let options = RenderOptions {
+        kwargs: kwargs.as_object().cloned().unwrap_or_default(),
+        ..RenderOptions::default()
+    };
     compile(template)?.render(&hello(), &[], &options)
 }
 
@@ -47,9 +55,11 @@ fn numbered_items_are_counted_through_the_conversation() {
         MarkerText { modality: &Modality::Audio, texts: &["Audio 1:", "Audio 2:", "Audio 3:"] },
         MarkerText { modality: &Modality::Image, texts: &["<image>"] },
     ];
-    let template = compile("{% for message in messages %}{{ message.content }}|{% endfor %}").unwrap();
+    let template =
+        compile("{% for message in messages %}{{ message.content }}|{% endfor %}").unwrap();
     let rendered = template.render(&messages, &markers, &RenderOptions::default()).unwrap();
-    // The fourth has no text of its own any more, and nothing is written where nothing is known to be.
+    // The fourth has no text of its own any more, and nothing is written where nothing is known to
+    // be.
     assert_eq!(rendered, "Audio 1:\n<image>\nfirst|Audio 3:\n<image>\nAudio 2: and|");
     let rendered = template.render(&messages, &[], &RenderOptions::default()).unwrap();
     assert_eq!(rendered, "first|Audio 2: and|");
@@ -60,16 +70,19 @@ fn what_a_template_names_is_known() {
     let parts = "{% for m in messages %}{% for p in m.content %}{{ p.lang }}{{ p['to'] }}{{ p.text_x }}{% endfor %}{% endfor %}";
     let template = compile(parts).unwrap();
     assert_eq!(template.content_format(), ContentFormat::Parts);
-    let read = ["lang", "to", "text_x", "text", "p", "la", "ang", ""].map(|name| template.reads_of_parts(name));
+    let read = ["lang", "to", "text_x", "text", "p", "la", "ang", ""]
+        .map(|name| template.reads_of_parts(name));
     assert_eq!(read, [true, true, true, false, false, false, false, false]);
-    let string = compile("{{ messages[0].lang }}{% if messages[0].role == \"judge\" %}{% endif %}").unwrap();
+    let string =
+        compile("{{ messages[0].lang }}{% if messages[0].role == \"judge\" %}{% endif %}").unwrap();
     assert!(!string.reads_of_parts("lang"));
     assert!(string.clone().with_content_format(ContentFormat::Parts).reads_of_parts("lang"));
     let known = ["judge", "lang", "jud", ""].map(|role| string.knows_role(role));
     assert_eq!(known, [true, false, false, false]);
 }
 
-/// Templates on which minijinja can't be made to agree, or nobody has needed it. All but the last fail or are more lenient.
+/// Templates on which minijinja can't be made to agree, or nobody has needed it. All but the last
+/// fail or are more lenient.
 const KNOWN_DIFFERENCES: [&str; 6] = [
     "{{ '%s' % 'x' }}",
     "{{ +i }}",
@@ -88,14 +101,17 @@ fn templates_mean_what_they_mean_in_python() {
         let ours = render(case["template"].as_str().unwrap(), golden["variables"].clone());
         let matches = match (&ours, case["error"].as_str()) {
             (Ok(text), None) => *text == case["text"],
-            (Err(PromptError::TemplateRefused { message }), Some(error)) => error.ends_with(message.as_str()),
+            (Err(PromptError::TemplateRefused { message }), Some(error)) => {
+                error.ends_with(message.as_str())
+            }
             (Err(_), Some(error)) => !error.starts_with("TemplateError"),
             _ => false,
         };
         let known = KNOWN_DIFFERENCES.iter().any(|template| case["template"] == *template);
         if matches == known {
             let theirs = if case["text"].is_null() { &case["error"] } else { &case["text"] };
-            writeln!(failures, "{}\n  ours   {ours:?}\n  theirs {theirs}", case["template"]).unwrap();
+            writeln!(failures, "{}\n  ours   {ours:?}\n  theirs {theirs}", case["template"])
+                .unwrap();
         }
     }
     assert!(failures.is_empty(), "of {} templates these differ:\n{failures}", cases.len());
@@ -104,8 +120,11 @@ fn templates_mean_what_they_mean_in_python() {
 #[test]
 fn the_content_format_is_the_one_that_vllm_finds() {
     for case in golden("content_format.json").as_array().unwrap() {
-        let ours = content_format::detect(&environment::prepare_source(case["template"].as_str().unwrap()));
-        let theirs = if case["format"] == "openai" { ContentFormat::Parts } else { ContentFormat::String };
+        let ours = content_format::detect(&environment::prepare_source(
+            case["template"].as_str().unwrap(),
+        ));
+        let theirs =
+            if case["format"] == "openai" { ContentFormat::Parts } else { ContentFormat::String };
         assert_eq!(ours, theirs, "{}", case["template"]);
     }
 }
@@ -114,9 +133,14 @@ fn the_content_format_is_the_one_that_vllm_finds() {
 fn rendering_is_bounded_in_steps_and_bytes() {
     let limits = RenderLimits { fuel: 10_000, bytes: 1000 };
     let run = |template: &str| {
-        compile(template).unwrap().with_limits(limits).unwrap().render(&hello(), &[], &RenderOptions::default())
+        compile(template).unwrap().with_limits(limits).unwrap().render(
+            &hello(),
+            &[],
+            &RenderOptions::default(),
+        )
     };
-    let error = run("{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}").unwrap_err();
+    let error = run("{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}")
+        .unwrap_err();
     assert!(matches!(error, PromptError::TemplateTooSlow { fuel: 10_000 }), "{error}");
     let error = run("{% for a in range(300) %}abcd{% endfor %}").unwrap_err();
     assert!(matches!(error, PromptError::TooLong { limit: 1000 }), "{error}");
@@ -130,7 +154,9 @@ fn a_hostile_kwarg_does_not_hang_or_panic() {
     for _ in 0..120 {
         deep = json!([deep]);
     }
-    for value in [json!(u64::MAX), json!(-1), json!(1e308), json!("x"), json!({}), json!([[]]), deep] {
+    for value in
+        [json!(u64::MAX), json!(-1), json!(1e308), json!("x"), json!({}), json!([[]]), deep]
+    {
         for template in [
             "{{ 'x' * v }}",
             "{{ range(v) | list }}",
@@ -166,7 +192,8 @@ fn an_invalid_time_format_is_an_error() {
 #[test]
 fn options_that_exclude_each_other_are_refused() {
     let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
-    let error = compile("{{ messages[0].content }}").unwrap().render(&hello(), &[], &options).unwrap_err();
+    let error =
+        compile("{{ messages[0].content }}").unwrap().render(&hello(), &[], &options).unwrap_err();
     assert!(matches!(error, PromptError::ContinueAndGenerate), "{error}");
 }
 
@@ -179,8 +206,13 @@ fn no_message_is_an_error() {
 #[test]
 fn templates_find_reasoning_of_the_assistant_by_both_of_its_names() {
     let render = |role: &str| {
-        let message = ChatMessage { role: role.into(), reasoning: Some("hm".into()), ..ChatMessage::default() };
-        let template = compile("{{ messages[0].reasoning }} {{ messages[0].reasoning_content }}").unwrap();
+        let message = ChatMessage {
+            role: role.into(),
+            reasoning: Some("hm".into()),
+            ..ChatMessage::default()
+        };
+        let template =
+            compile("{{ messages[0].reasoning }} {{ messages[0].reasoning_content }}").unwrap();
         template.render(&[message], &[], &RenderOptions::default()).unwrap()
     };
     assert_eq!(render("assistant"), "hm hm");
@@ -195,17 +227,30 @@ fn tool_calls_of_another_shape_are_refused() {
         json!([{}]),
         json!([{"id": "x", "type": "custom", "function": {"name": "f", "arguments": "{}"}}]),
     ] {
-        let message = ChatMessage { role: "assistant".into(), tool_calls: Some(calls), ..ChatMessage::default() };
-        let error = compile("x").unwrap().render(&[message], &[], &RenderOptions::default()).unwrap_err();
+        let message = ChatMessage {
+            role: "assistant".into(),
+            tool_calls: Some(calls),
+            ..ChatMessage::default()
+        };
+        let error =
+            compile("x").unwrap().render(&[message], &[], &RenderOptions::default()).unwrap_err();
         assert!(matches!(error, PromptError::BadToolCalls { index: 0 }), "{error}");
     }
 }
 
 #[test]
 fn reasoning_of_earlier_answers_is_there_by_both_names() {
-    let says = |role: &str| ChatMessage { role: role.into(), reasoning: Some("hm".into()), ..ChatMessage::default() };
-    let template = compile("{% for m in messages %}{{ m.reasoning }},{{ m.reasoning_content }};{% endfor %}").unwrap();
-    let rendered = template.render(&[says("assistant"), says("user")], &[], &RenderOptions::default()).unwrap();
+    let says = |role: &str| ChatMessage {
+        role: role.into(),
+        reasoning: Some("hm".into()),
+        ..ChatMessage::default()
+    };
+    let template =
+        compile("{% for m in messages %}{{ m.reasoning }},{{ m.reasoning_content }};{% endfor %}")
+            .unwrap();
+    let rendered = template
+        .render(&[says("assistant"), says("user")], &[], &RenderOptions::default())
+        .unwrap();
     assert_eq!(rendered, "hm,hm;,;");
 }
 

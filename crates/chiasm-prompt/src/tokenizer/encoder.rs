@@ -1,16 +1,19 @@
-//! The tokens that `tokenizers` gives, in a fraction of its time, for the kinds of tokenizer that are known here.
+//! The tokens that `tokenizers` gives, in a fraction of its time, for the kinds of tokenizer that
+//! are known here.
 //!
-//! `tokenizers` keeps for every byte where it came from, and allocates for every word. A prompt needs the ids alone:
+//! `tokenizers` keeps for every byte where it came from, and allocates for every word. A prompt
+//! needs the ids alone:
 //!
 //! 1. the text is cut at added tokens ([`added_tokens`]),
 //! 2. each long piece is looked up ([`piece_cache`]), or
 //! 3. normalised ([`normalize`]) and split into words ([`split`]), as all short ones are,
 //! 4. each word is looked up ([`word_cache`]) or merged ([`merges`]).
 //!
-//! Exactness comes first. What is no pure function of the words is not taken on: [`Encoder::of`] gives `None` for every
-//! setting it doesn't know, [`Encoder::encode`] for every text with a case it leaves out, and `tokenizers` does it. The
-//! classes of characters are asked of the regex engine that `tokenizers` uses, and normalisation is that of the same
-//! crate, so that no two versions of Unicode can meet.
+//! Exactness comes first. What is no pure function of the words is not taken on: [`Encoder::of`]
+//! gives `None` for every setting it doesn't know, [`Encoder::encode`] for every text with a case
+//! it leaves out, and `tokenizers` does it. The classes of characters are asked of the regex engine
+//! that `tokenizers` uses, and normalisation is that of the same crate, so that no two versions of
+//! Unicode can meet.
 
 mod added_tokens;
 mod char_class;
@@ -33,7 +36,8 @@ pub(super) use piece_cache::PieceCache;
 use split::Splitter;
 use words::{WordState, Words};
 
-/// Texts that such tokenizers have been found to disagree about. The encoder is used only if it gets them right.
+/// Texts that such tokenizers have been found to disagree about. The encoder is used only if it
+/// gets them right.
 const SELF_CHECK: &[&str] = &[
     "",
     " ",
@@ -55,7 +59,8 @@ pub(super) struct Encoder {
     words: Words,
     /// What the post-processor puts before and behind a text.
     around: (Vec<u32>, Vec<u32>),
-    /// States that no thread is using, the warmest last. A state is lent for one text, so that words need no lock.
+    /// States that no thread is using, the warmest last. A state is lent for one text, so that
+    /// words need no lock.
     idle: Mutex<Vec<WordState>>,
     /// How many of them are kept.
     max_idle: usize,
@@ -71,7 +76,9 @@ impl Encoder {
             for text in SELF_CHECK {
                 let expected = tokenizer.encode_fast(*text, special).ok()?;
                 let ids = encoder.encode(tokenizer, text, special, &PieceCache::new(0));
-                if ids.is_some_and(|ids| !ids.iter().map(|token| token.0).eq(expected.get_ids().iter().copied())) {
+                if ids.is_some_and(|ids| {
+                    !ids.iter().map(|token| token.0).eq(expected.get_ids().iter().copied())
+                }) {
                     tracing::warn!(
                         text,
                         "the fast encoder differs from tokenizers and is not used; please report this"
@@ -92,11 +99,20 @@ impl Encoder {
         around: (Vec<u32>, Vec<u32>),
     ) -> Self {
         let max_idle = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { added, normalization, metaspace, splitters, words, around, idle: Mutex::default(), max_idle }
+        Self {
+            added,
+            normalization,
+            metaspace,
+            splitters,
+            words,
+            around,
+            idle: Mutex::default(),
+            max_idle,
+        }
     }
 
-    /// Token ids of a text, or `None` if the text has a case that is left to `tokenizers`. Long pieces are looked for among the ones that
-    /// are known, and added to them.
+    /// Token ids of a text, or `None` if the text has a case that is left to `tokenizers`. Long
+    /// pieces are looked for among the ones that are known, and added to them.
     pub(super) fn encode(
         &self,
         tokenizer: &tokenizers::Tokenizer,
@@ -104,7 +120,8 @@ impl Encoder {
         special: bool,
         known: &PieceCache,
     ) -> Option<Vec<TokenId>> {
-        let mut state = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let mut state =
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         // Text has about four bytes per token.
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         if special {
@@ -140,7 +157,8 @@ impl Encoder {
                 }
                 Piece::LeftOut => return false,
                 Piece::Text(text) => {
-                    // The piece that begins a text may get a sign before it, and is another one elsewhere.
+                    // The piece that begins a text may get a sign before it, and is another one
+                    // elsewhere.
                     let is_kept = !first || self.metaspace.is_none();
                     if is_kept && known.push(text, ids) {
                         continue;
@@ -158,8 +176,9 @@ impl Encoder {
         true
     }
 
-    /// Appends the tokens of a piece without added tokens, but for those that are found in what is normalised. `first`: whether it
-    /// begins the text, which no longer is so behind it unless nothing was left of it. False if it has a case that is left out.
+    /// Appends the tokens of a piece without added tokens, but for those that are found in what is
+    /// normalised. `first`: whether it begins the text, which no longer is so behind it unless
+    /// nothing was left of it. False if it has a case that is left out.
     fn encode_piece(
         &self,
         tokenizer: &tokenizers::Tokenizer,
@@ -178,7 +197,9 @@ impl Encoder {
                         None => Cow::Borrowed(text),
                         Some(metaspace) => Cow::Owned(metaspace.apply(text, *first)),
                     };
-                    split::split(&self.splitters, &text, &mut |word| self.words.push(tokenizer, word, state, ids));
+                    split::split(&self.splitters, &text, &mut |word| {
+                        self.words.push(tokenizer, word, state, ids)
+                    });
                 }
             }
             *first = false;

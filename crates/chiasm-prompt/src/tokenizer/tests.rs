@@ -16,7 +16,8 @@ fn bytes_of_the_tokens_are_the_bytes_of_the_text() {
         let tokenizer = load(name);
         let text = " the quick 北京 👩‍👩‍👧\n\u{1}é";
         let tokens = tokenizer.encode(text, false).unwrap();
-        let bytes: Vec<u8> = tokens.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
+        let bytes: Vec<u8> =
+            tokens.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
         let bytes = String::from_utf8(bytes).unwrap();
         // The second kind puts a space before every text.
         assert!(bytes == text || bytes == format!(" {text}"), "{name}: {bytes:?}");
@@ -49,8 +50,7 @@ fn padding_and_truncation_of_the_file_are_off() {
     let dir = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(model("qwen2_vl").join("tokenizer.json")).unwrap();
     let mut json: Value = serde_json::from_str(&text).unwrap();
-    json["truncation"] =
-        serde_json::json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+    json["truncation"] = serde_json::json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
     json["padding"] = serde_json::json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "!"});
     std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
     let tokenizer = Tokenizer::from_model_dir(dir.path()).unwrap();
@@ -64,7 +64,8 @@ fn padding_and_truncation_of_the_file_are_off() {
 #[test]
 fn special_tokens_can_be_split_like_any_text() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::copy(model("qwen2_vl").join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    std::fs::copy(model("qwen2_vl").join("tokenizer.json"), dir.path().join("tokenizer.json"))
+        .unwrap();
     let config = r#"{"split_special_tokens": true, "eos_token": {"content": "<|im_end|>"}}"#;
     std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
     let tokenizer = Tokenizer::from_model_dir(dir.path()).unwrap();

@@ -21,7 +21,8 @@ pub(super) enum ByteForm {
 impl ByteForm {
     /// Told by the tokenizer's decoder.
     pub(super) fn of(tokenizer: &Tokenizer) -> Self {
-        let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
+        let decoder =
+            tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
         let mut kinds = Vec::new();
         collect_kinds(&decoder.unwrap_or_default(), &mut kinds);
         if kinds.iter().any(|kind| kind == "ByteLevel") {
@@ -33,8 +34,8 @@ impl ByteForm {
         }
     }
 
-    /// The text of a token of the model's own vocabulary, if it decodes to the same in any place: if it is whole
-    /// characters, and decoding is joining bytes.
+    /// The text of a token of the model's own vocabulary, if it decodes to the same in any place:
+    /// if it is whole characters, and decoding is joining bytes.
     pub(super) fn whole_characters(self, tokenizer: &Tokenizer, token: TokenId) -> Option<String> {
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         if self != (Self::ByteLevel { alone: true }) || added.contains_key(&token.0) {
@@ -67,8 +68,8 @@ fn collect_kinds(decoder: &Value, kinds: &mut Vec<String>) {
     }
 }
 
-/// The reverse of GPT-2's table: printable Latin-1 characters stand for themselves, the other 68 bytes, in order, for
-/// the characters from U+0100 on. `None` if a character is not of the table.
+/// The reverse of GPT-2's table: printable Latin-1 characters stand for themselves, the other 68
+/// bytes, in order, for the characters from U+0100 on. `None` if a character is not of the table.
 fn byte_level(text: &str) -> Option<Vec<u8>> {
     text.chars()
         .map(|c| match u32::from(c) {

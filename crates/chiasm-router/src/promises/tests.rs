@@ -10,7 +10,8 @@ use super::*;
 
 const BLOCKS: usize = 6;
 /// Two workers, and the second one's next life.
-const SEATS: [Seat; 3] = [Seat { place: 0, life: 1 }, Seat { place: 1, life: 2 }, Seat { place: 1, life: 3 }];
+const SEATS: [Seat; 3] =
+    [Seat { place: 0, life: 1 }, Seat { place: 1, life: 2 }, Seat { place: 1, life: 3 }];
 
 fn blocks() -> Vec<BlockKey> {
     let tokens: Vec<_> = (0..BLOCKS as u32).map(TokenId).collect();
@@ -20,7 +21,10 @@ fn blocks() -> Vec<BlockKey> {
 #[test]
 fn lingering_promises_are_bounded_and_the_oldest_go_first() {
     let tokens: Vec<_> = (0..2 * MAX_LINGERING as u32).map(TokenId).collect();
-    let many = block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, BlockSize::new(1).unwrap());
+    let many = block_keys(
+        &PromptBlocks { tokens: &tokens, ..Default::default() },
+        BlockSize::new(1).unwrap(),
+    );
     let mut promises = Promises::default();
     let until = Some(Duration::from_secs(3600));
     for (request, block) in many.iter().enumerate() {
@@ -35,7 +39,10 @@ fn lingering_promises_are_bounded_and_the_oldest_go_first() {
 #[test]
 fn the_end_of_a_run_is_found_wherever_it_is() {
     let tokens: Vec<_> = (0..40).map(TokenId).collect();
-    let keys = block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, BlockSize::new(1).unwrap());
+    let keys = block_keys(
+        &PromptBlocks { tokens: &tokens, ..Default::default() },
+        BlockSize::new(1).unwrap(),
+    );
     for start in 0..40 {
         for end in start + 1..=40 {
             let mut promises = Promises::default();

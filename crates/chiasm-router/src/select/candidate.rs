@@ -1,4 +1,5 @@
-//! What a choice compares: a worker that may get a request, with what it would have to do, and the media items of the request.
+//! What a choice compares: a worker that may get a request, with what it would have to do, and the
+//! media items of the request.
 
 use chiasm_types::{PlanClassId, Role, WorkerId};
 
@@ -101,8 +102,8 @@ impl Candidate {
         self.covered() as usize * self.block_size as usize
     }
 
-    /// What its cost is made of. `encode` and `process` are the blocks that the embeddings of items fill which end after what it
-    /// need not compute, and of all items, whatever it is spared.
+    /// What its cost is made of. `encode` and `process` are the blocks that the embeddings of items
+    /// fill which end after what it need not compute, and of all items, whatever it is spared.
     pub(super) fn terms(&self, encode: f64, process: f64) -> Terms {
         let size = f64::from(self.block_size);
         Terms {
@@ -126,13 +127,20 @@ impl Candidate {
 
     /// Blocks of the prompt that it has to be sent by whoever computes it.
     pub(super) fn missing(&self) -> f64 {
-        in_blocks(self.blocks.saturating_sub(self.covered().into()) as f64 * f64::from(self.block_size))
+        in_blocks(
+            self.blocks.saturating_sub(self.covered().into()) as f64 * f64::from(self.block_size),
+        )
     }
 
-    /// Returns the cost of answering behind a prompt that another worker computes; `transfer` is the cost of
-    /// sending one block. While the other worker does `work_before`, this one does as much of the work that
-    /// waits here: only the rest delays the request.
-    pub(super) fn cost_behind(&self, config: &RouterConfig, transfer: f64, work_before: f64) -> f64 {
+    /// Returns the cost of answering behind a prompt that another worker computes; `transfer` is
+    /// the cost of sending one block. While the other worker does `work_before`, this one does as
+    /// much of the work that waits here: only the rest delays the request.
+    pub(super) fn cost_behind(
+        &self,
+        config: &RouterConfig,
+        transfer: f64,
+        work_before: f64,
+    ) -> f64 {
         let Self { waiting_work, load, excess, .. } = *self;
         let waiting = (waiting_work - work_before).max(0.0);
         let terms = Terms { waiting, load, excess, ..Terms::default() };
@@ -163,7 +171,8 @@ impl Items {
         let Self { sorted, embeds_from } = self;
         sorted.clear();
         sorted.extend_from_slice(media);
-        // An item that comes twice is encoded for its last place if the KV cache does not cover that.
+        // An item that comes twice is encoded for its last place if the KV cache does not cover
+        // that.
         sorted.sort_unstable_by(|one, other| (one.hash, other.end).cmp(&(other.hash, one.end)));
         sorted.dedup_by_key(|item| item.hash);
         sorted.sort_unstable_by_key(|item| item.end);
@@ -174,7 +183,8 @@ impl Items {
         }
     }
 
-    /// The first item that is not wholly within so many tokens: vLLM runs the encoder for it and those after it.
+    /// The first item that is not wholly within so many tokens: vLLM runs the encoder for it and
+    /// those after it.
     pub(super) fn encoded_from(&self, tokens: usize) -> usize {
         self.sorted.partition_point(|item| item.end <= tokens)
     }
@@ -184,8 +194,8 @@ impl Items {
     }
 }
 
-/// What requests that this router did not send make the engine do, in the unit of costs: as their frontends tell, or what so
-/// many usually do.
+/// What requests that this router did not send make the engine do, in the unit of costs: as their
+/// frontends tell, or what so many usually do.
 fn work_of_others(roster: &Roster, worker: &Worker, weights: &Weights) -> f64 {
     let told = worker.engine.map_or(0, |engine| engine.pending_tokens_of_others);
     match told {

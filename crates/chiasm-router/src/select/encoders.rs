@@ -47,17 +47,20 @@ fn least_loaded(encoders: &[Encoder], class: PlanClassId, machine: u64) -> Optio
 }
 
 impl Candidate {
-    /// Has the worker's media items encoded elsewhere, if its other requests lose more by waiting for it than that costs. `encode` is the
-    /// blocks that the embeddings of items fill which end after what it need not compute.
+    /// Has the worker's media items encoded elsewhere, if its other requests lose more by waiting
+    /// for it than that costs. `encode` is the blocks that the embeddings of items fill which end
+    /// after what it need not compute.
     pub(super) fn offer(&mut self, encoders: &[Encoder], encode: f64, config: &RouterConfig) {
         let Some(at) = least_loaded(encoders, self.class, self.machine) else { return };
         let blocks = self.terms(encode, 0.0).encode;
         if blocks == 0.0 {
             return;
         }
-        let lost = config.stages.disturb * (self.requests + 1) as f64 * config.weights.encode * blocks;
-        let price =
-            config.stages.hop + embedding_transfer(config, blocks) + config.weights.queue * encoders[at].waiting;
+        let lost =
+            config.stages.disturb * (self.requests + 1) as f64 * config.weights.encode * blocks;
+        let price = config.stages.hop
+            + embedding_transfer(config, blocks)
+            + config.weights.queue * encoders[at].waiting;
         if price < lost {
             self.encodes_elsewhere = true;
             // What its other requests do not lose is no gain over workers that have fewer of them.
@@ -68,7 +71,12 @@ impl Candidate {
 
 impl Scratch {
     /// The workers that could encode a request's media items.
-    pub(super) fn gather_encoders(&mut self, config: &RouterConfig, roster: &Roster, plans: &[RouteRequest<'_>]) {
+    pub(super) fn gather_encoders(
+        &mut self,
+        config: &RouterConfig,
+        roster: &Roster,
+        plans: &[RouteRequest<'_>],
+    ) {
         self.encoders.clear();
         if !roster.has_encoders() {
             return;
@@ -110,7 +118,9 @@ impl Scratch {
                     spared[at] = true;
                 }
             }
-            for (candidate, _) in self.candidates.iter_mut().zip(&spared).filter(|(_, spared)| !**spared) {
+            for (candidate, _) in
+                self.candidates.iter_mut().zip(&spared).filter(|(_, spared)| !**spared)
+            {
                 if candidate.plan == plan
                     && item.end > candidate.covered_tokens()
                     && roster.embeddings.has(candidate.machine, item.hash)
@@ -123,16 +133,19 @@ impl Scratch {
         self.spared = spared;
     }
 
-    /// Has all that would encode something have it done elsewhere, where there is somebody for it: what policies do that know no costs.
+    /// Has all that would encode something have it done elsewhere, where there is somebody for it:
+    /// what policies do that know no costs.
     pub(super) fn encode_elsewhere(&mut self) {
         let Self { candidates, encoders, .. } = self;
         for candidate in candidates {
-            candidate.encodes_elsewhere = least_loaded(encoders, candidate.class, candidate.machine).is_some();
+            candidate.encodes_elsewhere =
+                least_loaded(encoders, candidate.class, candidate.machine).is_some();
         }
     }
 
-    /// Of the media items that the worker needs the embeddings of which computes the prompt: those that it finds, and who encodes others for
-    /// it, each item one worker, so that several are encoded at the same time.
+    /// Of the media items that the worker needs the embeddings of which computes the prompt: those
+    /// that it finds, and who encodes others for it, each item one worker, so that several are
+    /// encoded at the same time.
     pub(super) fn embeddings_for(
         &mut self,
         config: &RouterConfig,
@@ -140,7 +153,9 @@ impl Scratch {
         computes: &Assignment,
     ) -> Result<(Vec<MmHash>, Vec<Encoding>), RouteError> {
         let (mut embedded, mut encodings) = (Vec::new(), Vec::new());
-        let Some(info) = roster.at(computes.seat).map(|worker| worker.info) else { return Ok((embedded, encodings)) };
+        let Some(info) = roster.at(computes.seat).map(|worker| worker.info) else {
+            return Ok((embedded, encodings));
+        };
         if roster.embeddings.is_empty() {
             return Ok((embedded, encodings));
         }
@@ -150,19 +165,24 @@ impl Scratch {
                 embedded.push(item.hash);
                 continue;
             }
-            if !computes.encodes_elsewhere || holders(config, roster, item).any(|holder| holder == computes.seat) {
+            if !computes.encodes_elsewhere
+                || holders(config, roster, item).any(|holder| holder == computes.seat)
+            {
                 continue;
             }
             // One that encodes it for another request already does so once.
             let by = roster.embeddings.encoded_by(info.machine, item.hash);
-            let at_it = encoders
-                .iter()
-                .position(|encoder| Some(encoder.seat) == by && encoder.works_for(info.class, info.machine));
+            let at_it = encoders.iter().position(|encoder| {
+                Some(encoder.seat) == by && encoder.works_for(info.class, info.machine)
+            });
             let work = match at_it {
                 Some(_) => 0.0,
                 None => config.weights.encode * in_blocks(item.embeds as f64),
             };
-            let Some(at) = at_it.or_else(|| least_loaded(encoders, info.class, info.machine)) else { continue };
+            let Some(at) = at_it.or_else(|| least_loaded(encoders, info.class, info.machine))
+            else {
+                continue;
+            };
             encoders[at].waiting += work;
             add(config, roster, &mut encodings, encoders[at].seat, item, work)?;
         }
@@ -171,7 +191,11 @@ impl Scratch {
 }
 
 /// The workers that are taken to have an item's embeddings in their own caches.
-fn holders<'a>(config: &RouterConfig, roster: &'a Roster, item: &RouteItem) -> impl Iterator<Item = Seat> + use<'a> {
+fn holders<'a>(
+    config: &RouterConfig,
+    roster: &'a Roster,
+    item: &RouteItem,
+) -> impl Iterator<Item = Seat> + use<'a> {
     let odometers = |seat| roster.at(seat).map(|worker| worker.odometers);
     let held = roster.media.of(item.hash, item.elements, item.embeds, odometers);
     let looks = config.policy == Policy::KvMedia;

@@ -36,7 +36,8 @@ struct Priced {
     assignment: Assignment,
     place: Place,
     cost: f64,
-    /// The work there until the prompt is computed, with what waits before it, in the unit of costs.
+    /// The work there until the prompt is computed, with what waits before it, in the unit of
+    /// costs.
     work_until_computed: f64,
 }
 
@@ -51,8 +52,8 @@ struct Pair {
     cost: f64,
 }
 
-/// Picks the worker that answers, and if it is cheaper, and allowed, another one that computes the prompt
-/// and can hand it over.
+/// Picks the worker that answers, and if it is cheaper, and allowed, another one that computes the
+/// prompt and can hand it over.
 pub(crate) fn choose_stages(
     config: &RouterConfig,
     roster: &mut Roster,
@@ -90,13 +91,14 @@ pub(crate) fn choose_stages(
         roster.sessions.went_to(session, stages.answers.seat);
     }
     roster.last = Some(stages.answers.id);
-    roster.last_prefill = stages.prefills.as_ref().map(|prefills| prefills.id).or(roster.last_prefill);
+    roster.last_prefill =
+        stages.prefills.as_ref().map(|prefills| prefills.id).or(roster.last_prefill);
     Ok(stages)
 }
 
 impl Scratch {
-    /// The workers for the prompt alone: by cost the cheapest of each place, else the one that the policy picks. None if there are
-    /// none, or all are busy.
+    /// The workers for the prompt alone: by cost the cheapest of each place, else the one that the
+    /// policy picks. None if there are none, or all are busy.
     fn for_prompt(
         &mut self,
         config: &RouterConfig,
@@ -114,24 +116,25 @@ impl Scratch {
         roster.last = last_answer;
         let of_each = match decision {
             // The one that was drawn goes before others that cost the same.
-            Decision::Cost(_) => {
-                self.of_each(place, 0..self.candidates.len(), |at| (self.candidates[at].cost, u32::from(at != chosen)))
-            }
+            Decision::Cost(_) => self.of_each(place, 0..self.candidates.len(), |at| {
+                (self.candidates[at].cost, u32::from(at != chosen))
+            }),
             Decision::Session | Decision::Policy(_) => vec![chosen],
         };
         let priced = of_each.into_iter().map(|at| self.priced(config, roster, plans, at, decision));
         priced.collect()
     }
 
-    /// The worker for everything: one whose role is to prefill only if there is no other. Leaves the candidates that
-    /// [`Scratch::cheapest_pair`] goes by.
+    /// The worker for everything: one whose role is to prefill only if there is no other. Leaves
+    /// the candidates that [`Scratch::cheapest_pair`] goes by.
     fn for_all(
         &mut self,
         config: &RouterConfig,
         roster: &mut Roster,
         plans: &[RouteRequest<'_>],
     ) -> Result<Priced, RouteError> {
-        let mut busy = self.gather(config, roster, plans, |role| matches!(role, Role::Aggregated | Role::Decode));
+        let mut busy = self
+            .gather(config, roster, plans, |role| matches!(role, Role::Aggregated | Role::Decode));
         if self.candidates.is_empty() && busy == 0 {
             busy = self.gather(config, roster, plans, Role::answers);
         }
@@ -163,7 +166,12 @@ impl Scratch {
         let candidate = &self.candidates[at];
         let assignment = self.assignment(config, roster, plans, at, decision)?;
         let work_until_computed = candidate.waiting_work + assignment.pending.work;
-        Ok(Priced { assignment, place: place(candidate), cost: candidate.cost, work_until_computed })
+        Ok(Priced {
+            assignment,
+            place: place(candidate),
+            cost: candidate.cost,
+            work_until_computed,
+        })
     }
 
     /// A worker that decodes has answers waiting for each prompt that it computes.
@@ -172,12 +180,14 @@ impl Scratch {
         for candidate in candidates.iter_mut().filter(|candidate| candidate.role == Role::Decode) {
             let encode = candidate.encode(&plans[candidate.plan as usize].items);
             let waiting = (candidate.requests + 1) as f64;
-            candidate.cost += config.stages.disturb * waiting * candidate.work(encode, &config.weights);
+            candidate.cost +=
+                config.stages.disturb * waiting * candidate.work(encode, &config.weights);
         }
     }
 
-    /// Of the workers for the prompt and those for the answer behind it the two that cost the least together, of those that hand over
-    /// prompts to each other: the latter by what they have to do and to be sent, or that of the session. `None` if there are no two.
+    /// Of the workers for the prompt and those for the answer behind it the two that cost the least
+    /// together, of those that hand over prompts to each other: the latter by what they have to do
+    /// and to be sent, or that of the session. `None` if there are no two.
     fn cheapest_pair(
         &self,
         config: &RouterConfig,
@@ -187,25 +197,52 @@ impl Scratch {
     ) -> Result<Option<(Stages, f64)>, RouteError> {
         let decodes = |at: &usize| self.candidates[*at].role == Role::Decode;
         let by_session = self.by_session(roster, plans).filter(decodes);
-        let decoding = (0..self.candidates.len()).filter(|at| decodes(at) && by_session.is_none_or(|only| only == *at));
+        let decoding = (0..self.candidates.len())
+            .filter(|at| decodes(at) && by_session.is_none_or(|only| only == *at));
         let StageWeights { transfer, network_transfer, .. } = config.stages;
-        let near = self.pairs(config, &prefills, decoding.clone(), transfer, |place| place, &mut roster.rng);
-        // The two that are cheapest within a network may be of one machine: then they are priced above, and lower.
-        let networked = decoding.filter(|&at| self.candidates[at].hands_over_in != self.candidates[at].machine);
-        let far = self.pairs(config, &prefills, networked, network_transfer, |(network, _)| network, &mut roster.rng);
-        let cheapest = near.into_iter().chain(far).min_by(|one, other| one.cost.total_cmp(&other.cost));
-        let Some(Pair { prefills: nth, answers: at, transfer, cost }) = cheapest else { return Ok(None) };
-        let Some(Priced { assignment: prefill, .. }) = prefills.into_iter().nth(nth) else { return Ok(None) };
+        let near = self.pairs(
+            config,
+            &prefills,
+            decoding.clone(),
+            transfer,
+            |place| place,
+            &mut roster.rng,
+        );
+        // The two that are cheapest within a network may be of one machine: then they are priced
+        // above, and lower.
+        let networked =
+            decoding.filter(|&at| self.candidates[at].hands_over_in != self.candidates[at].machine);
+        let far = self.pairs(
+            config,
+            &prefills,
+            networked,
+            network_transfer,
+            |(network, _)| network,
+            &mut roster.rng,
+        );
+        let cheapest =
+            near.into_iter().chain(far).min_by(|one, other| one.cost.total_cmp(&other.cost));
+        let Some(Pair { prefills: nth, answers: at, transfer, cost }) = cheapest else {
+            return Ok(None);
+        };
+        let Some(Priced { assignment: prefill, .. }) = prefills.into_iter().nth(nth) else {
+            return Ok(None);
+        };
         let candidate = &self.candidates[at];
-        let assignment = self.assignment(config, roster, plans, at, Decision::Cost(config.policy))?;
+        let assignment =
+            self.assignment(config, roster, plans, at, Decision::Cost(config.policy))?;
         // It computes nothing but the last token.
         let work = transfer * candidate.missing();
-        let answers = Assignment { pending: Pending { tokens: 1, work }, encodes_from: usize::MAX, ..assignment };
+        let answers = Assignment {
+            pending: Pending { tokens: 1, work },
+            encodes_from: usize::MAX,
+            ..assignment
+        };
         Ok(Some((Stages::new(answers, Some(prefill)), cost)))
     }
 
-    /// Each worker for the prompt, and of these for the answer behind it the cheapest that has the same key, with what a block takes to be
-    /// sent from the one to the other.
+    /// Each worker for the prompt, and of these for the answer behind it the cheapest that has the
+    /// same key, with what a block takes to be sent from the one to the other.
     fn pairs<K: Ord>(
         &self,
         config: &RouterConfig,
@@ -216,11 +253,16 @@ impl Scratch {
         rng: &mut SmallRng,
     ) -> Vec<Pair> {
         let key_of = |candidate: &Candidate| key(place(candidate));
-        let cost = |at: usize, work_before: f64| self.candidates[at].cost_behind(config, transfer, work_before);
+        let cost = |at: usize, work_before: f64| {
+            self.candidates[at].cost_behind(config, transfer, work_before)
+        };
         // Equals with equal chance, so that idle workers all get something to hold.
         let of_each = self.of_each(key_of, decoding, |at| (cost(at, 0.0), rng.random()));
         let pair = |(nth, prefill): (usize, &Priced)| {
-            let at = of_each.iter().copied().find(|&at| key_of(&self.candidates[at]) == key(prefill.place))?;
+            let at = of_each
+                .iter()
+                .copied()
+                .find(|&at| key_of(&self.candidates[at]) == key(prefill.place))?;
             let cost = prefill.cost + cost(at, prefill.work_until_computed);
             Some(Pair { prefills: nth, answers: at, transfer, cost })
         };

@@ -27,7 +27,11 @@ fn half_open_worker_gets_one_request() {
     for policy in POLICIES {
         let router = router(1, |config| config.policy = policy);
         router.set_admission(WorkerId(0), Admission::One);
-        assert_eq!((picks(&router), picks(&router)), (Ok(0), Err(RouteError::NoWorker)), "{policy}");
+        assert_eq!(
+            (picks(&router), picks(&router)),
+            (Ok(0), Err(RouteError::NoWorker)),
+            "{policy}"
+        );
         router.set_admission(WorkerId(0), Admission::All);
         assert_eq!((picks(&router), picks(&router)), (Ok(0), Ok(0)), "{policy}");
     }
@@ -42,5 +46,9 @@ fn suspect_workers_alone_are_silent() {
     router.set_suspect(WorkerId(2), true);
     assert_eq!(picks(&router), Err(RouteError::Silent(2)));
     let only = Prompt::text(1, 64).select_but(&router, &[WorkerId(0), WorkerId(2)]);
-    assert_eq!(only.map(|_| ()), Err(RouteError::NoWorker), "a closed worker is nobody to wait for");
+    assert_eq!(
+        only.map(|_| ()),
+        Err(RouteError::NoWorker),
+        "a closed worker is nobody to wait for"
+    );
 }

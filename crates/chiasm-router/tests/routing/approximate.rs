@@ -14,7 +14,8 @@ fn at(clock: &VirtualClock, time: Duration) {
 
 fn silent(workers: u32) -> (Router, VirtualClock) {
     let clock = VirtualClock::default();
-    let config = RouterConfig { seed: Some(1), believed_for: Duration::from_secs(60), ..Default::default() };
+    let config =
+        RouterConfig { seed: Some(1), believed_for: Duration::from_secs(60), ..Default::default() };
     let router = Router::with_clock(config, Clock::Virtual(clock.clone()));
     (0..workers).for_each(|id| router.add_worker(WorkerId(id), SILENT));
     (router, clock)
@@ -36,7 +37,10 @@ fn what_was_computed_is_believed_to_be_held() {
         assert_eq!(compute(&router, &Prompt::text(1, 160)), (worker, 10));
     }
     let known = router.workers()[worker.0 as usize];
-    assert_eq!((known.knowledge, known.index.blocks, known.promised_blocks), (Knowledge::Approximate, 10, 0));
+    assert_eq!(
+        (known.knowledge, known.index.blocks, known.promised_blocks),
+        (Knowledge::Approximate, 10, 0)
+    );
 }
 
 #[test]
@@ -125,5 +129,9 @@ fn a_worker_with_events_is_exact_once_it_has_caught_up() {
     let of = |id: usize| router.workers()[id].knowledge;
     assert_eq!((of(0), of(1)), (Knowledge::Approximate, Knowledge::CatchingUp));
     (0..2).for_each(|id| router.set_caught_up(WorkerId(id), true));
-    assert_eq!((of(0), of(1)), (Knowledge::Approximate, Knowledge::Exact), "nobody can say so of the silent one");
+    assert_eq!(
+        (of(0), of(1)),
+        (Knowledge::Approximate, Knowledge::Exact),
+        "nobody can say so of the silent one"
+    );
 }

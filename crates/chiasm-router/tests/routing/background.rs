@@ -37,7 +37,8 @@ fn selections_complete_while_the_blocks_of_a_large_worker_are_given_back() {
         let (chore, full) = (chores.try_recv().unwrap(), router.index_totals());
         // Overlaps are right from the call on, and nothing is locked.
         let select = || {
-            let (first, other) = (Prompt::text(0, 64).select(&router), Prompt::text(1, 64).select(&router));
+            let (first, other) =
+                (Prompt::text(0, 64).select(&router), Prompt::text(1, 64).select(&router));
             assert_eq!((first.worker, first.overlap_blocks, other.overlap_blocks), (OTHER, 4, 0));
         };
         select();
@@ -55,7 +56,10 @@ fn selections_complete_while_the_blocks_of_a_large_worker_are_given_back() {
 
 #[test]
 fn what_a_worker_without_events_was_believed_to_hold_is_dropped_elsewhere_too() {
-    for change in [|router: &Router| router.remove_worker(OTHER), |router: &Router| router.reset_worker_blocks(OTHER)] {
+    for change in [
+        |router: &Router| router.remove_worker(OTHER),
+        |router: &Router| router.reset_worker_blocks(OTHER),
+    ] {
         let (router, chores) = filled();
         router.add_worker(OTHER, WorkerInfo { publishes_events: false, ..INFO });
         chores.try_iter().for_each(|chore| chore());

@@ -4,7 +4,8 @@ use crate::workload::{INFO, Prompt};
 use chiasm_router::{Clock, Decoding, Reservation, Router, RouterConfig, VirtualClock, Weights};
 use chiasm_types::WorkerId;
 
-/// Nanoseconds between two requests: one at a time, so that nothing waits or runs when the next one comes.
+/// Nanoseconds between two requests: one at a time, so that nothing waits or runs when the next one
+/// comes.
 const GAP: u64 = 20_000_000;
 
 struct Fleet {
@@ -44,10 +45,13 @@ impl Fleet {
         reservation.worker
     }
 
-    /// Questions about one photo, all at the worker that got the first: until one goes elsewhere, or `most`.
+    /// Questions about one photo, all at the worker that got the first: until one goes elsewhere,
+    /// or `most`.
     fn stays(&mut self, most: usize) -> usize {
         let first = self.ask(&Prompt::photo_question(1, 0));
-        (1..most).find(|question| self.ask(&Prompt::photo_question(1, *question as u32)) != first).unwrap_or(most)
+        (1..most)
+            .find(|question| self.ask(&Prompt::photo_question(1, *question as u32)) != first)
+            .unwrap_or(most)
     }
 }
 
@@ -70,7 +74,10 @@ fn copies_share_what_is_asked() {
     }
     let copies: Vec<u32> = counts.into_iter().filter(|count| *count > 0).collect();
     let even = 2000 / copies.len() as u32;
-    assert!(copies.len() >= 2 && copies.iter().all(|count| count.abs_diff(even) < even / 4), "{counts:?}");
+    assert!(
+        copies.len() >= 2 && copies.iter().all(|count| count.abs_diff(even) < even / 4),
+        "{counts:?}"
+    );
 }
 
 #[test]
@@ -144,8 +151,10 @@ fn answering_is_work() {
 fn how_much_work_answering_is_depends_on_the_engine() {
     let stays = |decoding| {
         let weights = Weights { load: 0.0, balance: 1.0, ..Weights::default() };
-        let mut fleet = Fleet::configured(2, RouterConfig { weights, decoding, ..Default::default() });
-        // One answers for ten seconds; then the same prompt comes again, which costs the other 100 blocks: 1,600.
+        let mut fleet =
+            Fleet::configured(2, RouterConfig { weights, decoding, ..Default::default() });
+        // One answers for ten seconds; then the same prompt comes again, which costs the other 100
+        // blocks: 1,600.
         let prompt = Prompt::text(1, 1600);
         let mut answering = prompt.select(&fleet.router);
         fleet.router.apply(answering.worker, &prompt.stored());

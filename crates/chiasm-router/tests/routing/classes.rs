@@ -78,7 +78,8 @@ fn a_worker_that_drains_is_busy_and_what_others_gave_it_counts() {
     assert_eq!(prompt.select(&router).worker, ONE);
     router.set_stats(ONE, EngineStats { draining: true, ..EngineStats::default() });
     assert_eq!(prompt.select_but(&router, &[]).unwrap_err(), RouteError::Busy(2));
-    router.set_stats(ZERO, EngineStats { pending_tokens_of_others: 5000, ..EngineStats::default() });
+    router
+        .set_stats(ZERO, EngineStats { pending_tokens_of_others: 5000, ..EngineStats::default() });
     router.set_stats(ONE, EngineStats::default());
     let running: Vec<_> = (0..4).map(|_| Prompt::text(2, 16).select(&router)).collect();
     assert!(running.iter().all(|reservation| reservation.worker == ONE));

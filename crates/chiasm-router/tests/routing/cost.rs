@@ -2,7 +2,9 @@
 
 use crate::workload::{BLOCK, INFO, Prompt, batch, per_worker, router};
 use chiasm_kv::event::KvEvent;
-use chiasm_router::{EngineStats, Policy, Reservation, RouteError, RouteItem, RouteRequest, Router, Weights};
+use chiasm_router::{
+    EngineStats, Policy, Reservation, RouteError, RouteItem, RouteRequest, Router, Weights,
+};
 use chiasm_types::{MmHash, WorkerId};
 
 /// The item of `Prompt::image_question`: 160 placeholder tokens from `start` on.
@@ -10,8 +12,15 @@ fn item(image: u8, start: usize) -> RouteItem {
     RouteItem { hash: MmHash::new([image; 32]), end: start + 160, embeds: 160, elements: 10_000 }
 }
 
-const NO_WEIGHTS: Weights =
-    Weights { prefill: 0.0, fetch: 0.0, encode: 0.0, process: 0.0, queue: 0.0, load: 0.0, balance: 0.0 };
+const NO_WEIGHTS: Weights = Weights {
+    prefill: 0.0,
+    fetch: 0.0,
+    encode: 0.0,
+    process: 0.0,
+    queue: 0.0,
+    load: 0.0,
+    balance: 0.0,
+};
 
 fn weighted(workers: u32, weights: Weights) -> Router {
     router(workers, |config| config.weights = weights)
@@ -34,7 +43,8 @@ fn the_same_image_after_another_text_goes_where_its_pixels_are() {
         // One at a time: nothing but the image draws them.
         assert_eq!(text_then_image(&router, text, 9).worker, first);
     }
-    let others: Vec<_> = (0..40).map(|image| text_then_image(&router, 100 + u32::from(image), 50 + image)).collect();
+    let others: Vec<_> =
+        (0..40).map(|image| text_then_image(&router, 100 + u32::from(image), 50 + image)).collect();
     assert!(per_worker(8, &others).iter().all(|count| *count == 5), "other images spread");
 }
 
@@ -55,14 +65,18 @@ fn an_image_whose_blocks_are_held_needs_no_encoder() {
         assert_eq!(select(&router, &prompt, &[item(1, 0)]).worker, WorkerId(2));
     }
     // Nobody has encoded it, so an image that ends after what is held costs the same everywhere.
-    let later: Vec<_> = (0..30).map(|n| select(&router, &prompt, &[item(100 + n, 40)]).worker).collect();
+    let later: Vec<_> =
+        (0..30).map(|n| select(&router, &prompt, &[item(100 + n, 40)]).worker).collect();
     assert!((0..3).all(|id| later.contains(&WorkerId(id))));
 }
 
 #[test]
 fn embeddings_are_forgotten_with_the_encoder_cache_and_tensors_with_the_receiver_cache() {
     // 2,000 tokens hold 12 images of 160; a megabyte holds 104 of 10,000 bytes.
-    let caches = [(Weights { encode: 1.0, ..NO_WEIGHTS }, 12), (Weights { process: 1.0, ..NO_WEIGHTS }, 104)];
+    let caches = [
+        (Weights { encode: 1.0, ..NO_WEIGHTS }, 12),
+        (Weights { process: 1.0, ..NO_WEIGHTS }, 104),
+    ];
     for (weights, capacity) in caches {
         let returns_after = |others: u8, seed| {
             let router = router(2, |config| (config.weights, config.seed) = (weights, Some(seed)));
@@ -71,7 +85,15 @@ fn embeddings_are_forgotten_with_the_encoder_cache_and_tensors_with_the_receiver
             let prompt = Prompt::text(2, 320);
             for image in 1..=others {
                 let media = [item(image, 160)];
-                drop(router.select(&RouteRequest { media: &media, exclude: &exclude, ..prompt.request() }).unwrap());
+                drop(
+                    router
+                        .select(&RouteRequest {
+                            media: &media,
+                            exclude: &exclude,
+                            ..prompt.request()
+                        })
+                        .unwrap(),
+                );
             }
             text_then_image(&router, 3, 0).worker == first
         };
@@ -88,7 +110,9 @@ fn blocks_on_the_cpu_are_loaded_where_that_is_cheaper_than_computing() {
         router.apply(WorkerId(0), &prompt.stored());
         // Worker 1 holds the first four on its device and the rest on the CPU.
         router.apply(WorkerId(1), &Prompt::text(1, 64).stored());
-        let KvEvent::BlockStored(mut offloaded) = prompt.stored().events.remove(0) else { panic!("stored") };
+        let KvEvent::BlockStored(mut offloaded) = prompt.stored().events.remove(0) else {
+            panic!("stored")
+        };
         offloaded.medium = Some("CPU".to_owned());
         // As vLLM tells of its lower tiers: hashes alone, known from the device.
         (offloaded.token_ids, offloaded.extra_keys) = (Vec::new(), None);
@@ -115,13 +139,18 @@ fn work_that_waits_counts_until_the_first_token() {
     let mut long = Prompt::text(1, 16 * 100).select(&router);
     assert_eq!(router.workers()[long.worker.0 as usize].pending_tokens, 1600);
     let short: Vec<_> = (2..12).map(|text| Prompt::text(text, 160).select(&router)).collect();
-    assert!(short.iter().all(|reservation| reservation.worker != long.worker), "100 blocks against 10 times 10");
+    assert!(
+        short.iter().all(|reservation| reservation.worker != long.worker),
+        "100 blocks against 10 times 10"
+    );
     long.first_token();
     assert_eq!(router.workers()[long.worker.0 as usize].pending_tokens, 0);
     let next: Vec<_> = (20..30).map(|text| Prompt::text(text, 160).select(&router)).collect();
     assert!(next.iter().all(|reservation| reservation.worker == long.worker));
     drop((long, short, next));
-    assert!(router.workers().iter().all(|worker| worker.pending_tokens == 0 && worker.requests == 0));
+    assert!(
+        router.workers().iter().all(|worker| worker.pending_tokens == 0 && worker.requests == 0)
+    );
 }
 
 #[test]
@@ -133,7 +162,10 @@ fn what_is_held_does_not_wait() {
     assert_eq!(router.workers()[0].pending_tokens, 10);
     let _promised = Prompt::text(2, 1000).select(&router);
     let again = Prompt::text(2, 1000).select(&router);
-    assert_eq!((again.overlap_blocks, router.workers()[0].pending_tokens), (0, 10 + 1000 + 1000 - 62 * 16));
+    assert_eq!(
+        (again.overlap_blocks, router.workers()[0].pending_tokens),
+        (0, 10 + 1000 + 1000 - 62 * 16)
+    );
     assert_eq!(BLOCK.get(), 16);
 }
 
@@ -152,10 +184,16 @@ fn requests_of_others_that_wait_in_an_engine_count_as_usual_ones() {
     let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
     // So that there is a usual one.
     (0..500).for_each(|text| drop(Prompt::text(text, 160).select(&router)));
-    router.set_stats(WorkerId(0), EngineStats { running: 3, waiting: 2, kv_usage: 0.1, ..EngineStats::default() });
+    router.set_stats(
+        WorkerId(0),
+        EngineStats { running: 3, waiting: 2, kv_usage: 0.1, ..EngineStats::default() },
+    );
     assert!((1000..1020).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1)));
     // Running ones don't wait, and those that this router sent are known better.
-    router.set_stats(WorkerId(0), EngineStats { running: 30, waiting: 0, kv_usage: 0.1, ..EngineStats::default() });
+    router.set_stats(
+        WorkerId(0),
+        EngineStats { running: 30, waiting: 0, kv_usage: 0.1, ..EngineStats::default() },
+    );
     assert!((2000..2050).any(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(0)));
 }
 
@@ -163,14 +201,21 @@ fn requests_of_others_that_wait_in_an_engine_count_as_usual_ones() {
 fn own_requests_that_an_engine_told_of_are_nobody_elses_once_they_have_ended() {
     let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
     (0..500).for_each(|text| drop(Prompt::text(text, 160).select(&router)));
-    let own: Vec<_> =
-        (1000..1010).map(|text| Prompt::text(text, 160).select_but(&router, &[WorkerId(1)]).unwrap()).collect();
+    let own: Vec<_> = (1000..1010)
+        .map(|text| Prompt::text(text, 160).select_but(&router, &[WorkerId(1)]).unwrap())
+        .collect();
     // Servers tell once a second, and answer many requests in that time.
-    router.set_stats(WorkerId(0), EngineStats { running: 1, waiting: 9, kv_usage: 0.1, ..EngineStats::default() });
+    router.set_stats(
+        WorkerId(0),
+        EngineStats { running: 1, waiting: 9, kv_usage: 0.1, ..EngineStats::default() },
+    );
     drop(own);
     assert!((2000..2050).any(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(0)));
     // Nor are others' fewer when own ones come.
-    router.set_stats(WorkerId(0), EngineStats { running: 1, waiting: 2, kv_usage: 0.1, ..EngineStats::default() });
+    router.set_stats(
+        WorkerId(0),
+        EngineStats { running: 1, waiting: 2, kv_usage: 0.1, ..EngineStats::default() },
+    );
     let _own = Prompt::text(3000, 0).select_but(&router, &[WorkerId(1)]).unwrap();
     let _more = Prompt::text(3001, 0).select_but(&router, &[WorkerId(1)]).unwrap();
     let _most = Prompt::text(3002, 0).select_but(&router, &[WorkerId(1)]).unwrap();
@@ -187,22 +232,30 @@ fn a_busy_worker_gets_nothing_and_if_all_are_busy_that_is_said() {
             _ => config.busy.pending_tokens = Some(1600),
         });
         let make_busy = |id: u32| match threshold {
-            2 => Some(Prompt::text(10 + id, 1600).select_but(&router, &[WorkerId(1 - id)]).unwrap()),
+            2 => {
+                Some(Prompt::text(10 + id, 1600).select_but(&router, &[WorkerId(1 - id)]).unwrap())
+            }
             _ => {
                 router.set_stats(WorkerId(id), stats);
                 None
             }
         };
         let first = make_busy(0);
-        assert!((100..120).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1)));
+        assert!(
+            (100..120).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1))
+        );
         let second = make_busy(1);
         let error = Prompt::text(200, 160).select_but(&router, &[]).unwrap_err();
         assert_eq!(error, RouteError::Busy(2), "threshold {threshold}");
-        let excluded = Prompt::text(200, 160).select_but(&router, &[WorkerId(0), WorkerId(1)]).unwrap_err();
+        let excluded =
+            Prompt::text(200, 160).select_but(&router, &[WorkerId(0), WorkerId(1)]).unwrap_err();
         assert_eq!(excluded, RouteError::NoWorker);
         router.set_stats(WorkerId(0), EngineStats::default());
         drop((first, second));
-        assert_eq!(Prompt::text(300, 160).select_but(&router, &[WorkerId(1)]).unwrap().worker, WorkerId(0));
+        assert_eq!(
+            Prompt::text(300, 160).select_but(&router, &[WorkerId(1)]).unwrap().worker,
+            WorkerId(0)
+        );
     }
 }
 
@@ -220,7 +273,11 @@ fn a_temperature_spreads_by_the_difference_in_cost() {
     assert_eq!(picks(0.0), 1000);
     // Worker 1 costs 10 more: its chance is e^(-10/t) of the other's.
     for (temperature, expected) in [(10.0, 731), (3.0, 965), (1e9, 500)] {
-        assert!(picks(temperature).abs_diff(expected) < 60, "at {temperature}: {}", picks(temperature));
+        assert!(
+            picks(temperature).abs_diff(expected) < 60,
+            "at {temperature}: {}",
+            picks(temperature)
+        );
     }
 }
 
@@ -228,7 +285,8 @@ fn a_temperature_spreads_by_the_difference_in_cost() {
 fn two_choices_balance_better_than_one() {
     let most = |policy| {
         let router = router(50, |config| config.policy = policy);
-        let running: Vec<_> = (0..1000).map(|text| Prompt::text(text, 160).select(&router)).collect();
+        let running: Vec<_> =
+            (0..1000).map(|text| Prompt::text(text, 160).select(&router)).collect();
         per_worker(50, &running).into_iter().max().unwrap()
     };
     assert!(most(Policy::PowerOfTwo) <= 24, "{}", most(Policy::PowerOfTwo));

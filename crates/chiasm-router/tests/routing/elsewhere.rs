@@ -85,7 +85,10 @@ fn a_choice_of_others_counts_for_workers_that_are_there_and_busy_ones() {
     assert_eq!(prompt.select(&router).worker, WorkerId(1));
     drop((first, second));
     assert_eq!(router.workers()[0].requests, 0);
-    assert_eq!(router.chosen_elsewhere(WorkerId(7), &prompt.request()).unwrap_err(), RouteError::NoWorker);
+    assert_eq!(
+        router.chosen_elsewhere(WorkerId(7), &prompt.request()).unwrap_err(),
+        RouteError::NoWorker
+    );
     let other = RouteRequest { class: PlanClassId(1), ..prompt.request() };
     assert_eq!(router.chosen_elsewhere(WorkerId(0), &other).unwrap_err(), RouteError::NoWorker);
 }

@@ -1,7 +1,8 @@
 //! Workers that encode media items for those that compute prompts.
 
 use chiasm_router::{
-    Encodes, Policy, Route, RouteError, RouteItem, RouteRequest, Router, RouterConfig, Splitting, WorkerInfo,
+    Encodes, Policy, Route, RouteError, RouteItem, RouteRequest, Router, RouterConfig, Splitting,
+    WorkerInfo,
 };
 use chiasm_types::{MmHash, Role, WorkerId};
 
@@ -82,7 +83,8 @@ fn who_has_more_to_do_is_no_better_for_having_images_encoded_elsewhere() {
         (config.weights.load, config.weights.queue, config.weights.balance) = (0.0, 0.0, 0.0);
         config.stages.disturb = 10.0;
     });
-    let busy: Vec<Route> = (2..30).map(|image| ask_but(&router, image, &[OTHER_COMPUTE]).unwrap()).collect();
+    let busy: Vec<Route> =
+        (2..30).map(|image| ask_but(&router, image, &[OTHER_COMPUTE]).unwrap()).collect();
     assert!(busy.iter().all(|route| route.answers.worker == COMPUTE));
     // The idle one has most of the prompt.
     let prompt = Prompt::photo_question(1, 1);
@@ -118,7 +120,8 @@ fn what_is_not_found_is_encoded_again() {
 fn who_encodes_an_image_is_asked_by_all_who_need_it() {
     let router = eager();
     let first = ask(&router, 1);
-    let others: Vec<Route> = (0..3).map(|_| ask_but(&router, 1, &[first.answers.worker]).unwrap()).collect();
+    let others: Vec<Route> =
+        (0..3).map(|_| ask_but(&router, 1, &[first.answers.worker]).unwrap()).collect();
     // One of them is taken to keep it in its own cache from the first of these on.
     assert_eq!(encoded_by(&others[0]), encoded_by(&first));
     let another = ask(&router, 2);
@@ -179,9 +182,11 @@ fn what_a_worker_has_itself_and_finds_counts_once() {
 #[test]
 fn embeddings_stay_on_their_machine() {
     let router = router(0, |config| config.stages.hop = 0.0);
-    for (id, role, machine) in
-        [(ENCODE, Role::Encode, 1), (COMPUTE, Role::Aggregated, 1), (OTHER_COMPUTE, Role::Aggregated, 2)]
-    {
+    for (id, role, machine) in [
+        (ENCODE, Role::Encode, 1),
+        (COMPUTE, Role::Aggregated, 1),
+        (OTHER_COMPUTE, Role::Aggregated, 2),
+    ] {
         router.add_worker(id, WorkerInfo { role, machine, embedding_store_bytes: STORE, ..INFO });
         router.set_caught_up(id, true);
     }
@@ -200,7 +205,10 @@ fn who_encodes_answers_nothing() {
             let route = ask(&router, image);
             assert!(route.answers.worker >= COMPUTE && route.prefills.is_none(), "{policy}");
         }
-        assert!(matches!(ask_but(&router, 1, &[COMPUTE, OTHER_COMPUTE]), Err(RouteError::NoWorker)));
+        assert!(matches!(
+            ask_but(&router, 1, &[COMPUTE, OTHER_COMPUTE]),
+            Err(RouteError::NoWorker)
+        ));
         let text = Prompt::text(1, 64);
         assert!(text.select_but(&router, &[COMPUTE, OTHER_COMPUTE]).is_err(), "{policy}");
     }
@@ -223,15 +231,22 @@ fn prompts_and_their_images_are_computed_by_three_workers() {
         config.stages.hop = 0.0;
         config.stages.disturb = 1000.0;
     });
-    for (id, role) in [(ENCODE, Role::Encode), (COMPUTE, Role::Prefill), (OTHER_COMPUTE, Role::Decode)] {
+    for (id, role) in
+        [(ENCODE, Role::Encode), (COMPUTE, Role::Prefill), (OTHER_COMPUTE, Role::Decode)]
+    {
         router.add_worker(id, WorkerInfo { role, embedding_store_bytes: STORE, ..INFO });
         router.set_caught_up(id, true);
     }
     let route = ask(&router, 1);
     let prefills = route.prefills.as_ref().map(|prefills| prefills.worker);
-    assert_eq!((encoded_by(&route), prefills, route.answers.worker), (vec![ENCODE], Some(COMPUTE), OTHER_COMPUTE));
+    assert_eq!(
+        (encoded_by(&route), prefills, route.answers.worker),
+        (vec![ENCODE], Some(COMPUTE), OTHER_COMPUTE)
+    );
     leave(&route);
-    let waiting = |router: &Router| router.workers().iter().map(|worker| worker.pending_tokens).collect::<Vec<_>>();
+    let waiting = |router: &Router| {
+        router.workers().iter().map(|worker| worker.pending_tokens).collect::<Vec<_>>()
+    };
     assert_eq!(waiting(&router), [1024, 1064, 1]);
     drop(route);
     assert_eq!(waiting(&router), [0, 0, 0]);

@@ -14,8 +14,10 @@ fn image(number: u8) -> RouteItem {
 fn busy_router(choices: &[(u32, u8)]) -> Router {
     let router = router(4, |_| ());
     for &(worker, text) in choices {
-        router
-            .apply(WorkerId(worker % 4), &Prompt::text(u32::from(text), 160 + BLOCK.get() * worker as usize).stored());
+        router.apply(
+            WorkerId(worker % 4),
+            &Prompt::text(u32::from(text), 160 + BLOCK.get() * worker as usize).stored(),
+        );
     }
     router
 }
@@ -58,7 +60,11 @@ fn what_others_have_in_flight_is_told_as_expected_and_an_image_that_is_there_as_
     let media = [image(1)];
     let request = RouteRequest { media: &media, ..prompt.request() };
     let (first, told) = router.select_explained(&[request]).unwrap();
-    assert!(told.candidates.iter().all(|candidate| candidate.expected == 0 && candidate.terms.process > 0.0));
+    assert!(
+        told.candidates
+            .iter()
+            .all(|candidate| candidate.expected == 0 && candidate.terms.process > 0.0)
+    );
     let (_second, told) = router.select_explained(&[request]).unwrap();
     let of = |id| told.candidates.iter().find(|candidate| candidate.worker == id).unwrap();
     let (there, other) = (of(first.worker), of(WorkerId(1 - first.worker.0)));

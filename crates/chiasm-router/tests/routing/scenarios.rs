@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::workload::{BLOCK, INFO, Prompt, per_worker, router};
 use chiasm_kv::event::{KvEvent, KvEventBatch};
-use chiasm_router::{EngineStats, Policy, Reservation, RouteError, Router, RouterConfig, Weights, WorkerInfo};
+use chiasm_router::{
+    EngineStats, Policy, Reservation, RouteError, Router, RouterConfig, Weights, WorkerInfo,
+};
 use chiasm_types::{BlockSize, WorkerId};
 
 fn with_policy(policy: Policy) -> impl FnOnce(&mut RouterConfig) {
@@ -23,7 +25,10 @@ fn a_repeat_lands_on_the_worker_that_holds_it_even_under_modest_load() {
     let mut running = Vec::new();
     for _ in 0..10 {
         let repeat = prompt.select(&router);
-        assert_eq!((repeat.worker, repeat.overlap_blocks, repeat.total_blocks), (WorkerId(2), 12, 13));
+        assert_eq!(
+            (repeat.worker, repeat.overlap_blocks, repeat.total_blocks),
+            (WorkerId(2), 12, 13)
+        );
         running.push(repeat);
     }
 }
@@ -34,8 +39,12 @@ fn a_burst_of_questions_about_one_new_image_goes_to_one_worker() {
     let mut ask = |question| Prompt::photo_question(1, question).select(&router);
     let burst: Vec<Reservation> = (0..5).map(&mut ask).collect();
     assert!(burst.iter().all(|reservation| reservation.worker == burst[0].worker));
-    assert!(burst.iter().all(|reservation| reservation.overlap_blocks == 0), "nothing is confirmed yet");
-    // In the end computing it elsewhere is faster than waiting here, and the next ones follow there.
+    assert!(
+        burst.iter().all(|reservation| reservation.overlap_blocks == 0),
+        "nothing is confirmed yet"
+    );
+    // In the end computing it elsewhere is faster than waiting here, and the next ones follow
+    // there.
     let more: Vec<Reservation> = (5..20).map(&mut ask).collect();
     let counts = per_worker(4, burst.iter().chain(&more));
     assert!(counts.iter().all(|count| *count == 0 || *count >= 4), "{counts:?}");
@@ -54,7 +63,8 @@ fn images_of_the_same_layout_are_different_prompts() {
 #[test]
 fn new_prompts_spread() {
     let router = router(4, |_| ());
-    let running: Vec<_> = (0..40).map(|image| Prompt::image_question(image, 1).select(&router)).collect();
+    let running: Vec<_> =
+        (0..40).map(|image| Prompt::image_question(image, 1).select(&router)).collect();
     assert_eq!(per_worker(4, &running), [10; 4]);
 }
 
@@ -69,7 +79,8 @@ fn a_long_prompt_weighs_more_than_a_short_one() {
 #[test]
 fn a_hot_worker_sheds_when_it_is_busier_by_the_ratio_of_the_weights() {
     for ratio in [1, 4, 16] {
-        let weights = Weights { prefill: ratio as f64, load: 1.0, queue: 0.0, ..Weights::default() };
+        let weights =
+            Weights { prefill: ratio as f64, load: 1.0, queue: 0.0, ..Weights::default() };
         let router = router(2, |config| config.weights = weights);
         let prompt = Prompt::text(1, 160);
         router.apply(WorkerId(0), &prompt.stored());
@@ -80,7 +91,10 @@ fn a_hot_worker_sheds_when_it_is_busier_by_the_ratio_of_the_weights() {
         }
         assert_eq!(per_worker(2, &running), [ratio, 0]);
         running.extend((0..2).map(|_| prompt.select(&router)));
-        assert!(running.iter().any(|reservation| reservation.worker == WorkerId(1)), "ratio {ratio}");
+        assert!(
+            running.iter().any(|reservation| reservation.worker == WorkerId(1)),
+            "ratio {ratio}"
+        );
         // Now both have it, one by promise: the rest goes half and half.
         running.extend((0..100).map(|_| prompt.select(&router)));
         let counts = per_worker(2, &running);
@@ -121,7 +135,11 @@ fn excluded_workers_are_never_picked() {
         router.apply(WorkerId(0), &prompt.stored());
         let exclude = [WorkerId(0), WorkerId(2)];
         for _ in 0..20 {
-            assert_eq!(prompt.select_but(&router, &exclude).unwrap().worker, WorkerId(1), "{policy}");
+            assert_eq!(
+                prompt.select_but(&router, &exclude).unwrap().worker,
+                WorkerId(1),
+                "{policy}"
+            );
         }
         let all = [WorkerId(0), WorkerId(1), WorkerId(2)];
         assert_eq!(prompt.select_but(&router, &all).unwrap_err(), RouteError::NoWorker, "{policy}");
@@ -131,7 +149,10 @@ fn excluded_workers_are_never_picked() {
 
 #[test]
 fn without_workers_there_is_nobody_to_pick() {
-    assert_eq!(Prompt::text(1, 64).select_but(&router(0, |_| ()), &[]).unwrap_err(), RouteError::NoWorker);
+    assert_eq!(
+        Prompt::text(1, 64).select_but(&router(0, |_| ()), &[]).unwrap_err(),
+        RouteError::NoWorker
+    );
 }
 
 #[test]
@@ -159,7 +180,11 @@ fn after_a_well_ended_request_its_blocks_stay_promised_until_the_events_arrive()
     assert_eq!(promised(&router), 12);
     for _ in 0..20 {
         let next = prompt.select(&router);
-        assert_eq!((next.worker, next.overlap_blocks), (worker, 0), "drawn there, but nothing is confirmed");
+        assert_eq!(
+            (next.worker, next.overlap_blocks),
+            (worker, 0),
+            "drawn there, but nothing is confirmed"
+        );
     }
     router.apply(worker, &prompt.stored());
     assert_eq!(promised(&router), 0);
@@ -212,7 +237,11 @@ fn a_dead_worker_takes_its_blocks_and_promises_with_it() {
     let after = prompt.select_but(&router, &[WorkerId(1)]).unwrap();
     assert_eq!(after.overlap_blocks, 0);
     drop(before);
-    assert_eq!(router.workers()[0].requests, 1, "a request of the former life is not this worker's");
+    assert_eq!(
+        router.workers()[0].requests,
+        1,
+        "a request of the former life is not this worker's"
+    );
     drop(after);
     assert_eq!(router.workers()[0].requests, 0);
 }
@@ -260,7 +289,11 @@ fn every_policy_reports_what_the_picked_worker_holds() {
         router.apply(WorkerId(1), &prompt.stored());
         for _ in 0..10 {
             let reservation = prompt.select(&router);
-            assert_eq!(reservation.overlap_blocks, if reservation.worker == WorkerId(1) { 4 } else { 0 }, "{policy}");
+            assert_eq!(
+                reservation.overlap_blocks,
+                if reservation.worker == WorkerId(1) { 4 } else { 0 },
+                "{policy}"
+            );
         }
     }
 }
@@ -316,6 +349,9 @@ fn what_engines_say_about_themselves_shows_in_the_snapshot() {
     assert_eq!(router.workers()[0].engine, None);
     let stats = EngineStats { running: 3, waiting: 2, kv_usage: 0.25, ..EngineStats::default() };
     router.set_stats(WorkerId(0), stats);
-    router.set_stats(WorkerId(9), EngineStats { running: 1, waiting: 1, kv_usage: 1.0, ..EngineStats::default() });
+    router.set_stats(
+        WorkerId(9),
+        EngineStats { running: 1, waiting: 1, kv_usage: 1.0, ..EngineStats::default() },
+    );
     assert_eq!(router.workers()[0].engine, Some(stats));
 }

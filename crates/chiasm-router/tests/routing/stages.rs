@@ -1,6 +1,8 @@
 //! Workers that prefill for others and workers that decode.
 
-use chiasm_router::{Policy, Route, RouteError, RouteItem, RouteRequest, Router, RouterConfig, Splitting, WorkerInfo};
+use chiasm_router::{
+    Policy, Route, RouteError, RouteItem, RouteRequest, Router, RouterConfig, Splitting, WorkerInfo,
+};
 use chiasm_types::{MmHash, Role, WorkerId};
 
 use crate::workload::{INFO, Prompt, router};
@@ -74,7 +76,10 @@ fn a_prompt_goes_to_the_worker_of_its_role_that_holds_most_of_it() {
         router.apply(holder, &prompt.stored());
         let route = split(&router, &prompt);
         let prefills = route.prefills.as_ref().unwrap();
-        assert_eq!((prefills.worker, prefills.overlap_blocks, route.answers.overlap_blocks), (holder, 250, 0));
+        assert_eq!(
+            (prefills.worker, prefills.overlap_blocks, route.answers.overlap_blocks),
+            (holder, 250, 0)
+        );
         router.apply(holder, &prompt.removed());
     }
 }
@@ -91,7 +96,8 @@ fn of_those_that_decode_the_one_with_less_to_do_answers() {
 #[test]
 fn burst_of_long_prompts_is_computed_by_all_workers() {
     let router = fleet(|config| config.stages.disturb = 0.0);
-    let routes: Vec<Route> = (0..8).map(|number| split(&router, &Prompt::text(number, 4000))).collect();
+    let routes: Vec<Route> =
+        (0..8).map(|number| split(&router, &Prompt::text(number, 4000))).collect();
     for worker in [PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE] {
         let computes = |route: &&Route| prefills(route).unwrap_or(route.answers.worker) == worker;
         assert_eq!(routes.iter().filter(computes).count(), 2, "{worker}");
@@ -127,7 +133,10 @@ fn policies_without_costs_take_each_worker_for_what_it_is_there_for() {
         let router = fleet(|config| config.policy = policy);
         for number in 0..8 {
             let route = split(&router, &Prompt::text(number, 32));
-            assert!(prefills(&route).is_some_and(|id| id < DECODE) && route.answers.worker >= DECODE, "{policy}");
+            assert!(
+                prefills(&route).is_some_and(|id| id < DECODE) && route.answers.worker >= DECODE,
+                "{policy}"
+            );
         }
     }
 }
@@ -163,7 +172,12 @@ fn both_workers_are_let_go_of() {
     route.answers.first_token();
     drop(route);
     assert_eq!(requests(), 0);
-    assert!(router.workers().iter().all(|worker| worker.blocks_in_use == 0 && worker.pending_tokens == 0));
+    assert!(
+        router
+            .workers()
+            .iter()
+            .all(|worker| worker.blocks_in_use == 0 && worker.pending_tokens == 0)
+    );
 }
 
 #[test]
@@ -192,7 +206,8 @@ fn prompts_are_handed_over_within_a_machine() {
 const NETWORK: u64 = 1 << 63;
 const OTHER_NETWORK: u64 = 1 << 62;
 
-/// Engines with their roles, the networks or machines that they hand over prompts in, and their machines.
+/// Engines with their roles, the networks or machines that they hand over prompts in, and their
+/// machines.
 fn on_machines(engines: [(WorkerId, Role, u64, u64); 4], network_transfer: f64) -> Router {
     let router = router(0, |config| {
         config.stages.disturb = 1000.0;
@@ -264,7 +279,8 @@ fn a_prompt_goes_to_another_machine_if_that_has_less_to_do_for_what_the_network_
         (prefills(&route), route.answers.worker)
     };
     assert_eq!(pair(&on_machines(engines(1), 1000.0)), (Some(PREFILL), DECODE));
-    // Both decode on the other machine: what is held elsewhere is worth a cheap way, and not a dear one.
+    // Both decode on the other machine: what is held elsewhere is worth a cheap way, and not a dear
+    // one.
     let (by, _) = pair(&on_machines(engines(2), 2.0));
     assert_eq!(by, Some(PREFILL));
     let (by, _) = pair(&on_machines(engines(2), 1000.0));
@@ -274,7 +290,8 @@ fn a_prompt_goes_to_another_machine_if_that_has_less_to_do_for_what_the_network_
 #[test]
 fn one_after_the_other_means_those_of_a_role() {
     let router = fleet(|config| config.policy = Policy::RoundRobin);
-    let routes: Vec<Route> = (0..4).map(|number| split(&router, &Prompt::text(number, 160))).collect();
+    let routes: Vec<Route> =
+        (0..4).map(|number| split(&router, &Prompt::text(number, 160))).collect();
     let prefill: Vec<_> = routes.iter().filter_map(prefills).collect();
     assert_eq!(prefill, [PREFILL, OTHER_PREFILL, PREFILL, OTHER_PREFILL]);
 }
@@ -284,13 +301,16 @@ fn the_tensors_of_a_split_request_are_at_both_workers() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let ask = |question: u32| {
         let prompt = Prompt::photo_question(7, question);
-        let media = [RouteItem { hash: MmHash::new([7; 32]), end: 1024, embeds: 1024, elements: 1000 }];
+        let media =
+            [RouteItem { hash: MmHash::new([7; 32]), end: 1024, embeds: 1024, elements: 1000 }];
         let request = RouteRequest { media: &media, ..prompt.request() };
         router.select_stages_explained(&[request], Splitting::Allowed).unwrap()
     };
     let (first, _) = ask(1);
     let (_, explanation) = ask(2);
-    let of = |id: WorkerId| explanation.candidates.iter().find(|considered| considered.worker == id).unwrap().terms;
+    let of = |id: WorkerId| {
+        explanation.candidates.iter().find(|considered| considered.worker == id).unwrap().terms
+    };
     let (here, elsewhere) = (of(first.answers.worker), of(WorkerId(5 - first.answers.worker.0)));
     assert!(here.process < elsewhere.process, "{here:?} {elsewhere:?}");
 }

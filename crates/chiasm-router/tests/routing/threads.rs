@@ -39,7 +39,12 @@ fn books_balance_after_many_threads_selected_while_events_were_applied() {
                     assert!(worker.index.blocks <= 8 * 12, "{worker:?}");
                     router.set_stats(
                         worker.id,
-                        EngineStats { running: 1, waiting: 0, kv_usage: 0.5, ..EngineStats::default() },
+                        EngineStats {
+                            running: 1,
+                            waiting: 0,
+                            kv_usage: 0.5,
+                            ..EngineStats::default()
+                        },
                     );
                 }
             }
@@ -76,6 +81,10 @@ fn books_balance_after_many_threads_selected_while_events_were_applied() {
     // Lets the lingering promises expire.
     drop(Prompt::text(99, 64).select(&router));
     for worker in router.workers() {
-        assert_eq!((worker.requests, worker.blocks_in_use, worker.promised_blocks), (0, 0, 0), "{worker:?}");
+        assert_eq!(
+            (worker.requests, worker.blocks_in_use, worker.promised_blocks),
+            (0, 0, 0),
+            "{worker:?}"
+        );
     }
 }

@@ -22,18 +22,27 @@ impl Prompt {
     pub(crate) fn image_question(image: u8, question: u32) -> Self {
         let mut tokens = vec![TokenId(7); 160];
         tokens.extend((0..40).map(|i| TokenId(1000 * question + i)));
-        Self::new(tokens, vec![MediaSpan { hash: MmHash::new([image; 32]), offset: 0, length: 160 }])
+        Self::new(
+            tokens,
+            vec![MediaSpan { hash: MmHash::new([image; 32]), offset: 0, length: 160 }],
+        )
     }
 
     /// An image of 1,024 placeholder tokens and 40 tokens of question: 66 full blocks and a half.
     pub(crate) fn photo_question(image: u8, question: u32) -> Self {
         let mut tokens = vec![TokenId(7); 1024];
         tokens.extend((0..40).map(|i| TokenId(1000 * question + i)));
-        Self::new(tokens, vec![MediaSpan { hash: MmHash::new([image; 32]), offset: 0, length: 1024 }])
+        Self::new(
+            tokens,
+            vec![MediaSpan { hash: MmHash::new([image; 32]), offset: 0, length: 1024 }],
+        )
     }
 
     fn new(tokens: Vec<TokenId>, media: Vec<MediaSpan>) -> Self {
-        let keys = block_keys(&PromptBlocks { tokens: &tokens, media: &media, ..Default::default() }, BLOCK);
+        let keys = block_keys(
+            &PromptBlocks { tokens: &tokens, media: &media, ..Default::default() },
+            BLOCK,
+        );
         Self { tokens, media, keys }
     }
 
@@ -41,7 +50,11 @@ impl Prompt {
         self.select_but(router, &[]).unwrap()
     }
 
-    pub(crate) fn select_but(&self, router: &Router, exclude: &[WorkerId]) -> Result<Reservation, RouteError> {
+    pub(crate) fn select_but(
+        &self,
+        router: &Router,
+        exclude: &[WorkerId],
+    ) -> Result<Reservation, RouteError> {
         router.select(&RouteRequest { exclude, ..self.request() })
     }
 
@@ -49,7 +62,8 @@ impl Prompt {
         RouteRequest { keys: &self.keys, prompt_tokens: self.tokens.len(), ..Default::default() }
     }
 
-    /// The events of an engine that has computed the whole prompt. It names blocks by half of our key.
+    /// The events of an engine that has computed the whole prompt. It names blocks by half of our
+    /// key.
     pub(crate) fn stored(&self) -> KvEventBatch {
         let blocks = self.keys.len();
         let extra_keys = (0..blocks)
@@ -76,7 +90,10 @@ impl Prompt {
     }
 
     pub(crate) fn removed(&self) -> KvEventBatch {
-        batch(KvEvent::BlockRemoved(BlockRemoved { block_hashes: self.hashes(), ..Default::default() }))
+        batch(KvEvent::BlockRemoved(BlockRemoved {
+            block_hashes: self.hashes(),
+            ..Default::default()
+        }))
     }
 
     fn hashes(&self) -> Vec<ExternalHash> {
@@ -113,7 +130,10 @@ pub(crate) fn router(workers: u32, change: impl FnOnce(&mut RouterConfig)) -> Ro
 }
 
 /// How many of the reservations each worker got.
-pub(crate) fn per_worker<'a>(workers: usize, reservations: impl IntoIterator<Item = &'a Reservation>) -> Vec<usize> {
+pub(crate) fn per_worker<'a>(
+    workers: usize,
+    reservations: impl IntoIterator<Item = &'a Reservation>,
+) -> Vec<usize> {
     let mut counts = vec![0; workers];
     reservations.into_iter().for_each(|reservation| counts[reservation.worker.0 as usize] += 1);
     counts

@@ -28,12 +28,18 @@ fn limits() -> HttpLimits {
     HttpLimits { body_bytes: 100, ..HttpLimits::default() }
 }
 
-async fn arrives(headers: &[(&str, &str)], body: Body, budget: &ByteBudget) -> Result<Arrived, HttpError> {
+async fn arrives(
+    headers: &[(&str, &str)],
+    body: Body,
+    budget: &ByteBudget,
+) -> Result<Arrived, HttpError> {
     arrive(&head(headers), body, None, &limits(), budget, &connection()).await
 }
 
 async fn status(headers: &[(&str, &str)], body: Body) -> u16 {
-    arrives(headers, body, &ByteBudget::new(1000)).await.map_or_else(|error| error.status.as_u16(), |_| 200)
+    arrives(headers, body, &ByteBudget::new(1000))
+        .await
+        .map_or_else(|error| error.status.as_u16(), |_| 200)
 }
 
 /// A body of unknown length.
@@ -42,7 +48,11 @@ fn in_pieces(pieces: usize) -> Body {
 }
 
 /// Pieces of so many bytes with a pause before each.
-fn slowly(pieces: usize, bytes: usize, pause: Duration) -> impl Stream<Item = Result<Vec<u8>, io::Error>> {
+fn slowly(
+    pieces: usize,
+    bytes: usize,
+    pause: Duration,
+) -> impl Stream<Item = Result<Vec<u8>, io::Error>> {
     stream::iter(0..pieces).then(move |_| async move {
         tokio::time::sleep(pause).await;
         Ok(vec![0; bytes])
@@ -74,10 +84,17 @@ async fn a_body_that_memory_has_no_room_for_is_refused_for_now() {
 
 #[tokio::test]
 async fn only_what_is_called_json_is_read() {
-    for json in ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;x=y"] {
+    for json in [
+        "application/json",
+        "Application/JSON",
+        "application/json; charset=utf-8",
+        "application/json;x=y",
+    ] {
         assert_eq!(status(&[("content-type", json)], Body::from("{}")).await, 200, "{json}");
     }
-    for other in ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "text/json", ""] {
+    for other in
+        ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "text/json", ""]
+    {
         assert_eq!(status(&[("content-type", other)], Body::from("{}")).await, 415, "{other}");
     }
     let unnamed = arrives(&[], Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
@@ -91,7 +108,8 @@ async fn compressed_bodies_are_not_read() {
     for coding in ["gzip", "br", "identity, gzip", "zstd"] {
         assert_eq!(status(&encoded(coding), Body::from("{}")).await, 415, "{coding}");
     }
-    let error = arrives(&encoded("gzip"), Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
+    let error =
+        arrives(&encoded("gzip"), Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
     assert_eq!(error.param(), Some("content-encoding"));
 }
 
@@ -102,7 +120,10 @@ fn uninvited(announced: usize) -> Body {
         type Data = Bytes;
         type Error = io::Error;
 
-        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
             panic!("the body was asked for")
         }
 
@@ -125,7 +146,11 @@ async fn a_client_that_asks_first_is_refused_before_it_sends() {
 async fn a_refused_body_is_read_as_far_as_the_limit() {
     let (sent, body) = counted(1000);
     assert_eq!(status(&[], body).await, 415);
-    assert_eq!(sent.load(Ordering::Relaxed), 11, "as much as the limit, and what shows that there is more");
+    assert_eq!(
+        sent.load(Ordering::Relaxed),
+        11,
+        "as much as the limit, and what shows that there is more"
+    );
     let (sent, body) = counted(5);
     assert_eq!(status(&[], body).await, 415);
     assert_eq!(sent.load(Ordering::Relaxed), 5);
@@ -148,10 +173,19 @@ async fn timed(
     limits: &HttpLimits,
 ) -> (String, u64) {
     let started = Instant::now();
-    let outcome =
-        arrive(&head(JSON), Body::from_stream(body), None, limits, &ByteBudget::new(1 << 20), &connection()).await;
-    let outcome = outcome
-        .map_or_else(|error| format!("{}: {}", error.status.as_u16(), error.error.message), |_| "read".to_owned());
+    let outcome = arrive(
+        &head(JSON),
+        Body::from_stream(body),
+        None,
+        limits,
+        &ByteBudget::new(1 << 20),
+        &connection(),
+    )
+    .await;
+    let outcome = outcome.map_or_else(
+        |error| format!("{}: {}", error.status.as_u16(), error.error.message),
+        |_| "read".to_owned(),
+    );
     (outcome, started.elapsed().as_secs())
 }
 
@@ -166,7 +200,10 @@ async fn a_body_that_stops_coming_is_not_waited_for() {
     let (outcome, seconds) = timed(slowly(100, 99, Duration::from_secs(1)), &limits).await;
     assert!(outcome.contains("--min-body-rate"), "{outcome}");
     assert_eq!(seconds, 10);
-    assert_eq!(timed(slowly(50, 101, Duration::from_secs(1)), &limits).await, ("read".to_owned(), 50));
+    assert_eq!(
+        timed(slowly(50, 101, Duration::from_secs(1)), &limits).await,
+        ("read".to_owned(), 50)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,18 +212,29 @@ async fn a_body_may_take_so_long_and_no_longer() {
     let (outcome, seconds) = timed(slowly(1000, 200, Duration::from_secs(1)), &limits).await;
     assert!(outcome.contains("60 s (--body-timeout)"), "{outcome}");
     assert_eq!(seconds, 60);
-    let any_rate = HttpLimits { min_body_rate: 0, body_timeout: Duration::MAX, ..HttpLimits::default() };
-    assert_eq!(timed(slowly(2, 1, Duration::from_secs(25)), &any_rate).await, ("read".to_owned(), 50));
+    let any_rate =
+        HttpLimits { min_body_rate: 0, body_timeout: Duration::MAX, ..HttpLimits::default() };
+    assert_eq!(
+        timed(slowly(2, 1, Duration::from_secs(25)), &any_rate).await,
+        ("read".to_owned(), 50)
+    );
 }
 
 #[tokio::test]
 async fn every_value_but_the_first_is_counted() {
     let values = async |pieces: Vec<Vec<u8>>| {
         let body = Body::from_stream(stream::iter(pieces.into_iter().map(Ok::<_, io::Error>)));
-        arrive(&head(JSON), body, None, &HttpLimits::default(), &ByteBudget::new(1 << 20), &connection())
-            .await
-            .unwrap()
-            .values
+        arrive(
+            &head(JSON),
+            body,
+            None,
+            &HttpLimits::default(),
+            &ByteBudget::new(1 << 20),
+            &connection(),
+        )
+        .await
+        .unwrap()
+        .values
     };
     let json = vec![b"[".to_vec(), b"0,".repeat(1000), b"{\"a\": 1, \"b\": [2, 3]}]".to_vec()];
     assert_eq!(values(vec![json.concat()]).await, 1 + 1000 + 1 + 1 + 1 + 1);
@@ -228,7 +276,9 @@ async fn a_connection_knows_while_a_large_body_arrives() {
         });
         let body = Body::from_stream(pieces);
         let body = if announced { Body::new(Announced(body, 3 * LARGE as u64)) } else { body };
-        arrive(&head(JSON), body, None, &limits, &ByteBudget::new(1 << 30), &connection).await.unwrap();
+        arrive(&head(JSON), body, None, &limits, &ByteBudget::new(1 << 30), &connection)
+            .await
+            .unwrap();
         assert!(!connection.has_large_body(), "after the body");
         Arc::into_inner(seen).unwrap().into_inner().unwrap()
     };

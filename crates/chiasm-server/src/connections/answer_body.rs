@@ -10,7 +10,8 @@ use hyper::body::{Frame, SizeHint};
 
 use crate::connection::Connection;
 
-/// An answer's body. When it is dropped, all of it has been handed to the connection, which waits for its client again.
+/// An answer's body. When it is dropped, all of it has been handed to the connection, which waits
+/// for its client again.
 pub(super) struct AnswerBody {
     body: Body,
     connection: Arc<Connection>,
@@ -26,7 +27,10 @@ impl HttpBody for AnswerBody {
     type Data = Bytes;
     type Error = axum::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 

@@ -1,7 +1,8 @@
 //! Threads for connections whose clients send large bodies.
 //!
-//! A large body takes milliseconds to copy. On the threads that serve everybody, each step of a small request would wait for
-//! pieces of all bodies that arrive, and those threads would look busy to the operating system, which lets busy threads wait.
+//! A large body takes milliseconds to copy. On the threads that serve everybody, each step of a
+//! small request would wait for pieces of all bodies that arrive, and those threads would look busy
+//! to the operating system, which lets busy threads wait.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -14,7 +15,8 @@ use tokio::task::JoinSet;
 
 use crate::connection::Connection;
 
-/// The smallest large body, in bytes: less is copied in some 0.7 ms. Most photographs are smaller, and need no memory on more threads.
+/// The smallest large body, in bytes: less is copied in some 0.7 ms. Most photographs are smaller,
+/// and need no memory on more threads.
 pub(crate) const LARGE: usize = 1536 << 10;
 
 /// What is added to the niceness of these threads: as for work of usual size.
@@ -33,14 +35,22 @@ impl BulkThreads {
         Self { threads: threads.max(1), runtime: OnceLock::new() }
     }
 
-    /// Serves a connection to its end: by these threads while a large body arrives, else by the caller's.
-    pub(super) async fn serve(&self, connection: Arc<Connection>, served: impl Future<Output = ()> + Send + 'static) {
+    /// Serves a connection to its end: by these threads while a large body arrives, else by the
+    /// caller's.
+    pub(super) async fn serve(
+        &self,
+        connection: Arc<Connection>,
+        served: impl Future<Output = ()> + Send + 'static,
+    ) {
         let mut served = Stretches { served: Box::pin(served), connection };
         while !served.while_body_is(false).await {
             let Some(runtime) = self.runtime() else { return served.served.await };
             // What is moved ends with this set.
             let mut moved = JoinSet::new();
-            moved.spawn_on(async move { (served.while_body_is(true).await, served) }, runtime.handle());
+            moved.spawn_on(
+                async move { (served.while_body_is(true).await, served) },
+                runtime.handle(),
+            );
             match moved.join_next().await {
                 Some(Ok((false, back))) => served = back,
                 // Served to its end, or a panic that has been told.
@@ -52,7 +62,10 @@ impl BulkThreads {
     fn runtime(&self) -> Option<&Runtime> {
         let start = || {
             let mut builder = Builder::new_multi_thread();
-            builder.worker_threads(self.threads).thread_name("bulk").on_thread_start(|| give_way(NICENESS));
+            builder
+                .worker_threads(self.threads)
+                .thread_name("bulk")
+                .on_thread_start(|| give_way(NICENESS));
             let started = builder.enable_all().build();
             started
                 .inspect_err(|error| tracing::warn!(%error, "large bodies are read by the threads of small ones"))
@@ -78,7 +91,8 @@ struct Stretches {
 }
 
 impl Stretches {
-    /// Serves while the body that arrives is large (`true`), or while none is (`false`). Returns whether that was the end.
+    /// Serves while the body that arrives is large (`true`), or while none is (`false`). Returns
+    /// whether that was the end.
     async fn while_body_is(&mut self, large: bool) -> bool {
         self.connection.set_bulk(large);
         poll_fn(|context| match self.served.as_mut().poll(context) {
@@ -126,7 +140,10 @@ mod tests {
         };
         threads.serve(connection, served).await;
         let here = place();
-        assert_eq!(*places.lock().unwrap(), [here.clone(), "bulk".into(), here.clone(), "bulk".into(), here]);
+        assert_eq!(
+            *places.lock().unwrap(),
+            [here.clone(), "bulk".into(), here.clone(), "bulk".into(), here]
+        );
     }
 
     #[tokio::test]

@@ -18,21 +18,25 @@ use super::socket::Socket;
 use crate::connection::Connection;
 use crate::connection_metrics::ConnectionMetrics;
 
-/// The longest that a client may take for the handshake of TLS, which is two steps of a fraction of a second each.
+/// The longest that a client may take for the handshake of TLS, which is two steps of a fraction of
+/// a second each.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// What an answer to a client's hello costs: a key exchange and a signature, of which one by RSA takes most of a millisecond.
+/// What an answer to a client's hello costs: a key exchange and a signature, of which one by RSA
+/// takes most of a millisecond.
 const PRICE: Duration = Duration::from_millis(1);
 
 /// The channel to a client.
 pub(super) enum Channel {
     Plain(Socket),
-    /// What TLS makes of the bytes goes through the socket like any others: it moves, is watched and fails as they do.
+    /// What TLS makes of the bytes goes through the socket like any others: it moves, is watched
+    /// and fails as they do.
     Encrypted(Box<TlsStream<Socket>>),
 }
 
 impl Channel {
-    /// As [`Socket`] does for a plain one: fails if the client has left whom an engine works for, and wakes the task when it
-    /// leaves. A client takes leave within TLS, so what it sent has to be deciphered to see that.
+    /// As [`Socket`] does for a plain one: fails if the client has left whom an engine works for,
+    /// and wakes the task when it leaves. A client takes leave within TLS, so what it sent has to
+    /// be deciphered to see that.
     fn check_client(stream: &mut TlsStream<Socket>, cx: &mut Context<'_>) -> io::Result<()> {
         if !stream.get_ref().0.is_ended_by_client() {
             return Ok(());
@@ -58,7 +62,11 @@ impl Channel {
 }
 
 impl AsyncRead for Channel {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_read(cx, buf),
             Self::Encrypted(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -66,10 +74,14 @@ impl AsyncRead for Channel {
     }
 }
 
-// Not vectored: what frames an event of a stream, and the event, are some bytes each, which are faster copied together than told to
-// the system one by one.
+// Not vectored: what frames an event of a stream, and the event, are some bytes each, which are
+// faster copied together than told to the system one by one.
 impl AsyncWrite for Channel {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
             Self::Encrypted(stream) => {
@@ -101,9 +113,11 @@ impl AsyncWrite for Channel {
 pub(super) struct Handshake {
     pub(super) tls: Arc<ServerConfig>,
     pub(super) cpu: CpuPool,
-    /// The time for the head of a request, which the handshake is given, too, but no more than [`HANDSHAKE`].
+    /// The time for the head of a request, which the handshake is given, too, but no more than
+    /// [`HANDSHAKE`].
     pub(super) head_timeout: Duration,
-    /// Its other end is dropped when the server goes down: until then nobody has asked for anything.
+    /// Its other end is dropped when the server goes down: until then nobody has asked for
+    /// anything.
     pub(super) serving: watch::Receiver<()>,
     pub(super) metrics: ConnectionMetrics,
 }
@@ -112,7 +126,8 @@ impl Handshake {
     /// The channel, if the client agrees on TLS in time. Else that is counted.
     pub(super) async fn shake(self, socket: Socket, connection: &Connection) -> Option<Channel> {
         let Self { tls, cpu, head_timeout, mut serving, metrics } = self;
-        let accepted = tokio::time::timeout(head_timeout.min(HANDSHAKE), accept(tls, cpu, socket, connection));
+        let accepted =
+            tokio::time::timeout(head_timeout.min(HANDSHAKE), accept(tls, cpu, socket, connection));
         let accepted = tokio::select! {
             accepted = accepted => accepted,
             // Nothing is ever sent: this is its end.
@@ -129,8 +144,9 @@ impl Handshake {
     }
 }
 
-/// Agrees with a client on TLS. A hello costs its sender nothing and us a signature, so these take turns by who asks for them,
-/// like all work that costs: an address that says hello without end delays others by one such answer.
+/// Agrees with a client on TLS. A hello costs its sender nothing and us a signature, so these take
+/// turns by who asks for them, like all work that costs: an address that says hello without end
+/// delays others by one such answer.
 async fn accept(
     tls: Arc<ServerConfig>,
     cpu: CpuPool,
@@ -138,6 +154,8 @@ async fn accept(
     connection: &Connection,
 ) -> io::Result<TlsStream<Socket>> {
     let hello = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
-    let ticket = CpuBudget::new(connection.owner(), Duration::MAX).ticket(PRICE).map_err(io::Error::other)?;
+    let ticket = CpuBudget::new(connection.owner(), Duration::MAX)
+        .ticket(PRICE)
+        .map_err(io::Error::other)?;
     cpu.run(&ticket, move || hello.into_stream(tls)).await.map_err(io::Error::other)?.await
 }

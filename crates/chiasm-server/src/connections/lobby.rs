@@ -12,13 +12,15 @@ use crate::connection::Connection;
 
 /// Most connections that wait; for a further one another is closed, or it is itself.
 const MOST: usize = 1024;
-/// How often those who wait look whether a connection has become idle for long enough. Places that become free are told of.
+/// How often those who wait look whether a connection has become idle for long enough. Places that
+/// become free are told of.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Most owners for whom a place is looked for at once, as each look goes through the table.
 const LOOKS: usize = 16;
 
-/// The connections that wait. They are accepted first, and not left in the system's queue: whose a connection is can't be seen
-/// before, and those who have to wait would stand before those who have not. `S` is the connection's stream.
+/// The connections that wait. They are accepted first, and not left in the system's queue: whose a
+/// connection is can't be seen before, and those who have to wait would stand before those who have
+/// not. `S` is the connection's stream.
 pub(super) struct Lobby<S> {
     table: Arc<Table>,
     waiting: VecDeque<(S, Arc<Connection>)>,
@@ -34,8 +36,8 @@ impl<S> Lobby<S> {
         Self { table, waiting: VecDeque::new(), look_again, more: false }
     }
 
-    /// A new connection's place, if there is one at once. Else it waits here. If too many do, the one that came last of the owner
-    /// who has most of them is closed, which may be the new one.
+    /// A new connection's place, if there is one at once. Else it waits here. If too many do, the
+    /// one that came last of the owner who has most of them is closed, which may be the new one.
     pub(super) fn arrive(&mut self, stream: S, connection: Arc<Connection>) -> Option<(S, Place)> {
         if let Some(place) = self.table.try_enter(&connection) {
             return Some((stream, place));
@@ -59,7 +61,8 @@ impl<S> Lobby<S> {
         owners.into_values().max().map_or(0, |(_, last)| last)
     }
 
-    /// Waits until one of those who wait has a place. Nothing is lost if this is not waited for to its end.
+    /// Waits until one of those who wait has a place. Nothing is lost if this is not waited for to
+    /// its end.
     pub(super) async fn next(&mut self) -> (S, Place) {
         loop {
             if self.waiting.is_empty() {
@@ -79,7 +82,8 @@ impl<S> Lobby<S> {
         }
     }
 
-    /// Lets in the first who may enter. What one owner's connection may not, its others may not either.
+    /// Lets in the first who may enter. What one owner's connection may not, its others may not
+    /// either.
     fn let_in(&mut self) -> Option<(S, Place)> {
         let mut tried: Vec<Owner> = Vec::with_capacity(LOOKS);
         for index in 0..self.waiting.len() {
@@ -132,7 +136,8 @@ mod tests {
     async fn who_has_to_wait_keeps_out_nobody_behind_it() {
         let (mut lobby, places) = full(4);
         places[0].connection().answered();
-        // Who has all of it does not get the place of a connection that was at work until now, but who has nothing does.
+        // Who has all of it does not get the place of a connection that was at work until now, but
+        // who has nothing does.
         assert!(arrive(&mut lobby, A).is_none());
         assert!(arrive(&mut lobby, B).is_some());
     }

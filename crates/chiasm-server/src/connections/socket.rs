@@ -14,15 +14,17 @@ use crate::connection::Connection;
 use crate::connection_metrics::ConnectionMetrics;
 use crate::poll_epoch::PollEpoch;
 
-/// The bytes that are read of a client before other tasks run. Some bytes take longer to parse than to
-/// read, and hyper reads on while there are more: a chunk's size may begin with any number of zeros.
+/// The bytes that are read of a client before other tasks run. Some bytes take longer to parse than
+/// to read, and hyper reads on while there are more: a chunk's size may begin with any number of
+/// zeros.
 const MAX_READ_PER_POLL: usize = 256 << 10;
 
-/// A client's socket. Writing fails when nothing of what there is to write was taken for `write_timeout`.
+/// A client's socket. Writing fails when nothing of what there is to write was taken for
+/// `write_timeout`.
 ///
-/// hyper would end a request as soon as the client closes its side, even where the answer is ready, or never look. So it is told
-/// never to look (`half_close`), and it is done here while an engine works for the client, whenever hyper writes or flushes, which
-/// is each time that it is woken.
+/// hyper would end a request as soon as the client closes its side, even where the answer is ready,
+/// or never look. So it is told never to look (`half_close`), and it is done here while an engine
+/// works for the client, whenever hyper writes or flushes, which is each time that it is woken.
 pub(super) struct Socket {
     /// There between two polls.
     stream: Option<TcpStream>,
@@ -62,7 +64,8 @@ impl Socket {
         self.connection.is_ended_by_client()
     }
 
-    /// The stream, watched by the threads that serve the connection now: else those that don't would be woken for each piece.
+    /// The stream, watched by the threads that serve the connection now: else those that don't
+    /// would be woken for each piece.
     fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
         if self.is_bulk != self.connection.is_bulk() {
             self.is_bulk = !self.is_bulk;
@@ -75,7 +78,11 @@ impl Socket {
     }
 
     /// Watches over an attempt to write.
-    fn watched(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn watched(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         if written.is_ready() {
             self.stalled = None;
             return written;
@@ -93,8 +100,8 @@ impl Socket {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Fails if the client has left whom an engine works for; wakes the task when it leaves. Behind a request that was sent ahead
-    /// nothing can be seen.
+    /// Fails if the client has left whom an engine works for; wakes the task when it leaves. Behind
+    /// a request that was sent ahead nothing can be seen.
     fn check_client(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.connection.is_ended_by_client() {
             return Ok(());
@@ -109,7 +116,11 @@ impl Socket {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let epoch = PollEpoch::current();
         if epoch.is_none() || epoch != self.epoch {
             self.epoch = epoch;
@@ -127,7 +138,11 @@ impl AsyncRead for Socket {
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let written = self.stream()?.poll_write(cx, bytes);
         self.watched(cx, written)
     }
@@ -159,7 +174,8 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, peer) = listener.accept().await.unwrap();
         let connection = Arc::new(Connection::from_peer(peer.ip()));
-        let mut socket = Socket::new(stream, connection, Duration::from_secs(60), ConnectionMetrics::default());
+        let mut socket =
+            Socket::new(stream, connection, Duration::from_secs(60), ConnectionMetrics::default());
         let sending = tokio::spawn(async move { client.write_all(&vec![b'0'; SENT]).await });
         let read = with_epochs(async move {
             let mut epoch = None;

@@ -32,11 +32,16 @@ struct State {
 
 impl Table {
     pub(super) fn new(limit: usize, metrics: ConnectionMetrics) -> Arc<Self> {
-        Arc::new(Self { limit: limit.max(1), state: Mutex::default(), freed: Notify::new(), metrics })
+        Arc::new(Self {
+            limit: limit.max(1),
+            state: Mutex::default(),
+            freed: Notify::new(),
+            metrics,
+        })
     }
 
-    /// A place, if there is one. If all are taken, a connection whose client is waited for may be closed for the new one: see
-    /// [`State::closable_for`].
+    /// A place, if there is one. If all are taken, a connection whose client is waited for may be
+    /// closed for the new one: see [`State::closable_for`].
     pub(super) fn try_enter(self: &Arc<Self>, connection: &Arc<Connection>) -> Option<Place> {
         let mut state = self.state();
         if state.count() >= self.limit {
@@ -46,7 +51,12 @@ impl Table {
             closed.close();
         }
         let index = state.insert(connection.clone());
-        Some(Place { table: self.clone(), connection: connection.clone(), index, _open: self.metrics.opened() })
+        Some(Place {
+            table: self.clone(),
+            connection: connection.clone(),
+            index,
+            _open: self.metrics.opened(),
+        })
     }
 
     /// Waits until a place has become free since this returned last.
@@ -68,11 +78,13 @@ impl State {
         self.open.get(&owner).copied().unwrap_or(0)
     }
 
-    /// The place of the connection to be closed for a new one of `owner` in a full table, if there is any: of those whose client
-    /// is waited for the one whose owner has the most, and of these the one that has waited longest.
+    /// The place of the connection to be closed for a new one of `owner` in a full table, if there
+    /// is any: of those whose client is waited for the one whose owner has the most, and of these
+    /// the one that has waited longest.
     ///
-    /// A fair share is the table divided by its owners. If `owner` has less, owners with more than that lose any that waits.
-    /// Otherwise one has to have waited for [`PATIENCE`], and its owner not to have fewer than the new one's.
+    /// A fair share is the table divided by its owners. If `owner` has less, owners with more than
+    /// that lose any that waits. Otherwise one has to have waited for [`PATIENCE`], and its owner
+    /// not to have fewer than the new one's.
     fn closable_for(&self, owner: Owner, limit: usize) -> Option<usize> {
         let mine = self.of(owner);
         let fair = limit / (self.open.len() + usize::from(mine == 0));
@@ -163,7 +175,9 @@ mod tests {
 
     fn has_place(place: &Place) -> bool {
         let state = place.table.state();
-        state.places[place.index].as_ref().is_some_and(|there| Arc::ptr_eq(there, &place.connection))
+        state.places[place.index]
+            .as_ref()
+            .is_some_and(|there| Arc::ptr_eq(there, &place.connection))
     }
 
     /// Tells which of these connections are still there.

@@ -29,13 +29,20 @@ impl Listening {
     }
 
     /// The same within TLS, if there is a certificate.
-    async fn within(certificate: Option<Arc<Certificate>>, http: HttpLimits, pipeline: PipelineLimits) -> Self {
+    async fn within(
+        certificate: Option<Arc<Certificate>>,
+        http: HttpLimits,
+        pipeline: PipelineLimits,
+    ) -> Self {
         let server = TestServer::limited(http, pipeline).await;
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
+        let address =
+            SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
         let (stop, stopped) = oneshot::channel();
         let serving = server.server.clone();
-        tokio::spawn(async move { serving.serve(listener, certificate, async { drop(stopped.await) }).await });
+        tokio::spawn(async move {
+            serving.serve(listener, certificate, async { drop(stopped.await) }).await
+        });
         Self { address, server, _stop: stop }
     }
 
@@ -57,7 +64,8 @@ impl Listening {
 
     fn metric(&self, name: &str) -> u64 {
         let text = self.server.metrics();
-        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
+        let line =
+            text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 }
@@ -65,7 +73,10 @@ impl Listening {
 /// All that comes until the connection is closed.
 async fn rest(mut stream: impl AsyncRead + Unpin) -> String {
     let mut answer = String::new();
-    tokio::time::timeout(SOON, stream.read_to_string(&mut answer)).await.expect("the end in time").unwrap();
+    tokio::time::timeout(SOON, stream.read_to_string(&mut answer))
+        .await
+        .expect("the end in time")
+        .unwrap();
     answer
 }
 
@@ -93,8 +104,7 @@ fn get(path: &str) -> String {
 async fn bodies_that_do_not_come_hold_no_slot() {
     let one_request = PipelineLimits { requests: Some(1), ..PipelineLimits::default() };
     let server = Listening::within(None, HttpLimits::default(), one_request).await;
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n";
     let mut slow = Vec::new();
     for _ in 0..3 {
         slow.push(server.sent(format!("{head}{}", " ".repeat(1000))).await);
@@ -110,7 +120,10 @@ async fn bodies_that_do_not_come_hold_no_slot() {
 async fn who_closes_its_side_gets_what_is_answered_at_once() {
     let server = Listening::with(HttpLimits::default()).await;
     let post = |headers: &str, body: &str| {
-        format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{headers}content-length: {}\r\n\r\n{body}", body.len())
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\n{headers}content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
     };
     for (request, status) in [
         (get("/health"), 200),
@@ -119,7 +132,8 @@ async fn who_closes_its_side_gets_what_is_answered_at_once() {
         (post("", "{}"), 415),
         (post("content-type: application/json\r\n", "{"), 400),
         (post("content-type: application/json\r\n", "{\"prompt\": 5}"), 400),
-        // One that takes a while to be understood, so that the end of what the client sends is there first.
+        // One that takes a while to be understood, so that the end of what the client sends is
+        // there first.
         (post("content-type: application/json\r\n", &"{".repeat(1_000_000)), 400),
     ] {
         let mut stream = server.sent(&request).await;
@@ -153,7 +167,8 @@ async fn a_client_that_leaves_ends_its_request() {
 async fn a_client_that_leaves_in_the_middle_of_a_stream_ends_its_request() {
     let server = Listening::with(HttpLimits::default()).await;
     server.backend().next_job(Script::tokens(&[40]));
-    let mut stream = server.sent(completion(", \"stream\": true, \"return_token_ids\": true")).await;
+    let mut stream =
+        server.sent(completion(", \"stream\": true, \"return_token_ids\": true")).await;
     let mut seen = Vec::new();
     while !seen.windows(5).any(|seen| seen == b"data:") {
         assert_ne!(stream.read_buf(&mut seen).await.unwrap(), 0);
@@ -171,7 +186,8 @@ async fn an_answer_that_nobody_reads_ends() {
     let endless = (0..60_000).fold(Script::tokens(&[40]), |script, _| script.then(0, &[41]));
     server.backend().next_job(endless);
     let unread = server.sent(completion(", \"stream\": true, \"return_token_ids\": true")).await;
-    wait_for("end", || server.metric("chiasm_closed_connections_total{cause=\"unread\"}") == 1).await;
+    wait_for("end", || server.metric("chiasm_closed_connections_total{cause=\"unread\"}") == 1)
+        .await;
     wait_for("abort", || server.backend().aborted() == 1).await;
     server.backend().next_job(Script::tokens(&[40]).finish(Finish::Eos));
     assert!(server.answer(completion("")).await.starts_with("HTTP/1.1 200"), "the slot is free");
@@ -232,8 +248,13 @@ async fn who_has_to_wait_for_a_place_gets_it() {
 async fn a_request_names_one_host() {
     let server = Listening::with(HttpLimits::default()).await;
     for hosts in ["", "host: a\r\nhost: b\r\n"] {
-        let answer = server.answer(format!("GET /health HTTP/1.1\r\n{hosts}connection: close\r\n\r\n")).await;
-        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("\"param\":\"host\""), "{answer}");
+        let answer = server
+            .answer(format!("GET /health HTTP/1.1\r\n{hosts}connection: close\r\n\r\n"))
+            .await;
+        assert!(
+            answer.starts_with("HTTP/1.1 400") && answer.contains("\"param\":\"host\""),
+            "{answer}"
+        );
     }
     assert!(server.answer("GET /health HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200"));
 }
@@ -241,13 +262,17 @@ async fn a_request_names_one_host() {
 #[tokio::test]
 async fn a_head_is_not_read_without_end() {
     let server = Listening::with(HttpLimits::default()).await;
-    let head = |bytes: usize| get("/health").replace("host: x", &format!("host: x\r\nx: {}", "x".repeat(bytes)));
+    let head = |bytes: usize| {
+        get("/health").replace("host: x", &format!("host: x\r\nx: {}", "x".repeat(bytes)))
+    };
     assert!(server.answer(head(BUFFER - 1000)).await.starts_with("HTTP/1.1 200"));
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     // The answer may be lost to a client that is still sending.
     let _ = stream.write_all(head(100 * BUFFER).as_bytes()).await;
     let mut answer = String::new();
-    let _ = tokio::time::timeout(SOON, stream.read_to_string(&mut answer)).await.expect("the end in time");
+    let _ = tokio::time::timeout(SOON, stream.read_to_string(&mut answer))
+        .await
+        .expect("the end in time");
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
 }
 
@@ -255,11 +280,15 @@ async fn a_head_is_not_read_without_end() {
 async fn expectations_are_met_or_refused() {
     let server = Listening::with(HttpLimits::default()).await;
     let post = |expect: &str, length: u64| {
-        let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect";
+        let head =
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect";
         format!("{head}: {expect}\r\ncontent-length: {length}\r\n\r\n")
     };
     let answer = server.answer(post("fireworks\r\nconnection: close", 2) + "{}").await;
-    assert!(answer.starts_with("HTTP/1.1 417") && answer.contains("\"param\":\"expect\""), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 417") && answer.contains("\"param\":\"expect\""),
+        "{answer}"
+    );
     // A body that is too large is not invited.
     let answer = server.answer(post("100-continue", 99_000_000_000)).await;
     assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("connection: close"), "{answer}");
@@ -270,7 +299,10 @@ async fn expectations_are_met_or_refused() {
     assert_eq!(&told, b"HTTP/1.1 100 Continue\r\n\r\n");
     stream.write_all(b"{}").await.unwrap();
     let answer = rest(stream).await;
-    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("\"param\":\"prompt\""), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 400") && answer.contains("\"param\":\"prompt\""),
+        "{answer}"
+    );
 }
 
 #[tokio::test]

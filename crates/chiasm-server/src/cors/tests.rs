@@ -12,11 +12,13 @@ fn cors(origins: &[&str], methods: &[&str], headers: &[&str], allows_credentials
 
 fn request(method: &str, headers: &[(&str, &str)]) -> Request {
     let builder = Request::builder().method(method).uri("/v1/models");
-    let builder = headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value));
+    let builder =
+        headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value));
     builder.body(Body::empty()).unwrap()
 }
 
-/// What a browser is told when it asks: the status, and the headers by their names without `access-control-`.
+/// What a browser is told when it asks: the status, and the headers by their names without
+/// `access-control-`.
 fn preflight(cors: &Cors, origin: &str, method: &str, headers: Option<&str>) -> (u16, Vec<String>) {
     let mut asked = vec![("origin", origin), ("access-control-request-method", method)];
     asked.extend(headers.map(|headers| ("access-control-request-headers", headers)));
@@ -46,8 +48,15 @@ fn simple(cors: &Cors, origin: Option<&str>) -> Vec<String> {
 #[test]
 fn all_may_ask_where_all_are_allowed() {
     let all = cors(&["*"], &["*"], &["*"], false);
-    let expected = ["allow-methods: DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT", "allow-origin: *", "max-age: 600"];
-    assert_eq!(preflight(&all, "https://a.example", "POST", None), (200, expected.map(str::to_owned).to_vec()));
+    let expected = [
+        "allow-methods: DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT",
+        "allow-origin: *",
+        "max-age: 600",
+    ];
+    assert_eq!(
+        preflight(&all, "https://a.example", "POST", None),
+        (200, expected.map(str::to_owned).to_vec())
+    );
     let (status, told) = preflight(&all, "null", "PATCH", Some("Authorization, x-a"));
     assert_eq!((status, told[0].as_str()), (200, "allow-headers: Authorization, x-a"));
     assert_eq!(simple(&all, Some("https://a.example")), ["allow-origin: *"]);
@@ -57,20 +66,32 @@ fn all_may_ask_where_all_are_allowed() {
     let expected = ["allow-credentials: true", "allow-origin: https://a.example"];
     assert_eq!(simple(&all, Some("https://a.example")), expected);
     let (status, told) = preflight(&all, "https://a.example", "POST", None);
-    assert_eq!((status, &told[0], &told[2]), (200, &expected[0].to_owned(), &expected[1].to_owned()));
+    assert_eq!(
+        (status, &told[0], &told[2]),
+        (200, &expected[0].to_owned(), &expected[1].to_owned())
+    );
 }
 
 #[test]
 fn some_may_ask_for_what_they_are_allowed() {
-    let some = cors(&["https://a.example", "http://localhost:3000"], &["POST"], &["Authorization"], false);
+    let some =
+        cors(&["https://a.example", "http://localhost:3000"], &["POST"], &["Authorization"], false);
     for origin in ["https://a.example", "http://localhost:3000"] {
         let (status, told) = preflight(&some, origin, "POST", Some("content-type,AUTHORIZATION"));
-        let headers = "allow-headers: authorization, accept, accept-language, content-language, content-type";
-        let expected = [headers, "allow-methods: POST", &format!("allow-origin: {origin}"), "max-age: 600"];
+        let headers =
+            "allow-headers: authorization, accept, accept-language, content-language, content-type";
+        let expected =
+            [headers, "allow-methods: POST", &format!("allow-origin: {origin}"), "max-age: 600"];
         assert_eq!((status, told), (200, expected.map(str::to_owned).to_vec()));
         assert_eq!(simple(&some, Some(origin)), [format!("allow-origin: {origin}")]);
     }
-    for wrong in ["https://b.example", "https://a.example:8443", "http://a.example", "https://A.example", "null"] {
+    for wrong in [
+        "https://b.example",
+        "https://a.example:8443",
+        "http://a.example",
+        "https://A.example",
+        "null",
+    ] {
         assert_eq!(preflight(&some, wrong, "POST", None), (400, vec![]), "{wrong}");
         assert_eq!(simple(&some, Some(wrong)), [""; 0], "{wrong}");
     }
@@ -83,10 +104,14 @@ fn some_may_ask_for_what_they_are_allowed() {
 #[test]
 fn only_questions_of_browsers_are_answered() {
     let all = cors(&["*"], &["*"], &["*"], false);
-    let (origin, method) = (("origin", "https://a.example"), ("access-control-request-method", "POST"));
-    for (sent, headers) in
-        [("OPTIONS", &[][..]), ("OPTIONS", &[origin]), ("OPTIONS", &[method]), ("POST", &[origin, method])]
-    {
+    let (origin, method) =
+        (("origin", "https://a.example"), ("access-control-request-method", "POST"));
+    for (sent, headers) in [
+        ("OPTIONS", &[][..]),
+        ("OPTIONS", &[origin]),
+        ("OPTIONS", &[method]),
+        ("POST", &[origin, method]),
+    ] {
         assert!(all.preflight(&request(sent, headers)).is_none(), "{sent} {headers:?}");
     }
 }
@@ -99,10 +124,21 @@ fn what_no_browser_says_is_refused() {
     for fine in ["https://a.example", "http://[::1]:8080", "chrome-extension://abc", "null", "*"] {
         assert_eq!(new(fine, "*", "*"), Ok(()), "{fine}");
     }
-    let all = ["a.example", "https://", "://a", "https://a.example/", "https://A.example", "https://a.example:443"];
-    for wrong in
-        all.into_iter().chain(["http://a.example:80", "https://*.example", "https://a b", "", "https://ä.example"])
-    {
+    let all = [
+        "a.example",
+        "https://",
+        "://a",
+        "https://a.example/",
+        "https://A.example",
+        "https://a.example:443",
+    ];
+    for wrong in all.into_iter().chain([
+        "http://a.example:80",
+        "https://*.example",
+        "https://a b",
+        "",
+        "https://ä.example",
+    ]) {
         assert_eq!(new(wrong, "*", "*"), Err(CorsError::Origin(wrong.to_owned())));
     }
     assert_eq!(new("*", "PO ST", "*"), Err(CorsError::Method("PO ST".to_owned())));

@@ -16,7 +16,8 @@ use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_media::Charge;
 use chiasm_pipeline::cpu::{CpuBudget, price};
 use chiasm_pipeline::{
-    Caller, Generation, Prepared, RequestError, check_prompt_logprobs_of_all, collect, detokenize, prepare,
+    Caller, Generation, Prepared, RequestError, check_prompt_logprobs_of_all, collect, detokenize,
+    prepare,
 };
 use chiasm_request::{ChoiceDelta, FinishedChoice, GenerateRequest, RouteOutcome};
 use chiasm_types::TokenId;
@@ -38,7 +39,8 @@ const FEW_CANDIDATES: usize = 100;
 pub(crate) const TOKENS_OF_CANDIDATE: usize = 16;
 /// Memory that each takes while an answer is written, which holds its text and what it stands in.
 const BYTES_OF_CANDIDATE: u64 = 256;
-/// So many are not counted, which take a megabyte: a usual answer should not fail at its very end for want of memory.
+/// So many are not counted, which take a megabyte: a usual answer should not fail at its very end
+/// for want of memory.
 const UNCOUNTED_CANDIDATES: usize = 4096;
 
 /// `POST /v1/chat/completions`
@@ -66,11 +68,16 @@ pub(crate) async fn chat(
         admission.record.attempted(attempted);
         admission.record.used(usage);
         let prompt_tokens = shown_prompt(&prepared, &attempted, common.return_token_ids).cloned();
-        let (fields, nvext) =
-            (state.reasoning_fields, common.extra_fields.for_request(&attempted, caller.arrived.elapsed()));
+        let (fields, nvext) = (
+            state.reasoning_fields,
+            common.extra_fields.for_request(&attempted, caller.arrived.elapsed()),
+        );
         let candidates = choices.iter().map(candidates).sum();
         let mut response = written(state, &caller, candidates, move || {
-            let shown = chat::Shown { fields, prompt_tokens: prompt_tokens.as_ref().map(|tokens| tokens.as_slice()) };
+            let shown = chat::Shown {
+                fields,
+                prompt_tokens: prompt_tokens.as_ref().map(|tokens| tokens.as_slice()),
+            };
             serde_json::to_vec(&chat::answer(&head, &tokenizer, &choices, shown, usage, nvext))
         })
         .await?;
@@ -80,7 +87,8 @@ pub(crate) async fn chat(
 
     let generation = Generation::start(&state.pipeline, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
-    let shown = shown_prompt(&prepared, &attempted, common.return_token_ids).map(|tokens| tokens.as_slice());
+    let shown = shown_prompt(&prepared, &attempted, common.return_token_ids)
+        .map(|tokens| tokens.as_slice());
     let chunks = chat::Chunks::new(&head, tokenizer, state.reasoning_fields, shown.is_some());
     let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
     let mut begin = Vec::new();
@@ -103,10 +111,9 @@ pub(crate) async fn chat(
             if delta.is_for_counts() || skips_empty && usage.is_none() && delta.says_nothing() {
                 return;
             }
-            let nvext = delta
-                .finish
-                .as_ref()
-                .and_then(|_| common.extra_fields.for_request(&attempted, caller.arrived.elapsed()));
+            let nvext = delta.finish.as_ref().and_then(|_| {
+                common.extra_fields.for_request(&attempted, caller.arrived.elapsed())
+            });
             chunks.write_delta(events, &delta, usage, nvext);
         },
         move |usage, events| {
@@ -131,7 +138,8 @@ pub(crate) async fn completions(
     let adapter = find_model(&state.pipeline, common.model.as_deref())?;
     admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
-    let preparing = generate.into_iter().map(|request| planned(state, request, adapter.clone(), &caller));
+    let preparing =
+        generate.into_iter().map(|request| planned(state, request, adapter.clone(), &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;
     drop(charge);
     // All of them are told in one answer.
@@ -142,7 +150,8 @@ pub(crate) async fn completions(
     let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
-        return completions_at_once(state, &caller, head, (&prepared, &echoed), &common, admission).await;
+        return completions_at_once(state, &caller, head, (&prepared, &echoed), &common, admission)
+            .await;
     };
     let starting = prepared.iter().map(|prompt| Generation::start(&state.pipeline, prompt));
     let generations = try_join_all(starting).await.map_err(told)?;
@@ -156,15 +165,16 @@ pub(crate) async fn completions(
         .collect();
     let meter = Meter::new(state, options, attempted, admission, false);
 
-    let deltas = generations.into_iter().zip(&echoed).enumerate().map(|(prompt, (started, echoed))| {
-        let (state, cpu, echoed) = (state.clone(), caller.cpu.clone(), echoed.clone());
-        let with_lists = move |delta| listed(state.clone(), cpu.clone(), echoed.clone(), delta);
-        started
-            .into_deltas()
-            .then(with_lists)
-            .map(move |delta| delta.map(|(delta, lists)| (prompt, delta, lists)))
-            .boxed()
-    });
+    let deltas =
+        generations.into_iter().zip(&echoed).enumerate().map(|(prompt, (started, echoed))| {
+            let (state, cpu, echoed) = (state.clone(), caller.cpu.clone(), echoed.clone());
+            let with_lists = move |delta| listed(state.clone(), cpu.clone(), echoed.clone(), delta);
+            started
+                .into_deltas()
+                .then(with_lists)
+                .map(move |delta| delta.map(|(delta, lists)| (prompt, delta, lists)))
+                .boxed()
+        });
     let deltas = select_all(deltas);
     let chunks = Arc::new(completions::Chunks::new(&head, state.pipeline.model.tokenizer.clone()));
     let at_end = chunks.clone();
@@ -185,10 +195,12 @@ pub(crate) async fn completions(
                 return;
             }
             let told = told_so_far.entry(index).or_default();
-            let prompt_tokens = prompts[prompt].as_ref().filter(|_| first).map(|tokens| tokens.as_slice());
+            let prompt_tokens =
+                prompts[prompt].as_ref().filter(|_| first).map(|tokens| tokens.as_slice());
             let last = delta.finish.as_ref();
-            let nvext =
-                last.and_then(|_| common.extra_fields.for_request(&of_prompts[prompt], caller.arrived.elapsed()));
+            let nvext = last.and_then(|_| {
+                common.extra_fields.for_request(&of_prompts[prompt], caller.arrived.elapsed())
+            });
             let echoed = echoed[prompt].as_deref().filter(|_| first).map(|echoed| (echoed, lists));
             let shown = Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext };
             chunks.write_delta(events, &delta, shown);
@@ -214,7 +226,8 @@ async fn completions_at_once(
     admission: Admission,
 ) -> Result<Response, HttpError> {
     let answers = join_all(prepared.iter().map(|prompt| collect(&state.pipeline, prompt))).await;
-    let answers: Vec<_> = answers.into_iter().collect::<Result<_, _>>().map_err(|error| state.http_error(error))?;
+    let answers: Vec<_> =
+        answers.into_iter().collect::<Result<_, _>>().map_err(|error| state.http_error(error))?;
     let mut total = Usage::default();
     let mut choices = Vec::new();
     let first = answers.first().map(|(_, attempted)| *attempted);
@@ -233,7 +246,8 @@ async fn completions_at_once(
     state.metrics.used(total);
     admission.record.used(total);
     // The first of several prompts tells, as in the headers.
-    let nvext = first.and_then(|first| common.extra_fields.for_request(&first, caller.arrived.elapsed()));
+    let nvext =
+        first.and_then(|first| common.extra_fields.for_request(&first, caller.arrived.elapsed()));
     let tokenizer = state.pipeline.model.tokenizer.clone();
     let candidates = choices.iter().map(|shown| candidates(&shown.choice)).sum();
     let mut response = written(state, caller, candidates, move || {
@@ -246,7 +260,8 @@ async fn completions_at_once(
     Ok(response)
 }
 
-/// The prompts that begin their answers. As in vLLM their text does not, where token ids are asked for.
+/// The prompts that begin their answers. As in vLLM their text does not, where token ids are asked
+/// for.
 async fn echoed(
     state: &EndpointState,
     caller: &Caller,
@@ -281,21 +296,24 @@ async fn listed(
         return Ok((delta, Lists::default()));
     };
     let tokenizer = state.pipeline.model.tokenizer.clone();
-    let (small, cost) = (logprobs.tokens.len() <= FEW_CANDIDATES, price::logprobs(logprobs.tokens.len()));
+    let (small, cost) =
+        (logprobs.tokens.len() <= FEW_CANDIDATES, price::logprobs(logprobs.tokens.len()));
     let list = move || echoed.lists(&tokenizer, Some(&logprobs));
     let lists = state.pipeline.cpu.run_or_here(small, &cpu, cost, list).await?;
     Ok((delta, lists))
 }
 
-/// Log probabilities that an answer tells of a continuation and its prompt; its tokens count as some of them.
+/// Log probabilities that an answer tells of a continuation and its prompt; its tokens count as
+/// some of them.
 fn candidates(choice: &FinishedChoice) -> usize {
     let of_prompt = choice.prompt_logprobs.as_ref().map_or(0, |logprobs| logprobs.tokens.len());
     let of_answer: usize = choice.logprobs.iter().flatten().map(|token| 1 + token.top.len()).sum();
     of_prompt + of_answer + choice.tokens.len() / TOKENS_OF_CANDIDATE
 }
 
-/// Writes an answer. With many log probabilities, each of which has a text, that is not for the async threads; and as a few bytes of a
-/// request can ask for gigabytes of them, such an answer is counted like a request's body until its client has read it.
+/// Writes an answer. With many log probabilities, each of which has a text, that is not for the
+/// async threads; and as a few bytes of a request can ask for gigabytes of them, such an answer is
+/// counted like a request's body until its client has read it.
 pub(crate) async fn written(
     state: &EndpointState,
     caller: &Caller,
@@ -303,20 +321,24 @@ pub(crate) async fn written(
     write: impl FnOnce() -> serde_json::Result<Vec<u8>> + Send + 'static,
 ) -> Result<Response, HttpError> {
     let (small, cost) = (candidates <= FEW_CANDIDATES, price::logprobs(candidates));
-    let bytes = if candidates <= UNCOUNTED_CANDIDATES { 0 } else { candidates as u64 * BYTES_OF_CANDIDATE };
+    let bytes =
+        if candidates <= UNCOUNTED_CANDIDATES { 0 } else { candidates as u64 * BYTES_OF_CANDIDATE };
     let budget = state.pipeline.media.budget();
     if bytes > budget.limit() {
-        let message =
-            format!("the answer would take {bytes} bytes to write, more than there may be (--max-bytes-in-flight)");
+        let message = format!(
+            "the answer would take {bytes} bytes to write, more than there may be (--max-bytes-in-flight)"
+        );
         return Err(HttpError::too_many("body", message));
     }
     let mut charge = budget.charge(bytes)?;
     let json = state.pipeline.cpu.run_or_here(small, &caller.cpu, cost, write).await;
     let json = json.map_err(|error| state.http_error(error.into()))?;
-    let json = json.map_err(|error| HttpError::internal(format!("the answer can't be written: {error}")))?;
+    let json =
+        json.map_err(|error| HttpError::internal(format!("the answer can't be written: {error}")))?;
     charge.shrink_to(json.capacity() as u64);
     let json = Bytes::from_owner(Counted { json, _charge: charge });
-    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response())
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json)
+        .into_response())
 }
 
 /// An answer, and what it takes of the memory that there may be.
@@ -340,7 +362,8 @@ pub(crate) async fn planned(
 ) -> Result<Prepared, RequestError> {
     let mut classes = state.pipeline.fleet.classes();
     if classes.iter().any(|class| class.input != InputForm::Tokens) {
-        classes = classes.iter().filter(|class| class.input == InputForm::Tokens).cloned().collect();
+        classes =
+            classes.iter().filter(|class| class.input == InputForm::Tokens).cloned().collect();
     }
     if classes.is_empty() {
         return Err(caller.tried.or_servers(&state.pipeline, RequestError::not_ready()));
@@ -349,17 +372,28 @@ pub(crate) async fn planned(
 }
 
 /// The name of what answers.
-pub(crate) fn model_name<'a>(state: &'a EndpointState, adapter: Option<&'a Arc<ServedAdapter>>) -> &'a str {
+pub(crate) fn model_name<'a>(
+    state: &'a EndpointState,
+    adapter: Option<&'a Arc<ServedAdapter>>,
+) -> &'a str {
     adapter.map_or(&state.pipeline.model.name, |adapter| &adapter.name)
 }
 
 /// Returns the prompt as the worker that answered got it, if the client wants to see it.
-fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &RouteOutcome, wanted: bool) -> Option<&'a Arc<Vec<TokenId>>> {
+fn shown_prompt<'a>(
+    prepared: &'a Prepared,
+    attempted: &RouteOutcome,
+    wanted: bool,
+) -> Option<&'a Arc<Vec<TokenId>>> {
     prepared.tokens(attempted.class).filter(|_| wanted)
 }
 
 /// The tokens of an answer.
-pub(crate) fn usage(attempted: &RouteOutcome, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
+pub(crate) fn usage(
+    attempted: &RouteOutcome,
+    choices: &[FinishedChoice],
+    reads_reasoning: bool,
+) -> Usage {
     let sum = |tokens: fn(&FinishedChoice) -> usize| choices.iter().map(tokens).sum();
     Usage {
         completion_tokens: sum(|choice| choice.tokens.len()),

@@ -1,4 +1,5 @@
-//! `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`: there only where they are allowed.
+//! `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`: there only where they are
+//! allowed.
 
 use std::sync::Arc;
 
@@ -45,11 +46,14 @@ fn told(error: LoadError) -> HttpError {
     match error {
         LoadError::NotLoaded(_) => not_found("lora_name"),
         LoadError::Engine(AdapterError::NotFound(_)) => not_found("lora_path"),
-        LoadError::NoEngine | LoadError::Engine(AdapterError::Gone(_)) => HttpError::unavailable("no_engine", message),
-        LoadError::Empty(field) => HttpError::invalid(field, message),
-        LoadError::IsModel(_) | LoadError::IsLoaded(_) | LoadError::OfAgents(_) | LoadError::Full(_) => {
-            HttpError::invalid("lora_name", message)
+        LoadError::NoEngine | LoadError::Engine(AdapterError::Gone(_)) => {
+            HttpError::unavailable("no_engine", message)
         }
+        LoadError::Empty(field) => HttpError::invalid(field, message),
+        LoadError::IsModel(_)
+        | LoadError::IsLoaded(_)
+        | LoadError::OfAgents(_)
+        | LoadError::Full(_) => HttpError::invalid("lora_name", message),
         LoadError::Files { .. } | LoadError::Engine(_) => HttpError::invalid("lora_path", message),
     }
 }

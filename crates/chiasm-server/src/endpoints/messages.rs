@@ -98,8 +98,8 @@ pub(crate) async fn in_order(
     Ok(request)
 }
 
-/// `POST /v1/messages/count_tokens`: the prompt is made as for an answer, which is then not asked for. Where it differs from worker
-/// to worker, the longest one tells.
+/// `POST /v1/messages/count_tokens`: the prompt is made as for an answer, which is then not asked
+/// for. Where it differs from worker to worker, the longest one tells.
 pub(crate) async fn count_tokens(
     State(state): State<Arc<EndpointState>>,
     request: Admitted<CountRequest>,
@@ -109,6 +109,8 @@ pub(crate) async fn count_tokens(
     let adapter = find_model(&state.pipeline, model.as_deref())?;
     admission.ends_with_client();
     let generate = in_order(&state, generate).await.map_err(|error| state.http_error(error))?;
-    let prepared = planned(&state, generate, adapter, &caller).await.map_err(|error| state.http_error(error))?;
+    let prepared = planned(&state, generate, adapter, &caller)
+        .await
+        .map_err(|error| state.http_error(error))?;
     Ok(Json(json!({"input_tokens": prepared.prompt_tokens()})))
 }

@@ -8,7 +8,10 @@ use chiasm_pipeline::Pipeline;
 use crate::error::HttpError;
 
 /// A request names the served model, none, or a LoRA adapter.
-pub(crate) fn find_model(pipeline: &Pipeline, model: Option<&str>) -> Result<Option<Arc<ServedAdapter>>, HttpError> {
+pub(crate) fn find_model(
+    pipeline: &Pipeline,
+    model: Option<&str>,
+) -> Result<Option<Arc<ServedAdapter>>, HttpError> {
     match model {
         Some(model) if *model != pipeline.model.name => {
             let adapter = pipeline.fleet.adapters().get(model);

@@ -34,7 +34,14 @@ pub(crate) async fn create(
     admission.ends_with_client();
     let prepared = planned(state, generate, adapter.clone(), &caller).await.map_err(told)?;
     let name = model_name(state, adapter.as_ref());
-    let head = Head::new(&caller.id, name, &state.pipeline.model.generation, prepared.sampling(), echo, charge)?;
+    let head = Head::new(
+        &caller.id,
+        name,
+        &state.pipeline.model.generation,
+        prepared.sampling(),
+        echo,
+        charge,
+    )?;
     let wants_logprobs = prepared.sampling().logprobs.is_some();
 
     let Some(options) = common.stream else {
@@ -45,7 +52,8 @@ pub(crate) async fn create(
         admission.record.used(usage);
         let choice = choices.pop().ok_or_else(|| HttpError::internal("there is no answer"))?;
         let candidates = choice.text_logprobs.iter().map(|token| 1 + token.logprob.top.len()).sum();
-        let logprobs = wants_logprobs.then(|| LogprobWriter::whole(state.pipeline.model.tokenizer.clone()));
+        let logprobs =
+            wants_logprobs.then(|| LogprobWriter::whole(state.pipeline.model.tokenizer.clone()));
         let id = caller.id.clone();
         let mut response = written(state, &caller, candidates, move || {
             let answer = Answer::whole(id.as_str(), names, logprobs, choice);
@@ -60,9 +68,13 @@ pub(crate) async fn create(
     let attempted = generation.attempted();
     let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
     let writer = || {
-        LogprobWriter::streamed(state.pipeline.model.tokenizer.clone(), state.pipeline.media.budget().empty_charge())
+        LogprobWriter::streamed(
+            state.pipeline.model.tokenizer.clone(),
+            state.pipeline.media.budget().empty_charge(),
+        )
     };
-    let (mut answer, begun) = Answer::streamed(caller.id.as_str(), names, wants_logprobs.then(writer), &head);
+    let (mut answer, begun) =
+        Answer::streamed(caller.id.as_str(), names, wants_logprobs.then(writer), &head);
     let events = meter::events(
         begun.concat(),
         generation.into_deltas(),
@@ -94,7 +106,8 @@ pub(crate) async fn not_kept(id: Result<Path<String>, PathRejection>) -> Result<
     Err(HttpError::no_such_response(&id))
 }
 
-/// An error that names fields as this endpoint does: the pipeline says `messages` of any conversation.
+/// An error that names fields as this endpoint does: the pipeline says `messages` of any
+/// conversation.
 fn in_own_words(error: HttpError) -> HttpError {
     match error.param() {
         Some("messages" | "continue_final_message") => {

@@ -29,7 +29,8 @@ pub(crate) async fn tokenize(
     let TokenizeRequest { model, prompt, return_token_strs } = request;
     find_model(&state.pipeline, model.as_deref())?;
     admission.ends_with_client();
-    let max_model_len = state.pipeline.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
+    let max_model_len =
+        state.pipeline.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
     let tokens = chiasm_pipeline::tokenize(&state.pipeline, prompt, &caller).await.map_err(told)?;
     let tokenizer = return_token_strs.then(|| state.pipeline.model.tokenizer.clone());
     let names = if return_token_strs { tokens.len() / NAMES_OF_CANDIDATE } else { 0 };
@@ -48,6 +49,7 @@ pub(crate) async fn detokenize(
     let DetokenizeRequest { model, tokens } = request;
     find_model(&state.pipeline, model.as_deref())?;
     admission.ends_with_client();
-    let prompt = chiasm_pipeline::detokenize(&state.pipeline, "tokens", Arc::new(tokens), &caller).await;
+    let prompt =
+        chiasm_pipeline::detokenize(&state.pipeline, "tokens", Arc::new(tokens), &caller).await;
     Ok(Json(json!({"prompt": prompt.map_err(|error| state.http_error(error))?})))
 }

@@ -48,7 +48,11 @@ pub(super) async fn begun(
             }
             None => {
                 progress.end()?;
-                return Ok(Forwarded { status, content_type, body: stream::iter(ahead).map(Ok).boxed() });
+                return Ok(Forwarded {
+                    status,
+                    content_type,
+                    body: stream::iter(ahead).map(Ok).boxed(),
+                });
             }
         }
     }

@@ -59,20 +59,30 @@ pub(super) async fn resolve(
     if named.is_empty() {
         return Ok((request, None));
     }
-    let items: Vec<MediaRef> = named.iter().filter_map(|part| Some(part.media.as_ref()?.1.clone())).collect();
+    let items: Vec<MediaRef> =
+        named.iter().filter_map(|part| Some(part.media.as_ref()?.1.clone())).collect();
     check_counts(&items, |modality| state.pipeline.limits.items_per_prompt.get(modality))?;
     // The sources of the items are copies of parts of the body.
-    let mut charge = state.pipeline.media.budget().charge(request.body.len() as u64).map_err(RequestError::from)?;
+    let mut charge = state
+        .pipeline
+        .media
+        .budget()
+        .charge(request.body.len() as u64)
+        .map_err(RequestError::from)?;
     let salt = request.fields.get("cache_salt").and_then(Value::as_str).map(str::as_bytes);
     let owner = [caller.credentials.as_deref(), salt];
     let changes = try_join_all(named.into_iter().map(|part| open(state, owner, part))).await?;
-    let added: u64 = changes.iter().filter_map(|change| Some(base64_len(&change.item.as_ref()?.1))).sum();
+    let added: u64 =
+        changes.iter().filter_map(|change| Some(base64_len(&change.item.as_ref()?.1))).sum();
     // Each item is kept twice: in the fields and in the body.
     charge.grow(2 * added).map_err(RequestError::from)?;
     let bytes = request.body.len() + added as usize;
     let rewritten = move || rewrite(request, changes);
-    let rewritten =
-        state.pipeline.cpu.run_or_here(bytes <= SMALL, &caller.cpu, price::json(bytes, 0), rewritten).await?;
+    let rewritten = state
+        .pipeline
+        .cpu
+        .run_or_here(bytes <= SMALL, &caller.cpu, price::json(bytes, 0), rewritten)
+        .await?;
     Ok((rewritten?, Some(charge)))
 }
 
@@ -114,7 +124,10 @@ struct PartPath {
 
 impl PartPath {
     fn below(&self, at: usize) -> Self {
-        Self { pointer: format!("{}/content/{at}", self.pointer), field: format!("{}.content[{at}]", self.field) }
+        Self {
+            pointer: format!("{}/content/{at}", self.pointer),
+            field: format!("{}.content[{at}]", self.field),
+        }
     }
 }
 
@@ -128,7 +141,15 @@ fn named_part(part: &Fields, path: PartPath) -> Option<NamedPart> {
     let media = MediaKind::find(part).zip(name).map(|(kind, name)| {
         let source = source_of(part, kind).map(|text| MediaInput::Url(text.into()));
         let field = format!("{field}.{}", kind.field);
-        (kind, MediaRef { modality: kind.modality.clone(), source, uuid: Some(name.to_owned()), field })
+        (
+            kind,
+            MediaRef {
+                modality: kind.modality.clone(),
+                source,
+                uuid: Some(name.to_owned()),
+                field,
+            },
+        )
     });
     Some(NamedPart { pointer, media })
 }
@@ -143,13 +164,18 @@ fn source_of(part: &Fields, kind: &MediaKind) -> Option<String> {
 }
 
 /// Opens a part's item under its name.
-async fn open(state: &EndpointState, owner: [Option<&[u8]>; 2], part: NamedPart) -> Result<Change, RequestError> {
+async fn open(
+    state: &EndpointState,
+    owner: [Option<&[u8]>; 2],
+    part: NamedPart,
+) -> Result<Change, RequestError> {
     let NamedPart { pointer, media } = part;
     let Some((kind, MediaRef { modality, source, uuid, field })) = media else {
         return Ok(Change { pointer, item: None });
     };
     let at_field = |error| RequestError::from(error).at(&field);
-    let name = uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
+    let name =
+        uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
     let has_source = source.is_some();
     let is_data = source.as_ref().is_some_and(is_data);
     let item = match state.pipeline.media.open(MediaPart { source, name, modality }).await {
@@ -176,7 +202,9 @@ fn base64_len(item: &EncodedMedia) -> u64 {
 fn rewrite(request: ForwardBody, changes: Vec<Change>) -> Result<ForwardBody, RequestError> {
     let mut fields = Value::Object(Arc::unwrap_or_clone(request.fields));
     for Change { pointer, item } in changes {
-        let Some(part) = fields.pointer_mut(&pointer).and_then(Value::as_object_mut) else { continue };
+        let Some(part) = fields.pointer_mut(&pointer).and_then(Value::as_object_mut) else {
+            continue;
+        };
         part.shift_remove("uuid");
         for kind in &MEDIA_KINDS {
             if let Some(Value::Object(media)) = part.get_mut(kind.field) {
@@ -187,9 +215,12 @@ fn rewrite(request: ForwardBody, changes: Vec<Change>) -> Result<ForwardBody, Re
             fill(part, kind, &item);
         }
     }
-    let body = serde_json::to_vec(&fields).map_err(|error| RequestError::internal(error.to_string()))?;
+    let body =
+        serde_json::to_vec(&fields).map_err(|error| RequestError::internal(error.to_string()))?;
     let model = place_of_model(&body).map_err(|error| RequestError::internal(error.to_string()))?;
-    let Value::Object(fields) = fields else { return Err(RequestError::internal("a body is no object")) };
+    let Value::Object(fields) = fields else {
+        return Err(RequestError::internal("a body is no object"));
+    };
     Ok(ForwardBody { body: body.into(), model, fields: Arc::new(fields), ..request })
 }
 
@@ -229,7 +260,8 @@ mod tests {
 
     use super::*;
 
-    const GIF: &[u8] = b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
+    const GIF: &[u8] =
+        b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
 
     fn image() -> EncodedMedia {
         EncodedMedia::from_bytes(GIF.into(), &Default::default()).unwrap()
@@ -268,9 +300,18 @@ mod tests {
                 json!({"type": "image_url", "image_url": {"uuid": "x", "detail": "low"}}),
                 json!({"type": "image_url", "image_url": {"detail": "low", "url": url}}),
             ),
-            (json!({"type": "image_url", "uuid": "x"}), json!({"type": "image_url", "image_url": {"url": url}})),
-            (json!({"type": "input_image", "uuid": "x"}), json!({"type": "input_image", "image_url": url})),
-            (json!({"type": "text", "text": "uuid", "uuid": "x"}), json!({"type": "text", "text": "uuid"})),
+            (
+                json!({"type": "image_url", "uuid": "x"}),
+                json!({"type": "image_url", "image_url": {"url": url}}),
+            ),
+            (
+                json!({"type": "input_image", "uuid": "x"}),
+                json!({"type": "input_image", "image_url": url}),
+            ),
+            (
+                json!({"type": "text", "text": "uuid", "uuid": "x"}),
+                json!({"type": "text", "text": "uuid"}),
+            ),
             (
                 json!({"type": "image_url", "image_url": "http://a", "uuid": null}),
                 json!({"type": "image_url", "image_url": "http://a"}),
@@ -280,7 +321,11 @@ mod tests {
                 json!({"type": "tool_result", "content": [{"type": "image_url", "image_url": {"url": url}}]}),
             ),
         ] {
-            assert_eq!(rewritten(&parts(json!(["a", part]))), parts(json!(["a", expected])), "{part}");
+            assert_eq!(
+                rewritten(&parts(json!(["a", part]))),
+                parts(json!(["a", expected])),
+                "{part}"
+            );
         }
     }
 
@@ -288,7 +333,10 @@ mod tests {
     fn names_in_items_of_responses_go_too() {
         let body = |part: Value| json!({"model": "m", "input": [{"type": "function_call_output", "output": [part]}]});
         let named = json!({"type": "input_image", "image_url": "http://a", "uuid": "x"});
-        assert_eq!(rewritten(&body(named)), body(json!({"type": "input_image", "image_url": "http://a"})));
+        assert_eq!(
+            rewritten(&body(named)),
+            body(json!({"type": "input_image", "image_url": "http://a"}))
+        );
     }
 
     #[test]
@@ -301,8 +349,11 @@ mod tests {
     #[test]
     fn recording_is_filled_with_its_format() {
         let mut part = json!({"type": "input_audio", "input_audio": null});
-        let recording =
-            EncodedMedia::of(b"RIFF".as_slice().into(), &chiasm_types::Modality::Audio, &Default::default());
+        let recording = EncodedMedia::of(
+            b"RIFF".as_slice().into(),
+            &chiasm_types::Modality::Audio,
+            &Default::default(),
+        );
         let part = part.as_object_mut().unwrap();
         let kind = MediaKind::find(part).unwrap();
         fill(part, kind, &recording.unwrap());

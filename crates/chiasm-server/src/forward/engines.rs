@@ -1,4 +1,5 @@
-//! Requests for which an engine that is given tokens is the better place than a server that is given messages.
+//! Requests for which an engine that is given tokens is the better place than a server that is
+//! given messages.
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use crate::endpoints::{completions, messages, responses};
 use crate::error::HttpError;
 use crate::paths::ModelEndpoint;
 
-/// Has an engine answer a request to `endpoint`. The body is parsed once more, as that endpoint's, and refused if it can't be.
+/// Has an engine answer a request to `endpoint`. The body is parsed once more, as that endpoint's,
+/// and refused if it can't be.
 pub(super) async fn answer(
     endpoint: ModelEndpoint,
     state: Arc<EndpointState>,
@@ -25,14 +27,22 @@ pub(super) async fn answer(
 ) -> Result<Response, HttpError> {
     let shared = State(state.clone());
     match endpoint {
-        ModelEndpoint::Chat => completions::chat(shared, read(&state, caller, admission, body).await?).await,
+        ModelEndpoint::Chat => {
+            completions::chat(shared, read(&state, caller, admission, body).await?).await
+        }
         ModelEndpoint::Completions => {
             completions::completions(shared, read(&state, caller, admission, body).await?).await
         }
-        ModelEndpoint::Responses => responses::create(shared, read(&state, caller, admission, body).await?).await,
-        ModelEndpoint::Messages => messages::messages(shared, read(&state, caller, admission, body).await?).await,
+        ModelEndpoint::Responses => {
+            responses::create(shared, read(&state, caller, admission, body).await?).await
+        }
+        ModelEndpoint::Messages => {
+            messages::messages(shared, read(&state, caller, admission, body).await?).await
+        }
         ModelEndpoint::CountTokens => {
-            Ok(messages::count_tokens(shared, read(&state, caller, admission, body).await?).await?.into_response())
+            Ok(messages::count_tokens(shared, read(&state, caller, admission, body).await?)
+                .await?
+                .into_response())
         }
     }
 }

@@ -31,7 +31,8 @@ use chiasm_api::responses::ResponsesRequest;
 use chiasm_backend::{Forward, Forwarded, InputForm, JobError, JobItem};
 use chiasm_fleet::{PresentClass, Worker};
 use chiasm_pipeline::{
-    Attempts, Caller, Cause, Deadlines, ForwardedRequest, Place, RequestError, Understood, find_place, within,
+    Attempts, Caller, Cause, Deadlines, ForwardedRequest, Place, RequestError, Understood,
+    find_place, within,
 };
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -68,12 +69,17 @@ impl ForwardedRequest for ClientRequest {
         Some((body, model))
     }
 
-    fn begun<'a>(&'a self, answer: Forwarded, server: &'a Worker) -> BoxFuture<'a, Result<Forwarded, JobError>> {
+    fn begun<'a>(
+        &'a self,
+        answer: Forwarded,
+        server: &'a Worker,
+    ) -> BoxFuture<'a, Result<Forwarded, JobError>> {
         begun(self.endpoint, answer, server).boxed()
     }
 }
 
-/// Passes on a request to `endpoint`, unless an engine that is given tokens is the better place for it.
+/// Passes on a request to `endpoint`, unless an engine that is given tokens is the better place for
+/// it.
 pub(crate) async fn forward(
     endpoint: ModelEndpoint,
     State(state): State<Arc<EndpointState>>,
@@ -112,8 +118,8 @@ pub(crate) async fn forward(
     }
 }
 
-/// Has an engine answer. Where none can, and the client has been sent nothing, a server is tried after all: for that the body is kept until
-/// the answer begins.
+/// Has an engine answer. Where none can, and the client has been sent nothing, a server is tried
+/// after all: for that the body is kept until the answer begins.
 async fn by_engine(
     endpoint: ModelEndpoint,
     state: Arc<EndpointState>,
@@ -121,7 +127,9 @@ async fn by_engine(
     admission: Admission,
     body: Arrived,
 ) -> Result<Response, HttpError> {
-    let answer = engines::answer(endpoint, state.clone(), caller.clone(), admission.clone(), body.clone()).await;
+    let answer =
+        engines::answer(endpoint, state.clone(), caller.clone(), admission.clone(), body.clone())
+            .await;
     let mut error = match answer {
         Ok(answer) => return Ok(answer),
         Err(error) => error,
@@ -130,11 +138,14 @@ async fn by_engine(
     caller.tried = *tried;
     let JsonBody { request, charge } = parse::<ForwardBody>(&state, &caller.cpu, body).await?;
     let classes = state.pipeline.fleet.classes();
-    let servers: Vec<_> = classes.iter().filter(|class| class.input == InputForm::Messages).cloned().collect();
+    let servers: Vec<_> =
+        classes.iter().filter(|class| class.input == InputForm::Messages).cloned().collect();
     let taken = place(&state, endpoint, &caller, request, &servers).await;
     drop(charge);
     match taken {
-        Ok(Place::Server(answer)) => Ok(response(endpoint, state, admission, *answer, caller.arrived)),
+        Ok(Place::Server(answer)) => {
+            Ok(response(endpoint, state, admission, *answer, caller.arrived))
+        }
         // A request that no server takes is still valid if an engine takes it: the engine's error
         // is told.
         Ok(Place::Engine(_)) | Err(RequestError { cause: Cause::Invalid(_), .. }) => Err(error),
@@ -159,16 +170,22 @@ async fn place(
         let understood = understood(state, endpoint, arrived(&request), caller);
         let ForwardBody { body, model, fields, .. } = request;
         let below = endpoint.path().trim_start_matches('/');
-        let forward =
-            Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone(), prompt: None };
+        let forward = Forward {
+            id: caller.id.clone(),
+            path: below,
+            body,
+            model,
+            trace: caller.trace.clone(),
+            prompt: None,
+        };
         let request = Arc::new(ClientRequest { endpoint, fields });
         find_place(&state.pipeline, caller, request, forward, classes, understood).await
     };
     within(deadlines.first_token, placing).await.and_then(|taken| taken)
 }
 
-/// Returns what a request asks for. `None` if it has parts that are not understood here, or more than
-/// one prompt, or is wrong, which the server says then.
+/// Returns what a request asks for. `None` if it has parts that are not understood here, or more
+/// than one prompt, or is wrong, which the server says then.
 async fn understood(
     state: &EndpointState,
     endpoint: ModelEndpoint,
@@ -179,10 +196,13 @@ async fn understood(
     let request = match endpoint {
         ModelEndpoint::Chat => parse::<ChatRequest>(state, cpu, body).await.ok()?.request.generate,
         ModelEndpoint::Completions => {
-            let mut prompts = parse::<CompletionRequest>(state, cpu, body).await.ok()?.request.generate;
+            let mut prompts =
+                parse::<CompletionRequest>(state, cpu, body).await.ok()?.request.generate;
             prompts.pop().filter(|_| prompts.is_empty())?
         }
-        ModelEndpoint::Responses => parse::<ResponsesRequest>(state, cpu, body).await.ok()?.request.generate,
+        ModelEndpoint::Responses => {
+            parse::<ResponsesRequest>(state, cpu, body).await.ok()?.request.generate
+        }
         ModelEndpoint::Messages => {
             let request = parse::<MessagesRequest>(state, cpu, body).await.ok()?.request.generate;
             in_order(state, request).await.ok()?

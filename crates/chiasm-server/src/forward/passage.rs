@@ -75,9 +75,11 @@ pub(super) fn response(
     passed: ServerAnswer,
     arrived: Instant,
 ) -> Response {
-    let ServerAnswer { reservation, server, route: attempted, prompt_tokens: foreseen, answer } = passed;
+    let ServerAnswer { reservation, server, route: attempted, prompt_tokens: foreseen, answer } =
+        passed;
     let Forwarded { status, content_type, body } = answer;
-    let is_stream = content_type.as_deref().is_some_and(|kind| kind.starts_with("text/event-stream"));
+    let is_stream =
+        content_type.as_deref().is_some_and(|kind| kind.starts_with("text/event-stream"));
     if is_stream {
         admission.record.streamed();
     }
@@ -100,7 +102,8 @@ pub(super) fn response(
         events,
         tail,
     };
-    let mut response = Response::new(Body::from_stream(Running { passage: Some(passage), pending_in: None }));
+    let mut response =
+        Response::new(Body::from_stream(Running { passage: Some(passage), pending_in: None }));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
     let headers = response.headers_mut();
     if let Some(kind) = content_type.and_then(|kind| HeaderValue::from_str(&kind).ok()) {
@@ -156,7 +159,9 @@ impl Stream for Running {
 impl Passage {
     /// Polls the timer of the next deadline; ready when the deadline has passed.
     fn poll_alarm(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Some(deadline) = self.deadline().map(|deadline| deadline.at) else { return Poll::Pending };
+        let Some(deadline) = self.deadline().map(|deadline| deadline.at) else {
+            return Poll::Pending;
+        };
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
         if alarm.deadline() != deadline {
             alarm.as_mut().reset(deadline);
@@ -243,7 +248,9 @@ impl Passage {
         match outcome {
             Some(StreamOutcome::Finished) => self.admission.record.finished(),
             Some(StreamOutcome::Failed(words)) => {
-                self.admission.record.stream_failed(format!("the server ended its stream with an error: {words}"));
+                self.admission
+                    .record
+                    .stream_failed(format!("the server ended its stream with an error: {words}"));
             }
             None => {}
         }
@@ -265,9 +272,9 @@ impl Passage {
     fn compare(&self, foreseen: usize, usage: Usage, tells_cached: bool) {
         if usage.prompt_tokens != foreseen {
             let counted = usage.prompt_tokens;
-            self.server
-                .backend
-                .distrust(format!("it counts {counted} tokens in a prompt of which {foreseen} were expected"));
+            self.server.backend.distrust(format!(
+                "it counts {counted} tokens in a prompt of which {foreseen} were expected"
+            ));
         } else if tells_cached {
             let block_size = self.reservation.block_size.get();
             // The engine computes the last token of a prompt in any case.
@@ -285,7 +292,11 @@ impl Passage {
         match &self.events {
             Some(Events { api, relay }) if self.ending(false) == Ending::Lacking => {
                 let mut end = Vec::new();
-                api.write_failure(&mut end, &HttpError::from(error.clone()).error, relay.sequence_number());
+                api.write_failure(
+                    &mut end,
+                    &HttpError::from(error.clone()).error,
+                    relay.sequence_number(),
+                );
                 Ok(end.into())
             }
             _ => Err(BrokeOff(reason)),
@@ -309,9 +320,12 @@ struct Counted {
 fn counted(tail: &[u8]) -> Option<Counted> {
     const FIELD: &[u8] = b"\"usage\":";
     let at = tail.windows(FIELD.len()).rposition(|window| window == FIELD)?;
-    let mut values = serde_json::Deserializer::from_slice(&tail[at + FIELD.len()..]).into_iter::<Value>();
+    let mut values =
+        serde_json::Deserializer::from_slice(&tail[at + FIELD.len()..]).into_iter::<Value>();
     let usage = values.next()?.ok()?;
-    let count = |names: &[&str]| Some(names.iter().find_map(|name| usage.pointer(name)?.as_u64())? as usize);
+    let count = |names: &[&str]| {
+        Some(names.iter().find_map(|name| usage.pointer(name)?.as_u64())? as usize)
+    };
     let cached = count(&[
         "/prompt_tokens_details/cached_tokens",
         "/input_tokens_details/cached_tokens",
@@ -335,10 +349,17 @@ mod tests {
         let streamed = b"data: {\"choices\":[]}\n\ndata: {\"usage\":null}\n\ndata: {\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\
             \"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
         let Counted { usage, tells_cached } = counted(streamed).unwrap();
-        assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, tells_cached), (7, 3, 4, true));
+        assert_eq!(
+            (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, tells_cached),
+            (7, 3, 4, true)
+        );
         let Counted { usage, tells_cached } =
             counted(br#"{"type":"message","usage":{"input_tokens":2,"output_tokens":1}}"#).unwrap();
         assert_eq!((usage.prompt_tokens, usage.completion_tokens, tells_cached), (2, 1, false));
-        assert!(["{}", "\"usage\":", "\"usage\":{\"prom"].iter().all(|tail| counted(tail.as_bytes()).is_none()));
+        assert!(
+            ["{}", "\"usage\":", "\"usage\":{\"prom"]
+                .iter()
+                .all(|tail| counted(tail.as_bytes()).is_none())
+        );
     }
 }

@@ -1,11 +1,13 @@
 //! The measures that dashboards and autoscalers made for vLLM look for, under vLLM's names.
 //!
-//! A frontend looks like one vLLM server: counts are of all its workers together, so that what reads one series per server, like the
-//! endpoint picker of the Gateway API Inference Extension, reads the whole. The engines behind it serve no metrics of their own, so
-//! nothing is counted twice. Names, labels and meanings are those of `v1/metrics/loggers.py` of vLLM 0.33, but for the label
-//! `engine`: what differs by worker is told by `chiasm_worker_…`.
+//! A frontend looks like one vLLM server: counts are of all its workers together, so that what
+//! reads one series per server, like the endpoint picker of the Gateway API Inference Extension,
+//! reads the whole. The engines behind it serve no metrics of their own, so nothing is counted
+//! twice. Names, labels and meanings are those of `v1/metrics/loggers.py` of vLLM 0.33, but for the
+//! label `engine`: what differs by worker is told by `chiasm_worker_…`.
 //!
-//! Histograms and counters are the same objects that `chiasm_…` has: a request is not counted twice, only written twice.
+//! Histograms and counters are the same objects that `chiasm_…` has: a request is not counted
+//! twice, only written twice.
 
 use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
@@ -19,7 +21,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::Metrics;
 
-/// The two of vLLM's settings of its KV cache that endpoint pickers read, to know how much a server holds.
+/// The two of vLLM's settings of its KV cache that endpoint pickers read, to know how much a server
+/// holds.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CacheLabels {
     /// Tokens.
@@ -56,8 +59,18 @@ pub(super) fn registry(metrics: &Metrics, pipeline: &Pipeline) -> Registry {
     let mut r = Registry::with_labels(std::iter::once((Cow::from("model_name"), name)));
     let workers = pipeline.fleet.router().workers();
     let Engines { running, waiting, kv_usage } = Engines::of(&workers);
-    register_gauge(&mut r, "vllm:num_requests_running", "Requests that engines run", running as f64);
-    register_gauge(&mut r, "vllm:num_requests_waiting", "Requests that wait in engines", waiting as f64);
+    register_gauge(
+        &mut r,
+        "vllm:num_requests_running",
+        "Requests that engines run",
+        running as f64,
+    );
+    register_gauge(
+        &mut r,
+        "vllm:num_requests_waiting",
+        "Requests that wait in engines",
+        waiting as f64,
+    );
     register_gauge(
         &mut r,
         "vllm:kv_cache_usage_perc",
@@ -76,7 +89,11 @@ pub(super) fn registry(metrics: &Metrics, pipeline: &Pipeline) -> Registry {
 fn register_requests(r: &mut Registry, metrics: &Metrics, of_pipeline: &PipelineMetrics) {
     r.register("vllm:prompt_tokens", "Tokens of expanded prompts", metrics.prompt_tokens.clone());
     r.register("vllm:generation_tokens", "New tokens", metrics.completion_tokens.clone());
-    r.register("vllm:prefix_cache_queries", "Tokens of expanded prompts", metrics.prompt_tokens.clone());
+    r.register(
+        "vllm:prefix_cache_queries",
+        "Tokens of expanded prompts",
+        metrics.prompt_tokens.clone(),
+    );
     r.register(
         "vllm:prefix_cache_hits",
         "Prompt tokens that engines found in their caches",
@@ -113,7 +130,8 @@ fn register_requests(r: &mut Registry, metrics: &Metrics, of_pipeline: &Pipeline
     );
 }
 
-/// Nothing where there is no worker, or workers have blocks of different sizes: a sum of those would say nothing.
+/// Nothing where there is no worker, or workers have blocks of different sizes: a sum of those
+/// would say nothing.
 fn cache_labels(workers: &[WorkerSnapshot]) -> Option<CacheLabels> {
     let block_size = workers.first()?.info.block_size;
     let is_uniform = workers.iter().all(|worker| worker.info.block_size == block_size);

@@ -93,7 +93,8 @@ impl Feed {
             return;
         }
         let now = rows(&of.pipeline);
-        let changed = now.iter().filter(|(id, row)| state.rows.get(id) != Some(row)).map(|(_, row)| row);
+        let changed =
+            now.iter().filter(|(id, row)| state.rows.get(id) != Some(row)).map(|(_, row)| row);
         let gone = state.rows.keys().filter(|id| !now.contains_key(id)).map(ToString::to_string);
         let tick = Tick {
             rows: changed.collect(),
@@ -111,7 +112,8 @@ impl Feed {
         }
     }
 
-    /// Everything as it is now, and what is told from then on. `None` when enough pages are open, or the process is about to end.
+    /// Everything as it is now, and what is told from then on. `None` when enough pages are open,
+    /// or the process is about to end.
     fn open(&self, of: &PageState) -> Option<(Bytes, broadcast::Receiver<Bytes>)> {
         let mut state = lock(&self.state);
         if state.has_ended {
@@ -141,7 +143,10 @@ impl Feed {
     /// Returns the events for one more page. They end when `is_admitted` turns false: after a
     /// logout, at the end of the session, or when its key was removed. `None` in the cases of
     /// [`Feed::open`].
-    pub(super) fn follow<A>(state: Arc<PageState>, is_admitted: A) -> Option<impl Stream<Item = Bytes> + Send + use<A>>
+    pub(super) fn follow<A>(
+        state: Arc<PageState>,
+        is_admitted: A,
+    ) -> Option<impl Stream<Item = Bytes> + Send + use<A>>
     where
         A: Fn() -> bool + Send + 'static,
     {

@@ -56,7 +56,8 @@ pub(super) fn rows(pipeline: &Pipeline) -> BTreeMap<WorkerId, Row> {
     let workers = fleet.router().workers();
     let found = pipeline.metrics.found(&workers);
     let unnamed = fleet.unnamed();
-    let present: BTreeMap<_, _> = fleet.workers().into_iter().map(|worker| (worker.id, worker)).collect();
+    let present: BTreeMap<_, _> =
+        fleet.workers().into_iter().map(|worker| (worker.id, worker)).collect();
     let row = |worker: &WorkerSnapshot| {
         let hit_rate = found.of_worker(worker.id).tokens.hit_rate();
         let present = present.get(&worker.id).map(|worker| &**worker);
@@ -66,7 +67,12 @@ pub(super) fn rows(pipeline: &Pipeline) -> BTreeMap<WorkerId, Row> {
 }
 
 impl Row {
-    fn new(worker: &WorkerSnapshot, present: Option<&Worker>, unnamed: bool, hit_rate: Option<f64>) -> Self {
+    fn new(
+        worker: &WorkerSnapshot,
+        present: Option<&Worker>,
+        unnamed: bool,
+        hit_rate: Option<f64>,
+    ) -> Self {
         let can = present.map(|worker| worker.backend.capabilities());
         let engine = worker.engine;
         Self {

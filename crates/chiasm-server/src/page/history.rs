@@ -39,7 +39,11 @@ struct Before {
 
 impl Before {
     fn now(metrics: &PipelineMetrics, tokens: PromptTokens) -> Self {
-        Self { ttft: metrics.time_to_first_token.counts(), itl: metrics.inter_token_latency.counts(), tokens }
+        Self {
+            ttft: metrics.time_to_first_token.counts(),
+            itl: metrics.inter_token_latency.counts(),
+            tokens,
+        }
     }
 }
 
@@ -63,7 +67,12 @@ impl History {
     }
 
     /// Ends a step, which took so long. `tokens` are those of all prompts so far.
-    pub(super) fn end_step(&mut self, metrics: &PipelineMetrics, tokens: PromptTokens, took: Duration) -> &Step {
+    pub(super) fn end_step(
+        &mut self,
+        metrics: &PipelineMetrics,
+        tokens: PromptTokens,
+        took: Duration,
+    ) -> &Step {
         let now = Before::now(metrics, tokens);
         let before = self.before.as_ref().unwrap_or(&now);
         let (ttft, itl) = (now.ttft.since(&before.ttft), now.itl.since(&before.itl));
@@ -108,7 +117,8 @@ mod tests {
         metrics.time_to_first_token.observe(Duration::from_secs(9));
         let took = Duration::from_secs(2);
         history.begin(&metrics, PromptTokens { prompt: 100, cached: 50 });
-        let first = history.end_step(&metrics, PromptTokens { prompt: 100, cached: 50 }, took).clone();
+        let first =
+            history.end_step(&metrics, PromptTokens { prompt: 100, cached: 50 }, took).clone();
         assert_eq!(
             (first.requests, first.ttft, first.hit_rate),
             (0.0, None, None),
@@ -120,12 +130,16 @@ mod tests {
         }
         history.failed("busy");
         history.failed("busy");
-        let second = history.end_step(&metrics, PromptTokens { prompt: 300, cached: 200 }, took).clone();
+        let second =
+            history.end_step(&metrics, PromptTokens { prompt: 300, cached: 200 }, took).clone();
         assert_eq!((second.requests, second.tokens, second.hit_rate), (2.0, 4.0, Some(0.75)));
         let [p50, _, p99] = second.ttft.unwrap();
         assert!(p50 > 0.016 && p99 <= 0.02, "{second:?}");
         assert_eq!(second.errors, BTreeMap::from([("busy", 2)]));
-        assert_eq!(history.end_step(&metrics, PromptTokens { prompt: 300, cached: 200 }, took).errors, BTreeMap::new());
+        assert_eq!(
+            history.end_step(&metrics, PromptTokens { prompt: 300, cached: 200 }, took).errors,
+            BTreeMap::new()
+        );
     }
 
     #[test]

@@ -12,9 +12,10 @@ const COUNTED: usize = 256;
 /// Items that pages are told of.
 const TOLD: usize = 20;
 
-/// Counts of the items that come most often, by their identities. Space-Saving (Metwally, Agrawal and El Abbadi, 2005): an item that is
-/// not counted takes the place of the one with the lowest count, and goes on from there. So every item that comes more often than one
-/// in [`COUNTED`] times is among them, and a count is too high by no more than what the place had before.
+/// Counts of the items that come most often, by their identities. Space-Saving (Metwally, Agrawal
+/// and El Abbadi, 2005): an item that is not counted takes the place of the one with the lowest
+/// count, and goes on from there. So every item that comes more often than one in [`COUNTED`] times
+/// is among them, and a count is too high by no more than what the place had before.
 #[derive(Default)]
 pub(super) struct Repeated {
     counts: Vec<Count>,
@@ -50,11 +51,21 @@ impl Repeated {
             return;
         }
         let before = match self.counts.len() {
-            COUNTED => self.counts.iter().enumerate().min_by_key(|(_, count)| count.times).map(|(at, _)| at),
+            COUNTED => self
+                .counts
+                .iter()
+                .enumerate()
+                .min_by_key(|(_, count)| count.times)
+                .map(|(at, _)| at),
             _ => None,
         };
         let times = before.map_or(0, |at| self.counts.swap_remove(at).times);
-        self.counts.push(Count { hash, modality: modality.clone(), times: times + 1, at_most_over: times });
+        self.counts.push(Count {
+            hash,
+            modality: modality.clone(),
+            times: times + 1,
+            at_most_over: times,
+        });
     }
 
     /// Those that certainly came more than once, the most frequent first.
@@ -128,8 +139,13 @@ mod tests {
         }
         let told = repeated.told();
         assert_eq!(repeated.counts.len(), COUNTED);
-        assert_eq!((told[0].hash.clone(), told[1].hash.clone()), (hash(1).to_string(), hash(2).to_string()));
-        let right = |told: &Told, times: u64| told.times >= times && told.times - told.at_most_over <= times;
+        assert_eq!(
+            (told[0].hash.clone(), told[1].hash.clone()),
+            (hash(1).to_string(), hash(2).to_string())
+        );
+        let right = |told: &Told, times: u64| {
+            told.times >= times && told.times - told.at_most_over <= times
+        };
         assert!(right(&told[0], 500) && right(&told[1], 100), "{told:?}");
     }
 

@@ -1,9 +1,9 @@
-//! The live page at `/ui/`: what the fleet does now, where the last requests went and why, how media items travelled, and the last
-//! quarter of an hour.
+//! The live page at `/ui/`: what the fleet does now, where the last requests went and why, how
+//! media items travelled, and the last quarter of an hour.
 //!
-//! Everything that it shows is noted here while requests are served, within bounds, and told to open pages once a second by one
-//! stream of events. Without an open page only what is needed to begin with is kept: a count for each request and, for some, what the
-//! router compared.
+//! Everything that it shows is noted here while requests are served, within bounds, and told to
+//! open pages once a second by one stream of events. Without an open page only what is needed to
+//! begin with is kept: a count for each request and, for some, what the router compared.
 //!
 //! | module | is |
 //! |---|---|
@@ -45,7 +45,8 @@ pub(crate) use state::PageState;
 /// The options of the live page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageOptions {
-    /// Clients come by HTTPS alone, so that the cookie of a session must not be sent by anything else.
+    /// Clients come by HTTPS alone, so that the cookie of a session must not be sent by anything
+    /// else.
     pub secure: bool,
 }
 
@@ -81,7 +82,12 @@ impl RouteObserver for Page {
         self.requests.wants_next()
     }
 
-    fn explained(&self, id: &RequestId, plans: &[ExplainedPlan<'_>], explanation: Explanation) -> Option<u64> {
+    fn explained(
+        &self,
+        id: &RequestId,
+        plans: &[ExplainedPlan<'_>],
+        explanation: Explanation,
+    ) -> Option<u64> {
         self.requests.sent(id, plans.iter().map(Plan::from).collect(), explanation)
     }
 

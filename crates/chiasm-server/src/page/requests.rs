@@ -21,7 +21,8 @@ const BURST: u64 = 32;
 const PAUSE_OPEN: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The last requests that were explained: not all, as an explanation of a large fleet takes longer than a choice.
+/// The last requests that were explained: not all, as an explanation of a large fleet takes longer
+/// than a choice.
 pub(crate) struct Requests {
     started: Instant,
     /// The earliest time of the next one at an even pace, in nanoseconds from `started`.
@@ -150,7 +151,8 @@ impl Requests {
     }
 
     fn wants_at(&self, now: Duration, pause: Duration) -> bool {
-        let [now, pause] = [now, pause].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let [now, pause] =
+            [now, pause].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let due = self.due.load(Ordering::Relaxed);
         let next = due.max(now).saturating_add(pause);
         // Of several at once one is enough.
@@ -167,13 +169,23 @@ impl Requests {
     }
 
     /// Keeps a request that was sent to a worker. Returns its number.
-    pub(crate) fn sent(&self, id: &RequestId, plans: Vec<Plan>, explanation: Explanation) -> Option<u64> {
-        let chosen = explanation.candidates.iter().find(|candidate| candidate.worker == explanation.chosen)?;
+    pub(crate) fn sent(
+        &self,
+        id: &RequestId,
+        plans: Vec<Plan>,
+        explanation: Explanation,
+    ) -> Option<u64> {
+        let chosen = explanation
+            .candidates
+            .iter()
+            .find(|candidate| candidate.worker == explanation.chosen)?;
         let plan = plans.iter().find(|plan| plan.class == chosen.class.0)?;
         let mut summary = Summary {
             number: 0,
             id: id.as_str().to_owned(),
-            at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+            at: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_millis() as u64),
             worker: chosen.worker.to_string(),
             candidates: explanation.candidates.len(),
             overlap: chosen.overlap,
@@ -224,7 +236,10 @@ impl Requests {
         let mut changed = std::mem::take(&mut kept.changed);
         changed.sort_unstable();
         changed.dedup();
-        changed.into_iter().filter_map(|number| kept.get_mut(number).map(|request| request.summary.clone())).collect()
+        changed
+            .into_iter()
+            .filter_map(|number| kept.get_mut(number).map(|request| request.summary.clone()))
+            .collect()
     }
 
     /// Why a request went where it went. `None` if it is not kept any more.
@@ -248,7 +263,11 @@ impl From<&ExplainedPlan<'_>> for Plan {
             offset: item.placeholder.offset,
             length: item.placeholder.length,
         };
-        Self { class: plan.class.0, prompt_tokens: plan.prompt_tokens, items: plan.items.iter().map(item).collect() }
+        Self {
+            class: plan.class.0,
+            prompt_tokens: plan.prompt_tokens,
+            items: plan.items.iter().map(item).collect(),
+        }
     }
 }
 

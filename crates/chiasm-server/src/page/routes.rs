@@ -1,4 +1,5 @@
-//! The page's paths. All but the files, which are the same for everybody, are for those alone who have shown a key, if there are keys.
+//! The page's paths. All but the files, which are the same for everybody, are for those alone who
+//! have shown a key, if there are keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +70,10 @@ pub(crate) fn router(state: Arc<PageState>) -> Router {
         .with_state(state)
 }
 
-async fn index(State(state): State<Arc<PageState>>, headers: HeaderMap) -> Result<Response, HttpError> {
+async fn index(
+    State(state): State<Arc<PageState>>,
+    headers: HeaderMap,
+) -> Result<Response, HttpError> {
     let is_admitted = state.admits(&headers);
     Ok(if is_admitted { ruled(HTML, INDEX.to_owned()) } else { form("") })
 }
@@ -81,11 +85,16 @@ fn form(refused: &str) -> Response {
     response
 }
 
-async fn login(State(state): State<Arc<PageState>>, request: Request) -> Result<Response, HttpError> {
+async fn login(
+    State(state): State<Arc<PageState>>,
+    request: Request,
+) -> Result<Response, HttpError> {
     let body = Limited::new(request.into_body(), FORM).collect();
     let body = match tokio::time::timeout(FORM_TIMEOUT, body).await {
         Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(_)) => return Err(HttpError::large_body(format!("a form has no more than {FORM} bytes"))),
+        Ok(Err(_)) => {
+            return Err(HttpError::large_body(format!("a form has no more than {FORM} bytes")));
+        }
         Err(_) => return Err(HttpError::slow_body("the form did not arrive in time".to_owned())),
     };
     let key = form_urlencoded::parse(&body).find(|(name, _)| name == "key").map(|(_, key)| key);
@@ -95,12 +104,18 @@ async fn login(State(state): State<Arc<PageState>>, request: Request) -> Result<
     }
 }
 
-async fn logout(State(state): State<Arc<PageState>>, headers: HeaderMap) -> Result<Response, HttpError> {
+async fn logout(
+    State(state): State<Arc<PageState>>,
+    headers: HeaderMap,
+) -> Result<Response, HttpError> {
     Ok(with_cookie(to("./"), state.page.sessions.end(&headers)))
 }
 
 /// Tells a page that has lost its events whether its session still lasts.
-async fn session(State(state): State<Arc<PageState>>, headers: HeaderMap) -> Result<Response, HttpError> {
+async fn session(
+    State(state): State<Arc<PageState>>,
+    headers: HeaderMap,
+) -> Result<Response, HttpError> {
     if !state.admits(&headers) {
         return Err(HttpError::unauthorized(NO_KEY));
     }
@@ -117,8 +132,9 @@ async fn events(
     }
     let admitting = state.clone();
     let is_admitted = move || admitting.admits(&headers);
-    let events = Feed::follow(state, is_admitted)
-        .ok_or_else(|| HttpError::unavailable("pages_full", "enough pages are open, or the server is going down"))?;
+    let events = Feed::follow(state, is_admitted).ok_or_else(|| {
+        HttpError::unavailable("pages_full", "enough pages are open, or the server is going down")
+    })?;
     identity.connection.ends_with_client();
     Ok(with_rules(sse::response(events)))
 }
@@ -138,11 +154,13 @@ async fn why(
 
 async fn file(name: Result<Path<String>, PathRejection>) -> Result<Response, HttpError> {
     let Path(name) = name.map_err(|_| HttpError::no_such_path())?;
-    let (_, kind, text) = FILES.iter().find(|(file, ..)| *file == name).ok_or_else(HttpError::no_such_path)?;
+    let (_, kind, text) =
+        FILES.iter().find(|(file, ..)| *file == name).ok_or_else(HttpError::no_such_path)?;
     Ok(ruled(kind, (*text).to_owned()))
 }
 
-/// Sends the browser to a path beside the one that it asked for, whatever prefix a proxy gives both.
+/// Sends the browser to a path beside the one that it asked for, whatever prefix a proxy gives
+/// both.
 fn to(path: &'static str) -> Response {
     let mut response = StatusCode::SEE_OTHER.into_response();
     response.headers_mut().insert(header::LOCATION, HeaderValue::from_static(path));

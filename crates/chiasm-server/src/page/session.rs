@@ -46,7 +46,8 @@ impl Sessions {
         let mut live = lock(&self.live);
         live.retain(|_, session| session.is_current());
         if live.len() >= MAX_SESSIONS {
-            let oldest = live.iter().min_by_key(|(_, session)| session.began).map(|(digest, _)| *digest);
+            let oldest =
+                live.iter().min_by_key(|(_, session)| session.began).map(|(digest, _)| *digest);
             oldest.and_then(|digest| live.remove(&digest));
         }
         live.insert(blake3::hash(value.as_bytes()), Session { began: Instant::now(), key });
@@ -70,11 +71,13 @@ impl Sessions {
             .any(|session| session.is_current() && is_key(&session.key))
     }
 
-    /// Without a path the cookie is for the paths beside that of the form, whatever prefix a proxy gives them.
+    /// Without a path the cookie is for the paths beside that of the form, whatever prefix a proxy
+    /// gives them.
     fn set_cookie(&self, value: &str, lifetime: Duration) -> Option<HeaderValue> {
         let secure = if self.secure { "; Secure" } else { "" };
         let seconds = lifetime.as_secs();
-        let cookie = format!("{NAME}={value}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+        let cookie =
+            format!("{NAME}={value}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
         HeaderValue::from_str(&cookie).ok()
     }
 }
@@ -85,11 +88,14 @@ impl Session {
     }
 }
 
-/// Returns the digests of the values that a request's cookies of this name have. Digests are looked up, so timing reveals nothing
-/// about the values.
+/// Returns the digests of the values that a request's cookies of this name have. Digests are looked
+/// up, so timing reveals nothing about the values.
 fn digests(headers: &HeaderMap) -> impl Iterator<Item = blake3::Hash> {
-    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
-    let pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
+    let cookies =
+        headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
+    let pairs = cookies
+        .flat_map(|cookies| cookies.split(';'))
+        .filter_map(|cookie| cookie.trim().split_once('='));
     pairs.filter(|(name, _)| *name == NAME).map(|(_, value)| blake3::hash(value.as_bytes()))
 }
 
@@ -131,7 +137,9 @@ mod tests {
     fn changed_cookie_is_no_session() {
         let sessions = Sessions::new(false);
         let cookie = begin(&sessions);
-        for value in [format!("{cookie}0"), cookie[..cookie.len() - 1].to_owned(), "chiasm_ui=".to_owned()] {
+        for value in
+            [format!("{cookie}0"), cookie[..cookie.len() - 1].to_owned(), "chiasm_ui=".to_owned()]
+        {
             assert!(!has(&sessions, &value), "{value}");
         }
     }
@@ -167,6 +175,9 @@ mod tests {
     fn cookie_is_hidden_from_scripts_and_other_sites() {
         let set = Sessions::new(true).begin(key()).unwrap();
         let set = set.to_str().unwrap();
-        assert!(["; HttpOnly", "; SameSite=Strict", "; Secure"].iter().all(|rule| set.contains(rule)), "{set}");
+        assert!(
+            ["; HttpOnly", "; SameSite=Strict", "; Secure"].iter().all(|rule| set.contains(rule)),
+            "{set}"
+        );
     }
 }

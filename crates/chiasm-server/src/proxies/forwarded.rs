@@ -4,13 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 
 use axum::http::HeaderMap;
 
-/// The addresses of `X-Forwarded-For`, the nearest first; `None` in place of what is no address. No iterator without the header.
+/// The addresses of `X-Forwarded-For`, the nearest first; `None` in place of what is no address. No
+/// iterator without the header.
 pub(super) fn x_forwarded_for(headers: &HeaderMap) -> Option<impl Iterator<Item = Option<IpAddr>>> {
     Some(entries(headers, "x-forwarded-for")?.map(address))
 }
 
-/// The `for` addresses of `Forwarded`, the nearest first; `None` in place of an entry without one, or with a hidden one. No
-/// iterator without the header.
+/// The `for` addresses of `Forwarded`, the nearest first; `None` in place of an entry without one,
+/// or with a hidden one. No iterator without the header.
 pub(super) fn forwarded(headers: &HeaderMap) -> Option<impl Iterator<Item = Option<IpAddr>>> {
     let address_in = |entry: &str| {
         let mut pairs = entry.split(';').filter_map(|pair| pair.split_once('='));
@@ -21,7 +22,10 @@ pub(super) fn forwarded(headers: &HeaderMap) -> Option<impl Iterator<Item = Opti
 }
 
 /// The entries of all lines of a header, the last one first.
-fn entries<'a>(headers: &'a HeaderMap, name: &'static str) -> Option<impl Iterator<Item = &'a str>> {
+fn entries<'a>(
+    headers: &'a HeaderMap,
+    name: &'static str,
+) -> Option<impl Iterator<Item = &'a str>> {
     let lines = headers.get_all(name);
     lines.iter().next()?;
     // Bytes that are no text make an entry that can't be read.

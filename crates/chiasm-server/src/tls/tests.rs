@@ -13,7 +13,8 @@ pub(crate) struct Made {
 impl Made {
     /// One that proves itself.
     pub(crate) fn alone() -> Self {
-        let CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let CertifiedKey { cert, signing_key } =
+            rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         Self::write(&cert.pem(), &signing_key.serialize_pem(), cert.der().clone())
     }
 
@@ -29,7 +30,10 @@ impl Made {
         let (params, key) = authority();
         let between = CertifiedIssuer::signed_by(params, key, &root).unwrap();
         let key = KeyPair::generate().unwrap();
-        let own = CertificateParams::new(["localhost".to_owned()]).unwrap().signed_by(&key, &between).unwrap();
+        let own = CertificateParams::new(["localhost".to_owned()])
+            .unwrap()
+            .signed_by(&key, &between)
+            .unwrap();
         let chain = own.pem() + &between.as_ref().pem();
         Self::write(&chain, &key.serialize_pem(), root.as_ref().der().clone())
     }
@@ -69,7 +73,10 @@ async fn files_that_change_are_taken_when_they_fit() {
     // The files are exchanged one after the other.
     made.take("chain.pem", &other);
     let told = certificate.reload().await.unwrap_err().to_string();
-    assert!(told.contains("chain.pem") && told.contains("key.pem") && told.contains("can't be served"), "{told}");
+    assert!(
+        told.contains("chain.pem") && told.contains("key.pem") && told.contains("can't be served"),
+        "{told}"
+    );
     fs::remove_file(made.path("key.pem")).unwrap();
     assert!(matches!(certificate.reload().await, Err(CertificateError::File { .. })));
     assert!(Arc::ptr_eq(&first, &tls(&certificate)), "the old one stays");
@@ -105,7 +112,11 @@ fn what_can_t_be_served_is_told_with_its_file() {
         ("chain.pem", " ".repeat(MOST as usize + 1), "chain.pem is no file of at most 1 MiB"),
         ("key.pem", "no key".to_owned(), "key.pem has no private key"),
         ("key.pem", key.replace("PRIVATE", "ENCRYPTED PRIVATE"), "key.pem has no private key"),
-        ("key.pem", key.replace("-----BEGIN PRIVATE KEY-----\nM", "-----BEGIN PRIVATE KEY-----\nN"), "can't be served"),
+        (
+            "key.pem",
+            key.replace("-----BEGIN PRIVATE KEY-----\nM", "-----BEGIN PRIVATE KEY-----\nN"),
+            "can't be served",
+        ),
         ("key.pem", key.clone(), "can't be served"),
     ] {
         let before = fs::read(made.path(name)).unwrap();
@@ -115,8 +126,11 @@ fn what_can_t_be_served_is_told_with_its_file() {
         fs::write(made.path(name), before).unwrap();
     }
     made.load().unwrap();
-    let error = Certificate::load(made.path("none.pem"), made.path("key.pem")).unwrap_err().to_string();
+    let error =
+        Certificate::load(made.path("none.pem"), made.path("key.pem")).unwrap_err().to_string();
     assert!(error.contains("none.pem: "), "{error}");
-    let error = Certificate::load(made.folder.path().to_owned(), made.path("key.pem")).unwrap_err().to_string();
+    let error = Certificate::load(made.folder.path().to_owned(), made.path("key.pem"))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("is no file"), "{error}");
 }

@@ -36,16 +36,17 @@ impl Stage {
         let (endpoint, told) = collector().await;
         let exporter = Exporter::start(endpoint, Headers::default(), "test", "1").unwrap();
         let traces = Some(Traces::new(exporter, sample));
-        let TestServer { server, mut test } = TestServer::set(ServerSettings { traces, ..Default::default() }).await;
+        let TestServer { server, mut test } =
+            TestServer::set(ServerSettings { traces, ..Default::default() }).await;
         Self { server, backend: test.backends.remove(0), told }
     }
 
     async fn post(&self, body: &str, traceparent: Option<&str>) -> Response {
         let request = Request::post("/v1/chat/completions").header(header::HOST, "test");
         let request = request.header(header::CONTENT_TYPE, "application/json");
-        let request = traceparent
-            .into_iter()
-            .fold(request, |request, parent| request.header("traceparent", parent).header("tracestate", "a=b"));
+        let request = traceparent.into_iter().fold(request, |request, parent| {
+            request.header("traceparent", parent).header("tracestate", "a=b")
+        });
         let request = request.body(Body::from(body.to_owned())).unwrap();
         let connection = Arc::new(Connection::from_peer(Ipv4Addr::LOCALHOST.into()));
         layers::answer(self.server.app(), self.server.parts().3.clone(), connection, request).await
@@ -116,10 +117,20 @@ async fn a_request_is_a_span_of_its_clients_trace_and_the_engines_is_below_it() 
     let spans = stage.spans().await;
     let [root, parts @ ..] = &spans[..] else { panic!("no spans") };
     let (parent_trace, parent_span) = TraceContext::parse(PARENT, None).unwrap().ids();
-    assert_eq!((&root.trace_id[..], &root.parent_span_id[..]), (&parent_trace[..], &parent_span[..]));
-    assert_eq!((root.name.as_str(), root.trace_state.as_str(), &root.status), ("chat m", "a=b", &None));
+    assert_eq!(
+        (&root.trace_id[..], &root.parent_span_id[..]),
+        (&parent_trace[..], &parent_span[..])
+    );
+    assert_eq!(
+        (root.name.as_str(), root.trace_state.as_str(), &root.status),
+        ("chat m", "a=b", &None)
+    );
     let told = job.trace.as_ref().unwrap();
-    assert_eq!((&told.ids().0[..], &told.ids().1[..]), (&parent_trace[..], &root.span_id[..]), "the engine's parent");
+    assert_eq!(
+        (&told.ids().0[..], &told.ids().1[..]),
+        (&parent_trace[..], &root.span_id[..]),
+        "the engine's parent"
+    );
     let attributes = attributes(root);
     for (name, value) in [
         ("gen_ai.operation.name", "chat"),
@@ -139,7 +150,8 @@ async fn a_request_is_a_span_of_its_clients_trace_and_the_engines_is_below_it() 
         assert_eq!((&part.trace_id, &part.parent_span_id), (&root.trace_id, &root.span_id));
         assert!(root.start_time_unix_nano <= part.start_time_unix_nano, "{part:?}");
         assert!(
-            part.start_time_unix_nano <= part.end_time_unix_nano && part.end_time_unix_nano <= root.end_time_unix_nano,
+            part.start_time_unix_nano <= part.end_time_unix_nano
+                && part.end_time_unix_nano <= root.end_time_unix_nano,
             "{part:?}"
         );
     }
@@ -177,7 +189,10 @@ async fn a_streams_span_ends_with_it_and_says_how() {
     let died = JobError::Dead(Death::new("it was unplugged"));
     stage.backend.next_job(Script::tokens(&[40]).fail(died));
     let stream = stage.post(&body(", \"stream\": true"), None).await;
-    assert_eq!(stream.headers()[header::CONTENT_TYPE], HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    assert_eq!(
+        stream.headers()[header::CONTENT_TYPE],
+        HeaderValue::from_static("text/event-stream; charset=utf-8")
+    );
     drop(stream.into_body().collect().await);
     stage.backend.next_job(Script::tokens(&[40]));
     let left = stage.post(&body(", \"stream\": true"), None).await;

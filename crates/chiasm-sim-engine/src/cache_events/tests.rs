@@ -46,8 +46,12 @@ fn summary(events: &[KvEvent]) -> Vec<String> {
     let mut summary = Vec::new();
     for event in events {
         match event {
-            KvEvent::BlockStored(stored) => summary.extend(stored.block_hashes.iter().map(|hash| name("+", hash))),
-            KvEvent::BlockRemoved(removed) => summary.extend(removed.block_hashes.iter().map(|hash| name("-", hash))),
+            KvEvent::BlockStored(stored) => {
+                summary.extend(stored.block_hashes.iter().map(|hash| name("+", hash)))
+            }
+            KvEvent::BlockRemoved(removed) => {
+                summary.extend(removed.block_hashes.iter().map(|hash| name("-", hash)))
+            }
             KvEvent::AllBlocksCleared => summary.push("!".into()),
             other => panic!("unexpected {other:?}"),
         }
@@ -74,7 +78,11 @@ fn a_repeat_hits_all_but_the_last_token() {
     let mut cache = ToldCache::new(20, BLOCK);
     for (length, expected) in [(9, 8), (8, 4), (4, 0), (3, 0)] {
         Prompt::new(tokens(length, length as usize)).compute(&mut cache);
-        assert_eq!(Prompt::new(tokens(length, length as usize)).compute(&mut cache), Some(expected), "{length}");
+        assert_eq!(
+            Prompt::new(tokens(length, length as usize)).compute(&mut cache),
+            Some(expected),
+            "{length}"
+        );
     }
 }
 
@@ -88,7 +96,10 @@ fn a_stored_run_names_its_parent_its_tokens_and_its_kind() {
     assert_eq!(second.compute(&mut cache), Some(4));
     let events = cache.take_events();
     let [KvEvent::BlockStored(stored)] = &events[..] else { panic!("{events:?}") };
-    assert_eq!(stored.block_hashes, second.chain.hashes()[1..3].iter().copied().map(external).collect::<Vec<_>>());
+    assert_eq!(
+        stored.block_hashes,
+        second.chain.hashes()[1..3].iter().copied().map(external).collect::<Vec<_>>()
+    );
     assert_eq!(stored.parent_block_hash, Some(external(second.chain.hashes()[0])));
     assert_eq!(stored.token_ids, tokens(4, 8));
     assert_eq!(stored.block_size, 4);
@@ -99,7 +110,8 @@ fn a_stored_run_names_its_parent_its_tokens_and_its_kind() {
 
 #[test]
 fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
-    // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, topic_dup_*): the second of two equal prompts recomputes its last block.
+    // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, topic_dup_*): the second of
+    // two equal prompts recomputes its last block.
     let mut cache = ToldCache::new(5, BLOCK);
     let (mut one, mut two) = (Prompt::new(tokens(0, 8)), Prompt::new(tokens(0, 8)));
     assert_eq!(one.compute(&mut cache), Some(0));
@@ -110,11 +122,13 @@ fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
 
     cache.release(&mut one.table);
     cache.release(&mut two.table);
-    // Four blocks, one never used. The tail of the first is the oldest, then the second's tail, then the shared head.
+    // Four blocks, one never used. The tail of the first is the oldest, then the second's tail,
+    // then the shared head.
     let mut three = Prompt::new(tokens(100, 15));
     assert_eq!(three.compute(&mut cache), Some(0));
     let events = summary(&cache.take_events());
-    let removed = [names("-", &hashes[1..]), names("-", &hashes[1..]), names("-", &hashes[..1])].concat();
+    let removed =
+        [names("-", &hashes[1..]), names("-", &hashes[1..]), names("-", &hashes[..1])].concat();
     assert_eq!(events[..3], removed);
     assert_eq!(events.len(), 3 + 3);
 }
@@ -129,10 +143,12 @@ fn blocks_without_a_hash_are_reused_first_then_the_oldest_tail_first() {
     cache.release(&mut old.table);
     cache.release(&mut new.table);
     cache.take_events();
-    // 7 usable blocks: 2 unhashed (the partial one and one never used), then old's 2, then new's 3, tails first.
+    // 7 usable blocks: 2 unhashed (the partial one and one never used), then old's 2, then new's 3,
+    // tails first.
     let mut third = Prompt::new(tokens(200, 20));
     third.compute(&mut cache);
-    let expected: Vec<_> = [old.chain.hashes()[1], old.chain.hashes()[0], new.chain.hashes()[2]].to_vec();
+    let expected: Vec<_> =
+        [old.chain.hashes()[1], old.chain.hashes()[0], new.chain.hashes()[2]].to_vec();
     assert_eq!(summary(&cache.take_events())[..3], names("-", &expected));
 }
 
@@ -160,7 +176,11 @@ fn it_can_be_emptied_only_when_nothing_runs() {
     assert!(cache.reset());
     assert_eq!(summary(&cache.take_events()), ["!"]);
     assert_eq!(Prompt::new(tokens(0, 12)).compute(&mut cache), Some(0));
-    assert_eq!(summary(&cache.take_events()).len(), 3, "nothing is removed that was cleared before");
+    assert_eq!(
+        summary(&cache.take_events()).len(),
+        3,
+        "nothing is removed that was cleared before"
+    );
 }
 
 #[derive(Clone, Debug)]

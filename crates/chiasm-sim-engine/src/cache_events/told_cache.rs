@@ -15,7 +15,10 @@ pub(super) struct ToldCache {
 impl ToldCache {
     /// `num_blocks` includes the null block, as vLLM's `num_gpu_blocks` does.
     pub(super) fn new(num_blocks: u32, block_size: usize) -> Self {
-        Self { cache: PagedCache::new(num_blocks - 1, block_size), events: CacheEvents::new(block_size) }
+        Self {
+            cache: PagedCache::new(num_blocks - 1, block_size),
+            events: CacheEvents::new(block_size),
+        }
     }
 
     pub(super) fn find(&self, hashes: &[BlockHash], max_tokens: usize) -> Vec<BlockId> {
@@ -40,7 +43,13 @@ impl ToldCache {
         true
     }
 
-    pub(super) fn store(&mut self, table: &mut BlockTable, chain: &BlockChain, tokens: &[TokenId], computed: usize) {
+    pub(super) fn store(
+        &mut self,
+        table: &mut BlockTable,
+        chain: &BlockChain,
+        tokens: &[TokenId],
+        computed: usize,
+    ) {
         let stored = self.cache.store(table, computed, |block| chain.hashes()[block]);
         if !stored.is_empty() {
             self.events.stored(chain, tokens, stored);

@@ -124,9 +124,18 @@ fn the_cache_does_what_vllms_does() {
             "reset" => cache.reset().into(),
             other => panic!("{other}"),
         };
-        let events: Vec<Value> = cache.take_events().iter().map(|event| names.event(event)).collect();
+        let events: Vec<Value> =
+            cache.take_events().iter().map(|event| names.event(event)).collect();
         assert_eq!(result, operation["result"], "result of operation {at}: {operation}");
-        assert_eq!(Value::from(events), operation["events"], "events of operation {at}: {operation}");
-        assert_eq!(cache.usage(), operation["usage"].as_f64().unwrap(), "usage after operation {at}");
+        assert_eq!(
+            Value::from(events),
+            operation["events"],
+            "events of operation {at}: {operation}"
+        );
+        assert_eq!(
+            cache.usage(),
+            operation["usage"].as_f64().unwrap(),
+            "usage after operation {at}"
+        );
     }
 }

@@ -25,13 +25,20 @@ fn scheduler(change: impl FnOnce(&mut SimConfig)) -> Scheduler {
 fn request(id: &str, family: u32, length: u32, max_tokens: u32) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: id.into(),
-        prompt_token_ids: (0..length).map(|at| TokenId(family * 1000 + at)).collect::<Vec<_>>().into(),
+        prompt_token_ids: (0..length)
+            .map(|at| TokenId(family * 1000 + at))
+            .collect::<Vec<_>>()
+            .into(),
         sampling_params: SamplingParams { max_tokens, ..SamplingParams::default() },
         ..EngineCoreRequest::default()
     }
 }
 
-fn with_image(mut request: EngineCoreRequest, identifier: &str, offset: usize) -> EngineCoreRequest {
+fn with_image(
+    mut request: EngineCoreRequest,
+    identifier: &str,
+    offset: usize,
+) -> EngineCoreRequest {
     request.mm_features.push(MmFeature {
         // 4 × 4 patches: 4 embeddings
         data: Some(item(4, 4)),
@@ -57,7 +64,8 @@ impl Scheduler {
     /// One step: its work and its outputs.
     fn step(&mut self) -> (StepWork, Vec<EngineCoreOutput>) {
         let work = self.schedule(1.0).unwrap();
-        let outputs = self.update(1.0).into_iter().flat_map(|(_, message)| message.outputs).collect();
+        let outputs =
+            self.update(1.0).into_iter().flat_map(|(_, message)| message.outputs).collect();
         (work, outputs)
     }
 
@@ -140,7 +148,11 @@ fn an_image_is_encoded_once_and_not_at_all_when_its_tokens_are_cached() {
     scheduler.reset_encoder_cache();
     // Both blocks that the image touches are in the prefix cache.
     scheduler.start(with_image(request("c", 2, 15, 1), "x", 5));
-    assert_eq!(images(&mut scheduler), 1, "b has 11 tokens: its third block is not full, but its first two are");
+    assert_eq!(
+        images(&mut scheduler),
+        1,
+        "b has 11 tokens: its third block is not full, but its first two are"
+    );
     scheduler.reset_encoder_cache();
     scheduler.start(with_image(request("d", 2, 15, 1), "x", 5));
     assert_eq!(images(&mut scheduler), 0);
@@ -217,7 +229,9 @@ fn each_client_gets_its_own_message_and_the_first_the_stats() {
     let messages = scheduler.update(1.0);
     let summary: Vec<_> = messages
         .iter()
-        .map(|(client, message)| (*client, ids(&message.outputs), message.scheduler_stats.is_some()))
+        .map(|(client, message)| {
+            (*client, ids(&message.outputs), message.scheduler_stats.is_some())
+        })
         .collect();
     assert_eq!(summary, [(1, vec!["a", "c"], true), (0, vec!["b"], false)]);
 }

@@ -1,8 +1,10 @@
-//! Messages exchanged with vLLM's own types, without an engine: what we write is read by them, what they write is read by us.
+//! Messages exchanged with vLLM's own types, without an engine: what we write is read by them, what
+//! they write is read by us.
 //!
-//! `cargo xtask vllm-drift VERSION` runs this for one version of vLLM, in turn with `python/vllm_drift/exchange.py`, over the folder
-//! that `CHIASM_EXCHANGE_DIR` names. A message is some files `NAME.fN`, its frames; `requests.json` and `outputs.json` have the names
-//! of the messages and what they mean, written by whoever wrote the message.
+//! `cargo xtask vllm-drift VERSION` runs this for one version of vLLM, in turn with
+//! `python/vllm_drift/exchange.py`, over the folder that `CHIASM_EXCHANGE_DIR` names. A message is
+//! some files `NAME.fN`, its frames; `requests.json` and `outputs.json` have the names of the
+//! messages and what they mean, written by whoever wrote the message.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod meanings;
@@ -15,7 +17,9 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 fn folder() -> PathBuf {
-    std::env::var_os("CHIASM_EXCHANGE_DIR").expect("CHIASM_EXCHANGE_DIR names the folder of the exchange").into()
+    std::env::var_os("CHIASM_EXCHANGE_DIR")
+        .expect("CHIASM_EXCHANGE_DIR names the folder of the exchange")
+        .into()
 }
 
 #[test]
@@ -36,7 +40,8 @@ fn requests_are_written() {
 #[ignore = "half of an exchange with vLLM's types: cargo xtask vllm-drift"]
 fn outputs_are_read() {
     let folder = folder();
-    let list: Vec<Value> = serde_json::from_slice(&fs::read(folder.join("outputs.json")).unwrap()).unwrap();
+    let list: Vec<Value> =
+        serde_json::from_slice(&fs::read(folder.join("outputs.json")).unwrap()).unwrap();
     assert!(!list.is_empty());
     let mut different = Vec::new();
     for message in &list {
@@ -52,10 +57,17 @@ fn outputs_are_read() {
             Err(error) => different.push(format!("{name}: {error}")),
         }
     }
-    assert!(different.is_empty(), "{} of {} are read wrongly:\n{}", different.len(), list.len(), different.join("\n"));
+    assert!(
+        different.is_empty(),
+        "{} of {} are read wrongly:\n{}",
+        different.len(),
+        list.len(),
+        different.join("\n")
+    );
 }
 
-/// Leaves out what says nothing, because Python's `None`, an empty list and a field that is not there are one thing on the wire.
+/// Leaves out what says nothing, because Python's `None`, an empty list and a field that is not
+/// there are one thing on the wire.
 fn without_nothing(value: Value) -> Value {
     match value {
         Value::Object(map) => {

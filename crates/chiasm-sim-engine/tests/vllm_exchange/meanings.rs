@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineMessage, EngineReady, FinishReason, Hello, Logprobs, PrefillStats, SchedulerStats,
-    StopReason, UtilityOutput, Value as Packed, output,
+    EngineCoreOutput, EngineMessage, EngineReady, FinishReason, Hello, Logprobs, PrefillStats,
+    SchedulerStats, StopReason, UtilityOutput, Value as Packed, output,
 };
 use chiasm_kv::event::{self, ExternalHash, ExtraKey, KvEvent};
 use chiasm_types::TokenId;
@@ -46,7 +46,8 @@ fn outputs(message: &EngineMessage) -> Value {
 }
 
 fn output_of(output: &EngineCoreOutput) -> Value {
-    let events: Vec<_> = output.events.iter().map(|event| json!([event.kind, event.timestamp])).collect();
+    let events: Vec<_> =
+        output.events.iter().map(|event| json!([event.kind, event.timestamp])).collect();
     let error = output.error.as_ref();
     json!({
         "request_id": output.request_id,
@@ -83,8 +84,9 @@ fn finish_reason(reason: FinishReason) -> &'static str {
 }
 
 fn logprobs(logprobs: &Logprobs) -> Value {
-    let positions =
-        logprobs.positions().map(|position| json!([ids(position.token_ids), position.logprobs, position.rank]));
+    let positions = logprobs
+        .positions()
+        .map(|position| json!([ids(position.token_ids), position.logprobs, position.rank]));
     positions.collect()
 }
 
@@ -137,9 +139,11 @@ fn unpacked(value: &Packed) -> Value {
         Packed::F64(value) => json!(value),
         Packed::String(text) => json!(text.as_str()),
         Packed::Array(list) => list.iter().map(unpacked).collect(),
-        Packed::Map(map) => {
-            Value::Object(map.iter().map(|(key, value)| (key.as_str().unwrap().to_owned(), unpacked(value))).collect())
-        }
+        Packed::Map(map) => Value::Object(
+            map.iter()
+                .map(|(key, value)| (key.as_str().unwrap().to_owned(), unpacked(value)))
+                .collect(),
+        ),
         other => json!(other.to_string()),
     }
 }
@@ -193,7 +197,9 @@ fn event_of(event: &KvEvent) -> Value {
 fn hash(hash: &ExternalHash) -> Value {
     match hash {
         ExternalHash::U64(hash) => json!(hash),
-        ExternalHash::Bytes(bytes) => bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into(),
+        ExternalHash::Bytes(bytes) => {
+            bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
+        }
     }
 }
 

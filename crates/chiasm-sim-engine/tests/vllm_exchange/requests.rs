@@ -1,16 +1,16 @@
 //! Everything that a frontend sends, with what it means in the words of vLLM's types.
 //!
-//! Fields that a meaning does not name have vLLM's defaults. The bytes of tensors are not spelled out: byte `i` is
-//! `(i * step + 3) % 251`.
+//! Fields that a meaning does not name have vLLM's defaults. The bytes of tensors are not spelled
+//! out: byte `i` is `(i * step + 3) % 251`.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_backend::Constraint;
 use chiasm_engine::wire::{
-    EngineCoreRequest, ExtraArgs, FieldKind, InitMessage, LoraRequest, MmData, MmFeature, MmField, MmItem,
-    RepetitionDetection, SamplingParams, StructuredOutputs, TensorData, Utility, Value as Packed, WireTensor, XGRAMMAR,
-    request,
+    EngineCoreRequest, ExtraArgs, FieldKind, InitMessage, LoraRequest, MmData, MmFeature, MmField,
+    MmItem, RepetitionDetection, SamplingParams, StructuredOutputs, TensorData, Utility,
+    Value as Packed, WireTensor, XGRAMMAR, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use serde_json::{Value, json};
@@ -25,7 +25,16 @@ pub(crate) struct Message {
 }
 
 pub(crate) fn all() -> Vec<Message> {
-    let mut all = vec![plain_text(), greedy_text(), every_setting(), images(), cached(), lent(), abort(), init()];
+    let mut all = vec![
+        plain_text(),
+        greedy_text(),
+        every_setting(),
+        images(),
+        cached(),
+        lent(),
+        abort(),
+        init(),
+    ];
     all.push(adapter());
     all.extend(constraints());
     all.extend(calls());
@@ -48,21 +57,32 @@ fn adapter() -> Message {
         "request_id": "adapter", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
         "lora_request": {"lora_name": "a@1", "lora_int_id": LoraRequest::MAX_ID, "lora_path": "/adapters/a"},
     });
-    add("adapter", &EngineCoreRequest { lora_request: Some(Arc::new(lora)), ..request("adapter") }, means)
+    add(
+        "adapter",
+        &EngineCoreRequest { lora_request: Some(Arc::new(lora)), ..request("adapter") },
+        means,
+    )
 }
 
-/// One message for each constraint; the meaning has what differs from `StructuredOutputsParams` of its defaults.
+/// One message for each constraint; the meaning has what differs from `StructuredOutputsParams` of
+/// its defaults.
 fn constraints() -> Vec<Message> {
-    let (schema, tag) = (r#"{"type":"object"}"#, r#"{"type":"structural_tag","format":{"type":"any_text"}}"#);
+    let (schema, tag) =
+        (r#"{"type":"object"}"#, r#"{"type":"structural_tag","format":{"type":"any_text"}}"#);
     let of_each = [
         ("json_schema", Constraint::JsonSchema(schema.into()), json!({"json": schema})),
         ("json_object", Constraint::JsonObject, json!({"json_object": true})),
         ("regex", Constraint::Regex("a+".into()), json!({"regex": "a+"})),
-        ("grammar", Constraint::Grammar("root ::= \"a\"".into()), json!({"grammar": "root ::= \"a\""})),
+        (
+            "grammar",
+            Constraint::Grammar("root ::= \"a\"".into()),
+            json!({"grammar": "root ::= \"a\""}),
+        ),
         ("structural_tag", Constraint::StructuralTag(tag.into()), json!({"structural_tag": tag})),
     ];
     let message = |(name, constraint, mut means): (&'static str, Constraint, Value)| {
-        let structured_outputs = Some(StructuredOutputs { constraint, backend: XGRAMMAR.to_owned() });
+        let structured_outputs =
+            Some(StructuredOutputs { constraint, backend: XGRAMMAR.to_owned() });
         let sampling_params = SamplingParams { structured_outputs, ..SamplingParams::default() };
         means["_backend"] = json!(XGRAMMAR);
         let means = json!({
@@ -109,7 +129,11 @@ fn greedy_text() -> Message {
 /// A part of what an engine says of a prompt that it has left for another one.
 fn handed_over() -> Packed {
     let blocks = Packed::Array(vec![Packed::Array(vec![7.into(), 300.into()])]);
-    let said = [("do_remote_prefill", true.into()), ("remote_block_ids", blocks), ("remote_port", 5600.into())];
+    let said = [
+        ("do_remote_prefill", true.into()),
+        ("remote_block_ids", blocks),
+        ("remote_port", 5600.into()),
+    ];
     Packed::Map(said.into_iter().map(|(name, value)| (name.into(), value)).collect())
 }
 
@@ -137,8 +161,15 @@ fn every_setting() -> Message {
         bad_words: vec![tokens(&[7]), tokens(&[300, 70_000])],
         structured_outputs: None,
         thinking_token_budget: Some(300),
-        repetition_detection: Some(RepetitionDetection { max_pattern_size: 20, min_pattern_size: 2, min_count: 3 }),
-        extra_args: Some(ExtraArgs { kv_transfer_params: Some(handed_over()), ec_transfer_params: None }),
+        repetition_detection: Some(RepetitionDetection {
+            max_pattern_size: 20,
+            min_pattern_size: 2,
+            min_count: 3,
+        }),
+        extra_args: Some(ExtraArgs {
+            kv_transfer_params: Some(handed_over()),
+            ec_transfer_params: None,
+        }),
     };
     let request = EngineCoreRequest {
         sampling_params,
@@ -185,24 +216,41 @@ fn feature(name: &str, offset: usize, length: usize, data: Option<MmItem>) -> Mm
     }
 }
 
-/// Tensors below and above the size from which they are frames of their own, in all kinds of fields.
+/// Tensors below and above the size from which they are frames of their own, in all kinds of
+/// fields.
 fn images() -> Message {
-    let flat = |dim| FieldKind::Flat { slices: vec![[Some(4), Some(12), None]], dim, keep_on_cpu: true };
-    let list = MmData::List(vec![MmData::Tensor(tensor(Dtype::I64, &[2], 1)), MmData::Int(7), MmData::Float(0.5)]);
+    let flat =
+        |dim| FieldKind::Flat { slices: vec![[Some(4), Some(12), None]], dim, keep_on_cpu: true };
+    let list = MmData::List(vec![
+        MmData::Tensor(tensor(Dtype::I64, &[2], 1)),
+        MmData::Int(7),
+        MmData::Float(0.5),
+    ]);
     let first = MmItem(vec![
         ("pixel_values".into(), MmField::flat(tensor(Dtype::U8, &[24, 32], 7), 24)),
         ("image_grid_thw".into(), MmField::batched(tensor(Dtype::I64, &[3], 5), true)),
-        ("patches".into(), MmField { data: Some(MmData::Tensor(tensor(Dtype::BF16, &[8, 2], 11))), kind: flat(1) }),
+        (
+            "patches".into(),
+            MmField { data: Some(MmData::Tensor(tensor(Dtype::BF16, &[8, 2], 11))), kind: flat(1) },
+        ),
         ("shared".into(), MmField::shared(tensor(Dtype::F32, &[1], 1), false)),
-        ("nested".into(), MmField { data: Some(list), kind: FieldKind::Batched { keep_on_cpu: false } }),
+        (
+            "nested".into(),
+            MmField { data: Some(list), kind: FieldKind::Batched { keep_on_cpu: false } },
+        ),
         ("none".into(), MmField { data: None, kind: FieldKind::Batched { keep_on_cpu: false } }),
     ]);
-    let second = MmItem(vec![("pixel_values".into(), MmField::batched(tensor(Dtype::F16, &[3, 16, 16], 13), false))]);
+    let second = MmItem(vec![(
+        "pixel_values".into(),
+        MmField::batched(tensor(Dtype::F16, &[3, 16, 16], 13), false),
+    )]);
     let mut masked = feature("second", 5, 3, Some(second));
     masked.position.is_embed = Some(vec![false, true, true]);
     masked.mm_hash = None;
-    let request =
-        EngineCoreRequest { mm_features: vec![feature("first", 1, 2, Some(first)), masked], ..request("images") };
+    let request = EngineCoreRequest {
+        mm_features: vec![feature("first", 1, 2, Some(first)), masked],
+        ..request("images")
+    };
     let means = json!({
         "request_id": "images", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
         "mm_features": [
@@ -235,7 +283,8 @@ fn images() -> Message {
 }
 
 fn cached() -> Message {
-    let request = EngineCoreRequest { mm_features: vec![feature("cached", 2, 4, None)], ..request("cached") };
+    let request =
+        EngineCoreRequest { mm_features: vec![feature("cached", 2, 4, None)], ..request("cached") };
     let means = json!({
         "request_id": "cached", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
         "mm_features": [{
@@ -248,16 +297,19 @@ fn cached() -> Message {
 
 /// A tensor in shared memory: a handle in place of its bytes, as `chiasm_vllm` resolves it.
 fn lent() -> Message {
-    let handle =
-        json!({"chiasm": 1, "arena": "00000000000000ff", "lease": 3, "generation": 9, "offset": 4096, "length": 768});
+    let handle = json!({"chiasm": 1, "arena": "00000000000000ff", "lease": 3, "generation": 9, "offset": 4096, "length": 768});
     let map = handle.as_object().unwrap().iter().map(|(key, value)| {
-        let value = value.as_str().map_or_else(|| Packed::from(value.as_u64().unwrap()), Packed::from);
+        let value =
+            value.as_str().map_or_else(|| Packed::from(value.as_u64().unwrap()), Packed::from);
         (Packed::from(key.as_str()), value)
     });
     let data = TensorData::OutOfBand(Packed::Map(map.collect()));
     let tensor = WireTensor { dtype: "uint8".into(), shape: vec![24, 32], data };
     let item = MmItem(vec![("pixel_values".into(), MmField::flat(tensor, 24))]);
-    let request = EngineCoreRequest { mm_features: vec![feature("lent", 2, 4, Some(item))], ..request("lent") };
+    let request = EngineCoreRequest {
+        mm_features: vec![feature("lent", 2, 4, Some(item))],
+        ..request("lent")
+    };
     let means = json!({
         "request_id": "lent", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
         "mm_features": [{
@@ -284,22 +336,42 @@ fn calls() -> Vec<Message> {
     let lora = LoraRequest { name: "a@1".to_owned(), id: 7, path: "/adapters/a".to_owned() };
     let lora_fields = json!(["a@1", 7, "/adapters/a"]);
     vec![
-        call("add_lora", "add_lora", vec![lora.to_value()], json!([0, -7, "add_lora", [lora_fields]])),
+        call(
+            "add_lora",
+            "add_lora",
+            vec![lora.to_value()],
+            json!([0, -7, "add_lora", [lora_fields]]),
+        ),
         call("remove_lora", "remove_lora", vec![7.into()], json!([0, -7, "remove_lora", [7]])),
         call("reset_mm_cache", "reset_mm_cache", Vec::new(), json!([0, -7, "reset_mm_cache", []])),
-        call("is_scheduler_paused", "is_scheduler_paused", Vec::new(), json!([0, -7, "is_scheduler_paused", []])),
+        call(
+            "is_scheduler_paused",
+            "is_scheduler_paused",
+            Vec::new(),
+            json!([0, -7, "is_scheduler_paused", []]),
+        ),
         call(
             "reset_prefix_cache",
             "reset_prefix_cache",
             vec![false.into(), false.into()],
             json!([0, -7, "reset_prefix_cache", [false, false]]),
         ),
-        call("chiasm_attach", "chiasm_attach", vec!["arena-1".into()], json!([0, -7, "chiasm_attach", ["arena-1"]])),
+        call(
+            "chiasm_attach",
+            "chiasm_attach",
+            vec!["arena-1".into()],
+            json!([0, -7, "chiasm_attach", ["arena-1"]]),
+        ),
     ]
 }
 
 fn init() -> Message {
     let (input, output) = ("ipc:///run/chiasm/engine0.in", "tcp://127.0.0.1:5000");
     let frames = vec![InitMessage::new(input, output).encode()];
-    Message { name: "init", kind: "init", frames, means: json!({"inputs": [input], "outputs": [output]}) }
+    Message {
+        name: "init",
+        kind: "init",
+        frames,
+        means: json!({"inputs": [input], "outputs": [output]}),
+    }
 }

@@ -53,7 +53,8 @@ async fn what_kills_vllm_kills_the_simulator() {
 
 #[tokio::test]
 async fn without_a_receiver_cache_an_item_without_data_is_deadly() {
-    let (mut frontend, engine) = Frontend::engine(|config| config.receiver_cache_bytes = None).await;
+    let (mut frontend, engine) =
+        Frontend::engine(|config| config.receiver_cache_bytes = None).await;
     frontend.ask(&image_request("1", "aa", Some(image(16, 20)))).await;
     frontend.add(&image_request("2", "aa", None)).await;
     frontend.death().await;
@@ -83,7 +84,8 @@ async fn what_can_not_be_decoded_makes_it_deaf() {
 
 #[tokio::test]
 async fn a_prompt_as_long_as_the_model_spins_until_it_is_aborted() {
-    let (mut frontend, _engine) = Frontend::engine(|config| config.max_num_batched_tokens = 256).await;
+    let (mut frontend, _engine) =
+        Frontend::engine(|config| config.max_num_batched_tokens = 256).await;
     frontend.add(&text_request("full", tokens(1, 1024))).await;
     for _ in 0..20 {
         let message = frontend.outputs().await;
@@ -92,7 +94,10 @@ async fn a_prompt_as_long_as_the_model_spins_until_it_is_aborted() {
     }
     frontend.abort(&["full"]).await;
     while frontend.outputs().await.scheduler_stats.unwrap().num_running_reqs > 0 {}
-    assert_eq!(frontend.ask(&text_request("next", tokens(2, 40))).await.finish, Some(FinishReason::Stop));
+    assert_eq!(
+        frontend.ask(&text_request("next", tokens(2, 40))).await.finish,
+        Some(FinishReason::Stop)
+    );
 }
 
 #[tokio::test]
@@ -130,7 +135,10 @@ async fn stop_aborts_what_is_running_and_then_disconnects() {
     assert!(matches!(engine.stop().await, Exit::Stopped));
     let answers = frontend.answers(2).await;
     assert_eq!(answers["running"].finish, Some(FinishReason::Abort));
-    assert_eq!((answers["waiting"].finish, answers["waiting"].tokens.len()), (Some(FinishReason::Abort), 0));
+    assert_eq!(
+        (answers["waiting"].finish, answers["waiting"].tokens.len()),
+        (Some(FinishReason::Abort), 0)
+    );
     frontend.disconnect().await;
 }
 
@@ -145,7 +153,9 @@ async fn it_fails_when_told_to() {
         frontend.add(&endless("a")).await;
         let mut received = Vec::<TokenId>::new();
         while (received.len() as u64) < tokens {
-            received.extend(frontend.outputs().await.outputs.iter().flat_map(|output| &output.new_token_ids));
+            received.extend(
+                frontend.outputs().await.outputs.iter().flat_map(|output| &output.new_token_ids),
+            );
         }
         assert!(matches!(&*failure(&engine).await, SimError::Fault));
         match death {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_engine::wire::handshake::identity;
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FailureMessage, FinishReason,
-    Hello, InitMessage, MmFeature, MmField, MmItem, SamplingParams, Utility, UtilityOutput, Value, WireTensor, output,
-    request,
+    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady,
+    FailureMessage, FinishReason, Hello, InitMessage, MmFeature, MmField, MmItem, SamplingParams,
+    Utility, UtilityOutput, Value, WireTensor, output, request,
 };
 use chiasm_sim_engine::{Pace, SimConfig, SimEngine};
 use chiasm_types::{Dtype, Placeholder, TokenId};
@@ -23,7 +23,9 @@ pub(crate) const EOS: TokenId = TokenId(256);
 
 /// Fails the test instead of hanging.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("waited too long for {what}"))
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("waited too long for {what}"))
 }
 
 pub(crate) struct Frontend {
@@ -45,7 +47,8 @@ impl Frontend {
 
     /// Binds handshake, input and output sockets.
     pub(crate) async fn bind_to([handshake_at, input_at, output_at]: [&str; 3]) -> Self {
-        let (mut handshake, mut input, mut output) = (RouterSocket::new(), RouterSocket::new(), PullSocket::new());
+        let (mut handshake, mut input, mut output) =
+            (RouterSocket::new(), RouterSocket::new(), PullSocket::new());
         let input_events = input.monitor().boxed();
         let handshake_address = handshake.bind(handshake_at).await.unwrap().to_string();
         let input_address = input.bind(input_at).await.unwrap().to_string();
@@ -70,10 +73,12 @@ impl Frontend {
         Hello::decode(&frames[1]).unwrap()
     }
 
-    /// Closes all sockets and waits until their addresses are free: a dropped `ipc://` listener removes its file later,
-    /// which may then be that of the next one.
+    /// Closes all sockets and waits until their addresses are free: a dropped `ipc://` listener
+    /// removes its file later, which may then be that of the next one.
     pub(crate) async fn close(self) {
-        for errors in [self.handshake.close().await, self.input.close().await, self.output.close().await] {
+        for errors in
+            [self.handshake.close().await, self.input.close().await, self.output.close().await]
+        {
             assert!(errors.is_empty(), "{errors:?}");
         }
     }
@@ -124,9 +129,17 @@ impl Frontend {
     pub(crate) async fn call(&mut self, method: &str, args: Vec<Value>) -> Result<Value, String> {
         self.calls += 1;
         let call_id = self.calls;
-        self.send(request::encode_utility(&Utility { client_index: 0, call_id, method: method.into(), args })).await;
+        self.send(request::encode_utility(&Utility {
+            client_index: 0,
+            call_id,
+            method: method.into(),
+            args,
+        }))
+        .await;
         loop {
-            if let Some(UtilityOutput { call_id: answered, result }) = self.outputs().await.utility_output {
+            if let Some(UtilityOutput { call_id: answered, result }) =
+                self.outputs().await.utility_output
+            {
                 assert_eq!(answered, call_id);
                 return result.map_err(|FailureMessage(words)| words);
             }
@@ -152,14 +165,18 @@ impl Frontend {
 
     /// Aborts if the engine is connected.
     pub(crate) async fn try_abort(&mut self, id: &str) -> bool {
-        // A ROUTER learns of connections and losses in the background; a send to nobody fails at once.
+        // A ROUTER learns of connections and losses in the background; a send to nobody fails at
+        // once.
         let message = self.addressed(request::encode_abort(&[id.to_owned()]));
         self.input.send(message).await.is_ok()
     }
 
     /// What the engine sent before it ended; `None` when there is nothing more.
     pub(crate) async fn leftover(&mut self) -> Option<EngineMessage> {
-        let frames = tokio::time::timeout(Duration::from_millis(100), self.output.recv()).await.ok()?.unwrap();
+        let frames = tokio::time::timeout(Duration::from_millis(100), self.output.recv())
+            .await
+            .ok()?
+            .unwrap();
         Some(output::decode(&frames.into_vec()).unwrap())
     }
 
@@ -224,7 +241,10 @@ impl Answer {
 
     /// The tokens that are bytes of text.
     pub(crate) fn text(&self) -> String {
-        String::from_utf8(self.tokens.iter().filter_map(|token| u8::try_from(token.0).ok()).collect()).unwrap()
+        String::from_utf8(
+            self.tokens.iter().filter_map(|token| u8::try_from(token.0).ok()).collect(),
+        )
+        .unwrap()
     }
 
     pub(crate) fn cached(&self) -> u64 {
@@ -261,8 +281,10 @@ pub(crate) fn text_request(id: &str, prompt: Vec<TokenId>) -> EngineCoreRequest 
 /// A Qwen2-VL image of `high × wide` patches.
 pub(crate) fn image(high: usize, wide: usize) -> MmItem {
     let rows = high * wide;
-    let pixels = WireTensor::new(Dtype::U8, vec![rows, 1176], Bytes::from(vec![7; rows * 1176])).unwrap();
-    let grid: Vec<u8> = [1, high as i64, wide as i64].iter().flat_map(|side| side.to_le_bytes()).collect();
+    let pixels =
+        WireTensor::new(Dtype::U8, vec![rows, 1176], Bytes::from(vec![7; rows * 1176])).unwrap();
+    let grid: Vec<u8> =
+        [1, high as i64, wide as i64].iter().flat_map(|side| side.to_le_bytes()).collect();
     let grid = WireTensor::new(Dtype::I64, vec![3], grid.into()).unwrap();
     MmItem(vec![
         ("pixel_values".into(), MmField::flat(pixels, rows)),

@@ -76,11 +76,13 @@ fn stored(batch: &KvEventBatch) -> &BlockStored {
     stored
 }
 
-/// A subscription takes a moment to arrive, and until then batches pass unheard: only replay is sure.
+/// A subscription takes a moment to arrive, and until then batches pass unheard: only replay is
+/// sure.
 async fn until_heard(frontend: &mut Frontend, listener: &mut Listener) -> Vec<Batch> {
     for attempt in 0.. {
         frontend.ask(&text_request("probe", tokens(500 + attempt, 40))).await;
-        let heard = tokio::time::timeout(std::time::Duration::from_millis(200), listener.next()).await;
+        let heard =
+            tokio::time::timeout(std::time::Duration::from_millis(200), listener.next()).await;
         if let Ok((sequence, _)) = heard {
             return listener.replay(sequence + 1).await;
         }
@@ -112,7 +114,8 @@ async fn an_image_request_stores_blocks_with_extra_keys() {
 
 #[tokio::test]
 async fn gaps_can_be_replayed() {
-    let (mut frontend, _engine, mut listener) = engine(|config| config.faults.drop_kv_batches = 20..23).await;
+    let (mut frontend, _engine, mut listener) =
+        engine(|config| config.faults.drop_kv_batches = 20..23).await;
     until_heard(&mut frontend, &mut listener).await;
     let mut heard = Vec::new();
     let mut asked = 0;
@@ -145,7 +148,8 @@ async fn the_replay_buffer_forgets_the_oldest() {
         request.sampling_params.max_tokens = 1;
         frontend.ask(&request).await;
     }
-    let sequences: Vec<u64> = listener.replay(0).await.into_iter().map(|(sequence, _)| sequence).collect();
+    let sequences: Vec<u64> =
+        listener.replay(0).await.into_iter().map(|(sequence, _)| sequence).collect();
     assert_eq!(sequences, [3, 4]);
     assert_eq!(listener.replay(5).await.len(), 0);
 }
@@ -163,7 +167,8 @@ async fn a_small_cache_evicts_preempts_and_tells() {
     }
     let answers = frontend.answers(4).await;
     assert!(answers.values().all(|answer| answer.tokens.len() == 300));
-    let preempted = answers.values().flat_map(|answer| &answer.outputs).flat_map(|output| &output.events);
+    let preempted =
+        answers.values().flat_map(|answer| &answer.outputs).flat_map(|output| &output.events);
     assert!(preempted.into_iter().any(|event| event.kind == 3), "nobody was preempted");
     assert_eq!(frontend.call("reset_prefix_cache", vec![]).await, Ok(true.into()));
     frontend.ask(&text_request("last", tokens(9, 40))).await;
@@ -173,9 +178,10 @@ async fn a_small_cache_evicts_preempts_and_tells() {
     for (_, batch) in listener.replay(0).await {
         for event in batch.events {
             match event {
-                KvEvent::BlockStored(stored) => {
-                    stored.block_hashes.into_iter().for_each(|hash| *copies.entry(hash).or_default() += 1)
-                }
+                KvEvent::BlockStored(stored) => stored
+                    .block_hashes
+                    .into_iter()
+                    .for_each(|hash| *copies.entry(hash).or_default() += 1),
                 KvEvent::BlockRemoved(removed) => {
                     assert_eq!(removed.block_hashes.len(), 1);
                     *copies.get_mut(&removed.block_hashes[0]).unwrap() -= 1;

@@ -4,7 +4,9 @@ use chiasm_engine::wire::{EngineCoreRequest, FinishReason, Value};
 use chiasm_sim_engine::Exit;
 use chiasm_types::TokenId;
 
-use crate::frontend::{Frontend, digest_of_image, feature, image, image_request, text_request, tokens};
+use crate::frontend::{
+    Frontend, digest_of_image, feature, image, image_request, text_request, tokens,
+};
 
 #[tokio::test]
 async fn the_answer_says_what_was_seen_and_what_was_cached() {
@@ -22,9 +24,13 @@ async fn the_answer_says_what_was_seen_and_what_was_cached() {
 async fn another_salt_and_another_place_share_nothing() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
     frontend.ask(&image_request("1", "aa", Some(image(16, 20)))).await;
-    let salted = EngineCoreRequest { cache_salt: Some("salty".into()), ..image_request("2", "aa", None) };
+    let salted =
+        EngineCoreRequest { cache_salt: Some("salty".into()), ..image_request("2", "aa", None) };
     assert_eq!(frontend.ask(&salted).await.cached(), 0);
-    assert_eq!(frontend.ask(&EngineCoreRequest { request_id: "3".into(), ..salted }).await.cached(), 96);
+    assert_eq!(
+        frontend.ask(&EngineCoreRequest { request_id: "3".into(), ..salted }).await.cached(),
+        96
+    );
     // The same tokens, but the placeholder starts one later.
     let mut moved = image_request("4", "aa", None);
     moved.mm_features[0].position.offset += 1;
@@ -34,9 +40,13 @@ async fn another_salt_and_another_place_share_nothing() {
 #[tokio::test]
 async fn several_images_are_named_in_order() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
-    let prompt = [tokens(1, 10), vec![TokenId(999); 80], tokens(2, 3), vec![TokenId(999); 4], tokens(3, 2)].concat();
-    let mm_features = vec![feature("aa", Some(image(16, 20)), 10, 80), feature("bb", Some(image(4, 4)), 93, 4)];
-    let answer = frontend.ask(&EngineCoreRequest { mm_features, ..text_request("1", prompt) }).await;
+    let prompt =
+        [tokens(1, 10), vec![TokenId(999); 80], tokens(2, 3), vec![TokenId(999); 4], tokens(3, 2)]
+            .concat();
+    let mm_features =
+        vec![feature("aa", Some(image(16, 20)), 10, 80), feature("bb", Some(image(4, 4)), 93, 4)];
+    let answer =
+        frontend.ask(&EngineCoreRequest { mm_features, ..text_request("1", prompt) }).await;
     let [large, small] = [digest_of_image(16, 20), digest_of_image(4, 4)];
     let saw = format!("2 images 280x224 (80 tokens, {large}), 56x56 (4 tokens, {small})");
     assert_eq!(answer.text(), format!("{saw}; 0 of 99 prompt tokens were cached"));
@@ -63,14 +73,24 @@ async fn items_that_are_not_cached_are_asked_for_again() {
 #[tokio::test]
 async fn the_receiver_cache_holds_what_fits() {
     let size = 320 * 1176 + 24;
-    let (mut frontend, _engine) = Frontend::engine(|config| config.receiver_cache_bytes = Some(2 * size)).await;
+    let (mut frontend, _engine) =
+        Frontend::engine(|config| config.receiver_cache_bytes = Some(2 * size)).await;
     for hash in ["aa", "bb"] {
         frontend.ask(&image_request(hash, hash, Some(image(16, 20)))).await;
     }
-    assert_eq!(frontend.ask(&image_request("1", "aa", None)).await.finish, Some(FinishReason::Stop));
+    assert_eq!(
+        frontend.ask(&image_request("1", "aa", None)).await.finish,
+        Some(FinishReason::Stop)
+    );
     frontend.ask(&image_request("2", "cc", Some(image(16, 20)))).await;
-    assert_eq!(frontend.ask(&image_request("3", "aa", None)).await.finish, Some(FinishReason::Stop));
-    assert_eq!(frontend.ask(&image_request("4", "bb", None)).await.finish, Some(FinishReason::Error));
+    assert_eq!(
+        frontend.ask(&image_request("3", "aa", None)).await.finish,
+        Some(FinishReason::Stop)
+    );
+    assert_eq!(
+        frontend.ask(&image_request("4", "bb", None)).await.finish,
+        Some(FinishReason::Error)
+    );
 }
 
 #[tokio::test]
@@ -78,8 +98,10 @@ async fn an_identifier_that_changes_its_size_fails_only_its_request() {
     let (mut frontend, engine) = Frontend::engine(|_| {}).await;
     frontend.ask(&image_request("1", "aa", Some(image(16, 20)))).await;
     let prompt = [tokens(7, 20), vec![TokenId(999); 4]].concat();
-    let other =
-        EngineCoreRequest { mm_features: vec![feature("aa", Some(image(4, 4)), 20, 4)], ..text_request("2", prompt) };
+    let other = EngineCoreRequest {
+        mm_features: vec![feature("aa", Some(image(4, 4)), 20, 4)],
+        ..text_request("2", prompt)
+    };
     let answer = frontend.ask(&other).await;
     assert_eq!((answer.finish, answer.tokens.len()), (Some(FinishReason::Error), 0));
     assert!(matches!(engine.stop().await, Exit::Stopped));

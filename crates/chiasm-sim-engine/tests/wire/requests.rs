@@ -26,10 +26,17 @@ async fn an_answer_is_text_and_then_eos() {
     let last = answer.outputs.last().unwrap();
     assert_eq!((last.finish_reason, &last.stop_reason), (Some(FinishReason::Stop), &None));
     let stats = answer.outputs[0].prefill_stats.as_ref().unwrap();
-    assert_eq!((stats.num_prompt_tokens, stats.num_computed_tokens, stats.num_cached_tokens), (40, 40, 0));
+    assert_eq!(
+        (stats.num_prompt_tokens, stats.num_computed_tokens, stats.num_cached_tokens),
+        (40, 40, 0)
+    );
     assert_eq!(stats.num_cache_creation_tokens, 32);
     assert_eq!(answer.outputs[0].events.iter().map(|event| event.kind).collect::<Vec<_>>(), [1, 2]);
-    assert!(answer.outputs[1..].iter().all(|output| output.prefill_stats.is_none() && output.events.is_empty()));
+    assert!(
+        answer.outputs[1..]
+            .iter()
+            .all(|output| output.prefill_stats.is_none() && output.events.is_empty())
+    );
 }
 
 #[tokio::test]
@@ -71,16 +78,27 @@ async fn generation_stops_as_asked() {
         frontend.add(request).await;
     }
     let answers = frontend.answers(requests.len()).await;
-    let ending =
-        |id: &str| (answers[id].text(), answers[id].finish, answers[id].outputs.last().unwrap().stop_reason.clone());
+    let ending = |id: &str| {
+        (
+            answers[id].text(),
+            answers[id].finish,
+            answers[id].outputs.last().unwrap().stop_reason.clone(),
+        )
+    };
 
     assert_eq!(ending("length"), ("no im".into(), Some(FinishReason::Length), None));
-    assert_eq!(ending("token"), ("no ".into(), Some(FinishReason::Stop), Some(StopReason::Token(blank))));
+    assert_eq!(
+        ending("token"),
+        ("no ".into(), Some(FinishReason::Stop), Some(StopReason::Token(blank)))
+    );
     assert_eq!(ending("ignores"), (format!("{PLAIN}no i"), Some(FinishReason::Length), None));
     // EOS was suppressed once, so the text starts again and is finished.
     assert_eq!(ending("at least"), (format!("{PLAIN}{PLAIN}"), Some(FinishReason::Stop), None));
     // The first blank came too early.
-    assert_eq!(ending("not yet"), ("noimages; ".into(), Some(FinishReason::Stop), Some(StopReason::Token(blank))));
+    assert_eq!(
+        ending("not yet"),
+        ("noimages; ".into(), Some(FinishReason::Stop), Some(StopReason::Token(blank)))
+    );
 }
 
 #[tokio::test]
@@ -118,7 +136,9 @@ async fn an_aborted_request_says_nothing_more() {
         config.pace.decode_tokens_per_s = 200.0;
     })
     .await;
-    frontend.add(&with("a", |params| (params.max_tokens, params.eos_token_id) = (100_000, None))).await;
+    frontend
+        .add(&with("a", |params| (params.max_tokens, params.eos_token_id) = (100_000, None)))
+        .await;
     assert_eq!(frontend.outputs().await.outputs.len(), 1);
     frontend.abort(&["a", "never heard of"]).await;
     while !frontend.outputs().await.outputs.is_empty() {}
@@ -160,7 +180,12 @@ async fn methods_answer_as_in_the_captures() {
         ("reset_encoder_cache", vec![], Ok(Value::Nil)),
         ("get_supported_tasks", vec![], Ok(Value::Array(vec![Value::from("generate")]))),
         ("is_scheduler_paused", vec![], Ok(Value::from(false))),
-        ("nope", vec![], Err("Call to nope method failed: 'EngineCoreProc' object has no attribute 'nope'".to_owned())),
+        (
+            "nope",
+            vec![],
+            Err("Call to nope method failed: 'EngineCoreProc' object has no attribute 'nope'"
+                .to_owned()),
+        ),
     ] {
         assert_eq!(frontend.call(method, args).await, expected, "{method}");
     }
@@ -177,8 +202,15 @@ async fn the_prefix_cache_can_be_emptied_also_under_running_requests() {
     request.sampling_params.eos_token_id = None;
     frontend.add(&request).await;
     let mut received = frontend.outputs().await.outputs.len();
-    assert_eq!(frontend.call("reset_prefix_cache", vec![]).await, Ok(Value::from(false)), "blocks are in use");
-    assert_eq!(frontend.call("reset_prefix_cache", vec![Value::from(true)]).await, Ok(Value::from(true)));
+    assert_eq!(
+        frontend.call("reset_prefix_cache", vec![]).await,
+        Ok(Value::from(false)),
+        "blocks are in use"
+    );
+    assert_eq!(
+        frontend.call("reset_prefix_cache", vec![Value::from(true)]).await,
+        Ok(Value::from(true))
+    );
     // It starts over and goes on where it was.
     loop {
         let outputs = frontend.outputs().await.outputs;

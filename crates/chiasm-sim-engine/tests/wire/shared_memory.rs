@@ -3,12 +3,16 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use chiasm_engine::wire::{EngineCoreRequest, FinishReason, MmData, MmItem, TensorData, Utility, Value, request};
+use chiasm_engine::wire::{
+    EngineCoreRequest, FinishReason, MmData, MmItem, TensorData, Utility, Value, request,
+};
 use chiasm_sim_engine::{Exit, SimConfig, SimEngine};
 use chiasm_transfer::{Arena, Handle, SHM_DIR};
 
 use crate::death::failure;
-use crate::frontend::{Answer, Frontend, digest_of_image, feature, image, image_request, soon, text_request, tokens};
+use crate::frontend::{
+    Answer, Frontend, digest_of_image, feature, image, image_request, soon, text_request, tokens,
+};
 
 /// Bytes of an image's pixels, and of all its tensors.
 const PIXELS: usize = 320 * 1176;
@@ -69,7 +73,12 @@ async fn ask(frontend: &mut Frontend, arena: &Arena, id: &str, hash: &str) -> (A
 /// Writes to a slot that is not ours any more.
 fn overwrite(arena: &Arena, slot: &Handle) {
     let path = Path::new(SHM_DIR).join(arena.name());
-    std::fs::File::options().write(true).open(path).unwrap().write_all_at(&[8], slot.offset + 1000).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .write_all_at(&[8], slot.offset + 1000)
+        .unwrap();
 }
 
 /// Waits until so many leases have not been returned.
@@ -85,7 +94,10 @@ async fn leases(arena: &Arena, count: usize) {
 
 /// A request without images, which takes the place of the one before in the input thread.
 async fn another(frontend: &mut Frontend, id: &str) {
-    assert_eq!(frontend.ask(&text_request(id, tokens(7, 40))).await.finish, Some(FinishReason::Stop));
+    assert_eq!(
+        frontend.ask(&text_request(id, tokens(7, 40))).await.finish,
+        Some(FinishReason::Stop)
+    );
 }
 
 /// Sends a request that must end by an error at once, without word of a miss.
@@ -98,10 +110,19 @@ async fn is_refused(frontend: &mut Frontend, request: &EngineCoreRequest) {
             break message;
         }
     };
-    assert!(message.scheduler_stats.is_none() && message.finished_requests == [&request.request_id[..]], "{message:?}");
+    assert!(
+        message.scheduler_stats.is_none() && message.finished_requests == [&request.request_id[..]],
+        "{message:?}"
+    );
     let [output] = &message.outputs[..] else { panic!("{message:?}") };
-    assert_eq!((&output.request_id, output.finish_reason), (&request.request_id, Some(FinishReason::Error)));
-    assert!(output.mm_cache_miss_hashes.is_empty() && output.new_token_ids.is_empty(), "{output:?}");
+    assert_eq!(
+        (&output.request_id, output.finish_reason),
+        (&request.request_id, Some(FinishReason::Error))
+    );
+    assert!(
+        output.mm_cache_miss_hashes.is_empty() && output.new_token_ids.is_empty(),
+        "{output:?}"
+    );
 }
 
 #[tokio::test]
@@ -109,9 +130,13 @@ async fn attaching_answers_who_is_there() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
     let arena = Arena::create(1 << 20).unwrap();
     let answer = attach(&mut frontend, &arena).await.unwrap();
-    let names: Vec<_> = answer.as_map().unwrap().iter().map(|(name, _)| name.as_str().unwrap()).collect();
+    let names: Vec<_> =
+        answer.as_map().unwrap().iter().map(|(name, _)| name.as_str().unwrap()).collect();
     assert_eq!(names, ["plugin", "layout", "pid", "encoder_cache_tokens"]);
-    assert_eq!((answer["layout"].as_u64(), answer["pid"].as_u64()), (Some(1), Some(std::process::id().into())));
+    assert_eq!(
+        (answer["layout"].as_u64(), answer["pid"].as_u64()),
+        (Some(1), Some(std::process::id().into()))
+    );
 }
 
 #[tokio::test]
@@ -127,7 +152,10 @@ async fn attaching_fails_with_a_reason() {
         (vec![Value::Nil, Value::Nil], "Call to chiasm_attach method failed: "),
     ] {
         let error = frontend.call("chiasm_attach", args).await.unwrap_err();
-        assert!(error.starts_with("Call to chiasm_attach method failed: ") && error.contains(reason), "{error}");
+        assert!(
+            error.starts_with("Call to chiasm_attach method failed: ") && error.contains(reason),
+            "{error}"
+        );
     }
 }
 
@@ -171,14 +199,18 @@ async fn a_slot_says_the_same_as_bytes_inline() {
 
 #[tokio::test]
 async fn what_the_cache_evicts_or_replaces_is_returned() {
-    let (mut frontend, _engine, arena) = attached(|config| config.receiver_cache_bytes = Some(2 * ITEM)).await;
+    let (mut frontend, _engine, arena) =
+        attached(|config| config.receiver_cache_bytes = Some(2 * ITEM)).await;
     for (id, hash, held) in [("1", "aa", 1), ("2", "bb", 2), ("3", "cc", 2), ("4", "cc", 2)] {
         let (answer, _) = ask(&mut frontend, &arena, id, hash).await;
         assert_eq!(answer.finish, Some(FinishReason::Stop));
         leases(&arena, held).await;
     }
     assert_eq!(arena.usage().used, 2 * (PIXELS as u64));
-    assert_eq!(frontend.ask(&image_request("5", "bb", None)).await.finish, Some(FinishReason::Stop));
+    assert_eq!(
+        frontend.ask(&image_request("5", "bb", None)).await.finish,
+        Some(FinishReason::Stop)
+    );
     // Replaced by bytes.
     frontend.ask(&image_request("6", "bb", Some(image(16, 20)))).await;
     leases(&arena, 1).await;
@@ -206,7 +238,8 @@ async fn the_last_request_keeps_its_slots_until_another_one_comes() {
 
 #[tokio::test]
 async fn a_request_that_misses_does_not_end_the_hold_of_the_one_before() {
-    let (mut frontend, _engine, arena) = attached(|config| config.receiver_cache_bytes = Some(ITEM - 1)).await;
+    let (mut frontend, _engine, arena) =
+        attached(|config| config.receiver_cache_bytes = Some(ITEM - 1)).await;
     ask(&mut frontend, &arena, "1", "aa").await;
     let missed = frontend.ask(&image_request("2", "nobody", None)).await;
     assert_eq!(missed.outputs[0].mm_cache_miss_hashes, ["nobody"]);
@@ -241,7 +274,11 @@ async fn a_handle_that_can_not_be_resolved_fails_its_request_alone() {
     let arena = Arena::create(16 << 20).unwrap();
     let good = lend(&arena, &[7; PIXELS]);
     // No arena is attached.
-    is_refused(&mut frontend, &image_request("early", "aa", Some(with_pixels(image(16, 20), &good)))).await;
+    is_refused(
+        &mut frontend,
+        &image_request("early", "aa", Some(with_pixels(image(16, 20), &good))),
+    )
+    .await;
 
     attach(&mut frontend, &arena).await.unwrap();
     let (short, used) = (lend(&arena, &[7; PIXELS - 1]), lend(&arena, &[7; PIXELS]));
@@ -256,7 +293,11 @@ async fn a_handle_that_can_not_be_resolved_fails_its_request_alone() {
         ("short", short),
         ("used", used),
     ] {
-        is_refused(&mut frontend, &image_request(id, "aa", Some(with_pixels(image(16, 20), &handle)))).await;
+        is_refused(
+            &mut frontend,
+            &image_request(id, "aa", Some(with_pixels(image(16, 20), &handle))),
+        )
+        .await;
     }
     let mut unknown = image(16, 20);
     let Some(MmData::Tensor(pixels)) = &mut unknown.0[0].1.data else { panic!("no pixels") };
@@ -266,7 +307,8 @@ async fn a_handle_that_can_not_be_resolved_fails_its_request_alone() {
     // None of them has left anything behind, and the next one is fine.
     let missed = frontend.ask(&image_request("none", "aa", None)).await;
     assert_eq!(missed.outputs[0].mm_cache_miss_hashes, ["aa"]);
-    let answer = frontend.ask(&image_request("none", "aa", Some(with_pixels(image(16, 20), &good)))).await;
+    let answer =
+        frontend.ask(&image_request("none", "aa", Some(with_pixels(image(16, 20), &good)))).await;
     assert_eq!((answer.finish, answer.cached()), (Some(FinishReason::Stop), 0));
     leases(&arena, 2).await;
     assert!(matches!(engine.stop().await, Exit::Stopped));
@@ -274,21 +316,30 @@ async fn a_handle_that_can_not_be_resolved_fails_its_request_alone() {
 
 #[tokio::test]
 async fn a_refused_request_does_not_touch_the_receiver_cache_and_returns_what_did_resolve() {
-    let (mut frontend, _engine, arena) = attached(|config| config.receiver_cache_bytes = Some(2 * ITEM)).await;
+    let (mut frontend, _engine, arena) =
+        attached(|config| config.receiver_cache_bytes = Some(2 * ITEM)).await;
     ask(&mut frontend, &arena, "1", "old").await;
     ask(&mut frontend, &arena, "2", "young").await;
     let (fine, handle) = slotted(&arena);
     let wrong = with_pixels(image(16, 20), &Handle { lease: 1000, ..handle });
     let mut request = image_request("3", "old", None);
-    request.mm_features.extend([feature("fine", Some(fine), 101, 1), feature("wrong", Some(wrong), 103, 1)]);
+    request
+        .mm_features
+        .extend([feature("fine", Some(fine), 101, 1), feature("wrong", Some(wrong), 103, 1)]);
     is_refused(&mut frontend, &request).await;
     leases(&arena, 2).await;
     // "old" is still the oldest.
     ask(&mut frontend, &arena, "4", "new").await;
-    for (id, hash, finish) in
-        [("5", "young", FinishReason::Stop), ("6", "new", FinishReason::Stop), ("7", "old", FinishReason::Error)]
-    {
-        assert_eq!(frontend.ask(&image_request(id, hash, None)).await.finish, Some(finish), "{hash}");
+    for (id, hash, finish) in [
+        ("5", "young", FinishReason::Stop),
+        ("6", "new", FinishReason::Stop),
+        ("7", "old", FinishReason::Error),
+    ] {
+        assert_eq!(
+            frontend.ask(&image_request(id, hash, None)).await.finish,
+            Some(finish),
+            "{hash}"
+        );
     }
 }
 
@@ -301,7 +352,10 @@ async fn another_arena_takes_over_and_views_of_the_first_stay() {
     is_refused(&mut frontend, &image_request("late", "bb", Some(slotted(&first).0))).await;
     let (answer, _) = ask(&mut frontend, &second, "2", "bb").await;
     assert_eq!(answer.finish, Some(FinishReason::Stop));
-    assert_eq!(frontend.ask(&image_request("3", "aa", None)).await.finish, Some(FinishReason::Stop));
+    assert_eq!(
+        frontend.ask(&image_request("3", "aa", None)).await.finish,
+        Some(FinishReason::Stop)
+    );
     assert_eq!(second.usage().leases, 1);
 }
 
@@ -329,7 +383,8 @@ async fn a_slot_that_was_written_to_is_noticed_when_it_is_let_go() {
     another(&mut frontend, "2").await;
     overwrite(&arena, &slot);
     // It is idle after this: the death does not wait for a next request.
-    let reset = Utility { client_index: 0, call_id: 9, method: "reset_mm_cache".into(), args: vec![] };
+    let reset =
+        Utility { client_index: 0, call_id: 9, method: "reset_mm_cache".into(), args: vec![] };
     frontend.send(request::encode_utility(&reset)).await;
     dies_of(&mut frontend, &engine, &slot).await;
 }
@@ -348,8 +403,9 @@ async fn told_not_to_look_it_does_not_notice() {
     let (mut frontend, engine, arena) = attached(|config| config.verify_slots = false).await;
     let (first, slot) = ask(&mut frontend, &arena, "1", "aa").await;
     overwrite(&arena, &slot);
-    let again =
-        frontend.ask(&EngineCoreRequest { cache_salt: Some("x".into()), ..image_request("2", "aa", None) }).await;
+    let again = frontend
+        .ask(&EngineCoreRequest { cache_salt: Some("x".into()), ..image_request("2", "aa", None) })
+        .await;
     assert_eq!(again.text(), first.text());
     assert!(matches!(engine.stop().await, Exit::Stopped));
 }

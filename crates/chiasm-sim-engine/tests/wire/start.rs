@@ -42,7 +42,8 @@ async fn the_engine_may_start_before_its_frontend() {
     let address = format!("tcp://127.0.0.1:{port}");
     let engine = SimEngine::start(SimConfig::new(&address));
     tokio::task::yield_now().await;
-    let mut frontend = Frontend::bind_to([&address, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"]).await;
+    let mut frontend =
+        Frontend::bind_to([&address, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"]).await;
     frontend.accept(0).await;
     assert!(matches!(engine.stop().await, Exit::Stopped));
 }
@@ -82,7 +83,8 @@ async fn a_restarted_frontend_gets_its_streams_back_without_a_handshake() {
         }
     };
     assert_eq!(streamed, "long");
-    // The input direction is back as well: its connection may come a little later than the output's.
+    // The input direction is back as well: its connection may come a little later than the
+    // output's.
     soon("the input connection", async {
         while !frontend.try_abort("long").await {
             tokio::task::yield_now().await;
@@ -108,7 +110,10 @@ async fn what_can_not_work_ends_the_engine_with_a_reason() {
     assert!(matches!(&*failure(config).await, SimError::Config(_)));
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("tcp://{}", taken.local_addr().unwrap());
-    let config = SimConfig { kv_events: Some(KvEvents { endpoint, ..KvEvents::default() }), ..frontend.config() };
+    let config = SimConfig {
+        kv_events: Some(KvEvents { endpoint, ..KvEvents::default() }),
+        ..frontend.config()
+    };
     assert!(matches!(&*failure(config).await, SimError::Bind { .. }));
     let config = SimConfig { init_timeout: Duration::from_millis(50), ..frontend.config() };
     assert!(matches!(&*failure(config).await, SimError::NoInit { .. }));

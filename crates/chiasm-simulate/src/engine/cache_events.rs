@@ -9,7 +9,8 @@ use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
 use crate::sequence::Sequence;
 
-/// An engine's hash of a block. Engines have their own; here the low half of our key does, so that nothing is hashed twice.
+/// An engine's hash of a block. Engines have their own; here the low half of our key does, so that
+/// nothing is hashed twice.
 pub(super) type BlockHash = NonZeroU64;
 
 pub(super) fn hash(key: BlockKey) -> BlockHash {
@@ -52,10 +53,14 @@ impl CacheEvents {
     /// Others can find these blocks of a sequence; `keys` are those of all its blocks.
     pub(super) fn stored(&mut self, sequence: &Sequence, keys: &[BlockKey], blocks: Range<usize>) {
         let mut token_ids = Vec::with_capacity(blocks.len() * self.block_size);
-        sequence.tokens(blocks.start * self.block_size..blocks.end * self.block_size, &mut token_ids);
+        sequence
+            .tokens(blocks.start * self.block_size..blocks.end * self.block_size, &mut token_ids);
         self.events.push(KvEvent::BlockStored(BlockStored {
             block_hashes: keys[blocks.clone()].iter().map(|key| external(hash(*key))).collect(),
-            parent_block_hash: blocks.start.checked_sub(1).map(|parent| external(hash(keys[parent]))),
+            parent_block_hash: blocks
+                .start
+                .checked_sub(1)
+                .map(|parent| external(hash(keys[parent]))),
             token_ids,
             block_size: self.block_size as u32,
             extra_keys: sequence.extra_keys(blocks, self.block_size),

@@ -4,7 +4,8 @@ use super::{Activity, Engine, Live, cache_events};
 use crate::virtual_time::Nanos;
 
 impl Engine {
-    /// When the step that is under way now has ended; now if there is none. An engine begins to get a prompt between two steps.
+    /// When the step that is under way now has ended; now if there is none. An engine begins to get
+    /// a prompt between two steps.
     pub(crate) fn step_end(&self, now: Nanos) -> Nanos {
         match self.activity {
             Activity::Idle => now,
@@ -16,11 +17,16 @@ impl Engine {
         }
     }
 
-    /// Blocks of a prompt that the engine has to be given to compute nothing but the last token, the last one possibly part full.
+    /// Blocks of a prompt that the engine has to be given to compute nothing but the last token,
+    /// the last one possibly part full.
     pub(crate) fn lacks(&self, live: &Live) -> usize {
         let prompt = live.sequence.prompt();
         let mut hits = Vec::new();
-        self.batch.cache().find(live.keys.iter().copied().map(cache_events::hash), prompt - 1, &mut hits);
+        self.batch.cache().find(
+            live.keys.iter().copied().map(cache_events::hash),
+            prompt - 1,
+            &mut hits,
+        );
         prompt.div_ceil(self.model.block_size.get()) - hits.len()
     }
 

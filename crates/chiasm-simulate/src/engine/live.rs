@@ -11,7 +11,8 @@ use crate::virtual_time::Nanos;
 pub(crate) enum Stage {
     /// Prompt and answer.
     Whole,
-    /// The prompt, and one token that nobody sees. The blocks are kept until the engine that answers has got them.
+    /// The prompt, and one token that nobody sees. The blocks are kept until the engine that
+    /// answers has got them.
     Prefill,
     /// The answer: the engine is given the prompt's keys and values.
     Decode,
@@ -44,7 +45,13 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub(crate) fn new(number: u64, sequence: Sequence, keys: Vec<BlockKey>, arrival: Nanos, counted: bool) -> Self {
+    pub(crate) fn new(
+        number: u64,
+        sequence: Sequence,
+        keys: Vec<BlockKey>,
+        arrival: Nanos,
+        counted: bool,
+    ) -> Self {
         Self {
             number,
             arrival,

@@ -2,8 +2,8 @@
 
 use crate::virtual_time::{Nanos, nanos, seconds};
 
-/// Decode steps of one batch, one after the other. Each takes a little longer than the one before, as there is more
-/// context to read:
+/// Decode steps of one batch, one after the other. Each takes a little longer than the one before,
+/// as there is more context to read:
 ///
 /// ```text
 /// time(k) = k · first + growth · k (k − 1) / 2
@@ -33,9 +33,11 @@ impl DecodeRun {
     /// Ends it with the step that is under way at `now`.
     pub(super) fn stop_after(&mut self, now: Nanos) {
         let elapsed = seconds(now.saturating_sub(self.start));
-        // The positive root of time(k) = elapsed, then the whole number that is right after rounding.
+        // The positive root of time(k) = elapsed, then the whole number that is right after
+        // rounding.
         let linear = self.first - self.growth / 2.0;
-        let root = 2.0 * elapsed / (linear + (linear * linear + 2.0 * self.growth * elapsed).sqrt());
+        let root =
+            2.0 * elapsed / (linear + (linear * linear + 2.0 * self.growth * elapsed).sqrt());
         let mut steps = root.ceil() as u64;
         while steps > 0 && self.end_of(steps - 1) >= now {
             steps -= 1;

@@ -51,8 +51,13 @@ fn live(model: &EngineModel, prompt: &[Piece], answer: u32, at: Nanos) -> Live {
     Live::new(0, sequence, keys, at, true)
 }
 
-/// Delivers requests at their times and plays to the end. Calls `published` with what the engine publishes.
-fn play(engine: &mut Engine, requests: Vec<Live>, mut published: impl FnMut(&Engine, Vec<KvEvent>)) -> Notes {
+/// Delivers requests at their times and plays to the end. Calls `published` with what the engine
+/// publishes.
+fn play(
+    engine: &mut Engine,
+    requests: Vec<Live>,
+    mut published: impl FnMut(&Engine, Vec<KvEvent>),
+) -> Notes {
     let mut notes = Notes::default();
     for live in requests {
         let at = live.arrival;
@@ -114,7 +119,8 @@ fn an_image_is_encoded_unless_it_is_in_a_cache() {
         live(&model, &[text(3, 20), image(2, 320), text(2, 10)], 1, 3_000_000_000),
     ];
     let notes = run(&model, requests.into_iter().collect());
-    let found: Vec<(usize, u64)> = notes.first.iter().map(|(.., cached, encoded)| (*cached, *encoded)).collect();
+    let found: Vec<(usize, u64)> =
+        notes.first.iter().map(|(.., cached, encoded)| (*cached, *encoded)).collect();
     assert_eq!(found, [(0, 320), (320, 0), (0, 0), (16, 320)]);
 }
 
@@ -130,10 +136,12 @@ fn an_image_that_is_partly_cached_needs_all_its_embeddings() {
 #[test]
 fn a_long_prompt_is_computed_in_chunks_beside_those_who_decode() {
     let model = EngineModel { max_batched_tokens: 1000, ..EngineModel::default() };
-    let requests = vec![live(&model, &[text(1, 100)], 100, 0), live(&model, &[text(2, 3500)], 1, 100_000_000)];
+    let requests =
+        vec![live(&model, &[text(1, 100)], 100, 0), live(&model, &[text(2, 3500)], 1, 100_000_000)];
     let notes = run(&model, requests);
     // Chunks of 999, 999, 999 and 503 tokens.
-    let chunks: f64 = [999.0, 999.0, 999.0, 503.0].iter().map(|chunk| (chunk + 1.0) / 28_000.0 + 0.002).sum();
+    let chunks: f64 =
+        [999.0, 999.0, 999.0, 503.0].iter().map(|chunk| (chunk + 1.0) / 28_000.0 + 0.002).sum();
     let alone = seconds(notes.first[1].1 - 100_000_000);
     let (pairs, rest) = (1e-9 * 3500.0 * 3500.0 / 2.0, 0.009);
     assert!((chunks + pairs..chunks + pairs + rest).contains(&alone), "{alone} after {chunks}");
@@ -144,17 +152,23 @@ fn a_long_prompt_is_computed_in_chunks_beside_those_who_decode() {
 fn who_came_last_makes_room_and_is_computed_again() {
     // 12 blocks of 16 tokens: both prompts take 4, both answers 3 more.
     let model = EngineModel { num_blocks: 12, ..EngineModel::default() };
-    let notes = run(&model, vec![live(&model, &[text(1, 64)], 49, 0), live(&model, &[text(2, 64)], 49, 0)]);
-    // At 97 tokens both want a seventh block. The second waits until the first has its other 16 tokens, and then for a prefill of
-    // 97 tokens without the six blocks that are still there.
+    let notes =
+        run(&model, vec![live(&model, &[text(1, 64)], 49, 0), live(&model, &[text(2, 64)], 49, 0)]);
+    // At 97 tokens both want a seventh block. The second waits until the first has its other 16
+    // tokens, and then for a prefill of 97 tokens without the six blocks that are still there.
     let ends: Vec<Nanos> = notes.ended.iter().map(|(end, _)| *end).collect();
-    assert!(notes.longest_gap > 17 * 8_000_000 && notes.longest_gap < 18 * 8_200_000, "{}", notes.longest_gap);
+    assert!(
+        notes.longest_gap > 17 * 8_000_000 && notes.longest_gap < 18 * 8_200_000,
+        "{}",
+        notes.longest_gap
+    );
     assert!(ends[1] > ends[0] + 15 * 8_000_000, "{ends:?}");
     assert_eq!(notes.gaps, 96);
 }
 
 prop_compose! {
-    /// A prompt's beginning, an image or none, an own text, an answer, and how long after the one before.
+    /// A prompt's beginning, an image or none, an own text, an answer, and how long after the one
+    /// before.
     fn request()(start in 0u64..4, shared in 1u32..100, picture in 0u64..6, own in 1u32..60, answer in 1u32..80, after in 0u64..60_000_000)
         -> (u64, u32, u64, u32, u32, u64) {
         (start, shared, picture, own, answer, after)
@@ -164,8 +178,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// The index, fed with nothing but the events, says of every sequence that ever was how much of it the engine has. And
-    /// the engine loses no request and is never faster than the work takes.
+    /// The index, fed with nothing but the events, says of every sequence that ever was how much of
+    /// it the engine has. And the engine loses no request and is never faster than the work takes.
     #[test]
     fn events_tell_what_the_engine_holds(
         requests in prop::collection::vec(request(), 1..60),
@@ -240,22 +254,35 @@ fn a_prompt_for_another_engine_keeps_its_blocks_and_is_let_go_of() {
     engine.wake(end, &mut notes);
     // One token that nobody sees, and no answer.
     assert_eq!((notes.first.len(), notes.ended.len(), notes.gaps), (0, 0, 0));
-    assert_eq!(notes.prefilled.iter().map(|(at, live)| (*at, live.number)).collect::<Vec<_>>(), [(end, 1)]);
+    assert_eq!(
+        notes.prefilled.iter().map(|(at, live)| (*at, live.number)).collect::<Vec<_>>(),
+        [(end, 1)]
+    );
     // The second one waits for the first one's blocks, without being asked again and again.
-    assert_eq!((engine.batch.cache().free(), engine.batch.waiting(), engine.next_wake()), (2, 1, None));
+    assert_eq!(
+        (engine.batch.cache().free(), engine.batch.waiting(), engine.next_wake()),
+        (2, 1, None)
+    );
     engine.let_go(7, end + 1);
     assert_eq!(engine.next_wake(), None);
     engine.let_go(1, end + 2);
     assert_eq!(engine.next_wake(), Some(end + 2 + end));
     engine.wake(end + 2 + end, &mut notes);
     engine.let_go(2, end + 2 + end);
-    assert_eq!((notes.prefilled.len(), engine.batch.cache().free(), engine.next_wake()), (2, 8, None));
+    assert_eq!(
+        (notes.prefilled.len(), engine.batch.cache().free(), engine.next_wake()),
+        (2, 8, None)
+    );
 }
 
 #[test]
 fn an_engine_that_is_given_a_prompt_computes_its_last_token() {
     let model = EngineModel::default();
-    let given = Live { stage: Stage::Decode, cached: 32, ..live(&model, &[image(1, 320), text(1, 1280)], 3, 0) };
+    let given = Live {
+        stage: Stage::Decode,
+        cached: 32,
+        ..live(&model, &[image(1, 320), text(1, 1280)], 3, 0)
+    };
     assert_eq!(Engine::new(model, None).lacks(&given), 100);
     let mut engine = Engine::new(model, None);
     let notes = play(&mut engine, vec![given], |_, _| {});

@@ -15,16 +15,23 @@ pub(super) struct Awaiting {
 }
 
 impl Fleet<'_> {
-    /// Gives a request's images to engines that encode them, with the tensors that they lack. All begin at once, and the request waits
-    /// until the last one is done.
+    /// Gives a request's images to engines that encode them, with the tensors that they lack. All
+    /// begin at once, and the request waits until the last one is done.
     pub(super) fn encode(&mut self, encodes: Vec<Encodes>, mut live: Live, now: Nanos) {
         let mut ready = Vec::with_capacity(encodes.len());
         for Encodes { reservation, items } in encodes {
             let worker = reservation.worker.0 as usize;
-            let image = |hash| live.sequence.items().iter().map(|item| item.image).find(|image| image.hash() == hash);
+            let image = |hash| {
+                live.sequence
+                    .items()
+                    .iter()
+                    .map(|item| item.image)
+                    .find(|image| image.hash() == hash)
+            };
             let images: Vec<_> = items.into_iter().filter_map(image).collect();
             live.encoded_elsewhere += images.len() as u64;
-            let made = images.iter().map(|image| self.make_tensor(worker, *image, now, live.counted));
+            let made =
+                images.iter().map(|image| self.make_tensor(worker, *image, now, live.counted));
             let at = made.fold(now, Nanos::max);
             ready.push((at, worker, Encoding::new(live.number, reservation, images)));
         }
@@ -44,14 +51,16 @@ impl Fleet<'_> {
         }
     }
 
-    /// An engine that encodes has ended a step: the frontend hears at once of the embeddings that are left, and gives requests for which
-    /// all is encoded to those that compute their prompts.
+    /// An engine that encodes has ended a step: the frontend hears at once of the embeddings that
+    /// are left, and gives requests for which all is encoded to those that compute their prompts.
     pub(super) fn encoded(&mut self, worker: usize, now: Nanos) {
         let Some(encoder) = self.encoders.get_mut(&worker) else { return };
         let ended = encoder.wake(now);
         self.plan_encoder(worker);
         for Encoding { number, reservation, images, encoded, .. } in ended {
-            images.iter().for_each(|image| reservation.encoded(image.hash(), self.store.bytes(*image)));
+            images
+                .iter()
+                .for_each(|image| reservation.encoded(image.hash(), self.store.bytes(*image)));
             let Some(awaiting) = self.awaiting.get_mut(&number) else { continue };
             awaiting.live.encoded += encoded;
             awaiting.engines -= 1;

@@ -5,14 +5,19 @@ use crate::engine::{Live, Stage};
 use crate::virtual_time::{Nanos, nanos};
 
 impl Fleet<'_> {
-    /// The frontend hears that an engine has computed a prompt, and gives the request to the one that answers, with the tensors that it
-    /// lacks: it may have to compute the prompt again, after a preemption.
+    /// The frontend hears that an engine has computed a prompt, and gives the request to the one
+    /// that answers, with the tensors that it lacks: it may have to compute the prompt again, after
+    /// a preemption.
     pub(super) fn hand_over(&mut self, from: usize, mut live: Live, now: Nanos) {
         if let Some(mut prefills) = live.prefills.take() {
             prefills.first_token();
         }
         live.stage = Stage::Decode;
-        let Some(worker) = live.reservation.as_ref().map(|reservation| reservation.worker.0 as usize) else { return };
+        let Some(worker) =
+            live.reservation.as_ref().map(|reservation| reservation.worker.0 as usize)
+        else {
+            return;
+        };
         let ready = self.make_tensors(worker, &live.sequence, now, live.counted);
         if ready > now {
             self.plan(ready, worker, Plan::Get(from, Box::new(live)));
@@ -21,11 +26,13 @@ impl Fleet<'_> {
         }
     }
 
-    /// The engine that answers begins to get the prompt between two of its steps. An engine gives or gets one prompt at a time.
+    /// The engine that answers begins to get the prompt between two of its steps. An engine gives
+    /// or gets one prompt at a time.
     pub(super) fn get(&mut self, from: usize, worker: usize, live: Box<Live>, now: Nanos) {
         let model = &self.scenario.engine;
         let tokens = self.engines[worker].lacks(&live) * model.block_size.get();
-        let begin = self.engines[worker].step_end(now).max(self.links[from]).max(self.links[worker]);
+        let begin =
+            self.engines[worker].step_end(now).max(self.links[from]).max(self.links[worker]);
         let sent = begin + nanos(tokens as f64 * model.kv_bytes / model.transfer_bandwidth);
         (self.links[from], self.links[worker]) = (sent, sent);
         self.plan(sent + nanos(model.transfer_latency), worker, Plan::Got(from, live));

@@ -25,7 +25,8 @@ fn scenario(workload: Workload, workers: usize, requests: u64) -> Scenario {
 
 fn requests(scenario: &Scenario) -> impl Iterator<Item = Result<Request, SimulateError>> {
     let Source::Generated(workload, size) = &scenario.source else { panic!("generated requests") };
-    let generator = crate::workload::Generator::new(*workload, size, scenario.workers.len(), scenario.seed);
+    let generator =
+        crate::workload::Generator::new(*workload, size, scenario.workers.len(), scenario.seed);
     generator.map(Ok).take(scenario.requests as usize)
 }
 
@@ -35,8 +36,14 @@ fn every_request_of_every_workload_ends_under_every_policy() {
         for policy in Policy::ALL {
             let report = scenario(workload, 3, 150).run(policy, Arrivals::Poisson(20.0)).unwrap();
             assert_eq!((report.completed, report.refused), (150, 0), "{workload}, {policy}");
-            assert!(report.balance >= 1.0 && report.balance <= 3.0 && report.work <= 1.0, "{report:?}");
-            assert!(report.ttft_ms.p50 <= report.ttft_ms.p90 && report.itl_ms.p50 >= 8.0 * 0.99, "{report:?}");
+            assert!(
+                report.balance >= 1.0 && report.balance <= 3.0 && report.work <= 1.0,
+                "{report:?}"
+            );
+            assert!(
+                report.ttft_ms.p50 <= report.ttft_ms.p90 && report.itl_ms.p50 >= 8.0 * 0.99,
+                "{report:?}"
+            );
         }
     }
 }
@@ -52,13 +59,14 @@ fn a_seed_is_a_report() {
     assert_ne!(run(&scenario), run(&Scenario { seed: 6, ..scenario.clone() }));
 }
 
-/// Why a server that does not tell its encoder cache's size is taken to have much room: see "A cache of unknown size" in
-/// `docs/routing.md`.
+/// Why a server that does not tell its encoder cache's size is taken to have much room: see "A
+/// cache of unknown size" in `docs/routing.md`.
 #[test]
 fn embeddings_that_seem_to_be_gone_cost_more_than_those_that_seem_to_be_there() {
     let engine = EngineModel { encoder_cache_tokens: 16_384, ..EngineModel::default() };
     let p90 = |believed| {
-        let frontend = FrontendModel { believed_encoder_cache_tokens: believed, ..FrontendModel::default() };
+        let frontend =
+            FrontendModel { believed_encoder_cache_tokens: believed, ..FrontendModel::default() };
         let scenario = Scenario { engine, frontend, ..scenario(Workload::SharedImageQa, 8, 6000) };
         scenario.run(Policy::KvMedia, Arrivals::Poisson(380.0)).unwrap().ttft_ms.p90
     };
@@ -81,7 +89,10 @@ fn every_router_s_view_is_the_engines() {
                 assert_eq!(worker.index.blocks, engine.distinct_blocks());
                 assert!(worker.index.blocks > 1000, "{} blocks", worker.index.blocks);
                 assert_eq!((worker.index.unkeyed_blocks, worker.index.unknown_removals), (0, 0));
-                assert_eq!((worker.requests, worker.blocks_in_use, worker.pending_tokens), (0, 0, 0));
+                assert_eq!(
+                    (worker.requests, worker.blocks_in_use, worker.pending_tokens),
+                    (0, 0, 0)
+                );
             }
         }
     }
@@ -99,7 +110,11 @@ fn what_the_router_predicts_is_what_the_engine_finds() {
         let prompt = sequence.prompt();
         let router = &fleet.frontends.routers()[0];
         let reservation = router
-            .select(&RouteRequest { keys: &keys[..prompt / 16], prompt_tokens: prompt, ..RouteRequest::default() })
+            .select(&RouteRequest {
+                keys: &keys[..prompt / 16],
+                prompt_tokens: prompt,
+                ..RouteRequest::default()
+            })
             .unwrap();
         let (worker, overlap) = (reservation.worker.0 as usize, reservation.overlap_blocks);
         let now = number * 100_000_000_000;
@@ -143,7 +158,10 @@ fn tensors_wait_for_a_free_thread() {
     let text = crate::sequence::Piece::Text { seed: 1, length: 10 };
     let made = nanos(1000.0 * 784.0 * scenario.frontend.pixel);
     // Two threads, three images.
-    assert_eq!(fleet.make_tensors(0, &Sequence::new(&[of(1), of(2), of(3)], text), 0, true), 2 * made);
+    assert_eq!(
+        fleet.make_tensors(0, &Sequence::new(&[of(1), of(2), of(3)], text), 0, true),
+        2 * made
+    );
 }
 
 #[test]
@@ -152,7 +170,8 @@ fn more_than_saturation_queues_and_less_does_not() {
     let engine = EngineModel { max_running: 256, ..EngineModel::default() };
     let scenario = Scenario { engine, ..scenario(Workload::UniqueImages, 4, 4000) };
     let saturation = scenario.saturation(Policy::RoundRobin).unwrap();
-    let run = |load: f64| scenario.run(Policy::RoundRobin, Arrivals::Poisson(load * saturation)).unwrap();
+    let run =
+        |load: f64| scenario.run(Policy::RoundRobin, Arrivals::Poisson(load * saturation)).unwrap();
     let (less, more) = (run(0.8), run(1.5));
     assert!(less.ttft_ms.p90 < 300.0, "{less:?}");
     assert!(more.ttft_ms.p90 > 10_000.0, "{more:?}");
@@ -162,7 +181,11 @@ fn more_than_saturation_queues_and_less_does_not() {
         "{} of {saturation}",
         more.requests_per_second
     );
-    assert!((less.requests_per_second / saturation - 0.8).abs() < 0.04, "{} of {saturation}", less.requests_per_second);
+    assert!(
+        (less.requests_per_second / saturation - 0.8).abs() < 0.04,
+        "{} of {saturation}",
+        less.requests_per_second
+    );
 }
 
 #[test]
@@ -172,8 +195,16 @@ fn images_that_many_ask_about_come_sooner_where_they_are_known() {
     let run = |policy| scenario.run(policy, Arrivals::Poisson(rate)).unwrap();
     let (media, robin) = (run(Policy::KvMedia), run(Policy::RoundRobin));
     assert!(media.hit_rate > robin.hit_rate + 0.2, "{} and {}", media.hit_rate, robin.hit_rate);
-    assert!(media.encoder_saved > robin.encoder_saved.map(|saved| saved + 0.3), "{media:?} and {robin:?}");
-    assert!(robin.ttft_ms.p90 > 2.0 * media.ttft_ms.p90, "{:?} and {:?}", robin.ttft_ms, media.ttft_ms);
+    assert!(
+        media.encoder_saved > robin.encoder_saved.map(|saved| saved + 0.3),
+        "{media:?} and {robin:?}"
+    );
+    assert!(
+        robin.ttft_ms.p90 > 2.0 * media.ttft_ms.p90,
+        "{:?} and {:?}",
+        robin.ttft_ms,
+        media.ttft_ms
+    );
 }
 
 #[test]
@@ -186,8 +217,18 @@ fn the_holders_of_popular_images_get_no_more_than_others() {
         scenario.run(Policy::KvMedia, Arrivals::Poisson(rate)).unwrap()
     };
     let (with, without) = (run(RouterConfig::default().weights.balance), run(0.0));
-    assert!(with.balance < 1.3 && without.balance > with.balance + 0.2, "{} and {}", with.balance, without.balance);
-    assert!(with.ttft_ms.p90 < 1.05 * without.ttft_ms.p90, "{:?} and {:?}", with.ttft_ms, without.ttft_ms);
+    assert!(
+        with.balance < 1.3 && without.balance > with.balance + 0.2,
+        "{} and {}",
+        with.balance,
+        without.balance
+    );
+    assert!(
+        with.ttft_ms.p90 < 1.05 * without.ttft_ms.p90,
+        "{:?} and {:?}",
+        with.ttft_ms,
+        without.ttft_ms
+    );
 }
 
 #[test]
@@ -223,7 +264,10 @@ fn what_makes_no_sense_is_refused() {
     assert!(refused(&good, Arrivals::Closed(0)));
     let engine = EngineModel { num_blocks: 2, ..EngineModel::default() };
     let tiny = Scenario { engine, ..good };
-    assert!(matches!(tiny.run(Policy::Kv, Arrivals::Poisson(1.0)), Err(SimulateError::NothingFits)));
+    assert!(matches!(
+        tiny.run(Policy::Kv, Arrivals::Poisson(1.0)),
+        Err(SimulateError::NothingFits)
+    ));
 }
 
 /// One line of JSON for each: policies, and numbers of frontends.

@@ -22,15 +22,20 @@ fn scenario(workload: Workload, workers: usize, requests: u64) -> Scenario {
     }
 }
 
-fn run(scenario: &Scenario, frontends: usize, announce_delay: Option<f64>, rate: f64) -> PolicyReport {
+fn run(
+    scenario: &Scenario,
+    frontends: usize,
+    announce_delay: Option<f64>,
+    rate: f64,
+) -> PolicyReport {
     let frontend = FrontendModel { frontends, announce_delay, ..scenario.frontend };
     let scenario = Scenario { frontend, ..scenario.clone() };
     let report = scenario.run(Policy::KvMedia, Arrivals::Poisson(rate)).unwrap();
     PolicyReport { wall_seconds: 0.0, ..report }
 }
 
-/// 8 workers at 70 % of what round-robin can serve: one frontend, two that know of each other's requests after `announce_delay`,
-/// and two that don't.
+/// 8 workers at 70 % of what round-robin can serve: one frontend, two that know of each other's
+/// requests after `announce_delay`, and two that don't.
 fn compared(workload: Workload, requests: u64, announce_delay: f64) -> [PolicyReport; 3] {
     let scenario = scenario(workload, 8, requests);
     let rate = 0.7 * scenario.saturation(Policy::RoundRobin).unwrap();
@@ -44,7 +49,10 @@ fn one_frontend_is_what_it_was_before_there_could_be_several() {
     let report = run(&scenario, 1, None, 40.0);
     // As the commit before this test printed them.
     assert_eq!(report.hit_rate, 0.5624539716656393);
-    assert_eq!((report.ttft_ms.mean, report.ttft_ms.p50, report.ttft_ms.p90), (49.35538204, 45.8751995, 98.0418555));
+    assert_eq!(
+        (report.ttft_ms.mean, report.ttft_ms.p50, report.ttft_ms.p90),
+        (49.35538204, 45.8751995, 98.0418555)
+    );
     assert_eq!(report.virtual_seconds, 34.163081963);
     // Nobody is there to be told anything.
     assert_eq!(report, run(&scenario, 1, Some(1e-3), 40.0));
@@ -69,18 +77,31 @@ fn two_frontends_that_know_all_at_once_are_one() {
 
 #[test]
 fn two_frontends_that_are_told_of_each_other_s_requests_serve_as_one() {
-    for workload in [Workload::SharedImageQa, Workload::MultiTurnImages, Workload::ImageAfterText, Workload::Mixed] {
+    for workload in [
+        Workload::SharedImageQa,
+        Workload::MultiTurnImages,
+        Workload::ImageAfterText,
+        Workload::Mixed,
+    ] {
         let [one, told, untold] = compared(workload, 4000, 1e-3);
-        assert!((told.hit_rate / one.hit_rate - 1.0).abs() < 0.05, "{workload}: {told:?} and {one:?}");
+        assert!(
+            (told.hit_rate / one.hit_rate - 1.0).abs() < 0.05,
+            "{workload}: {told:?} and {one:?}"
+        );
         assert!(told.ttft_ms.p90 < 1.05 * one.ttft_ms.p90, "{workload}: {told:?} and {one:?}");
-        // Where engines wait for nothing, or conversations have their places, nothing is lost without announcements.
+        // Where engines wait for nothing, or conversations have their places, nothing is lost
+        // without announcements.
         if matches!(workload, Workload::ImageAfterText | Workload::Mixed) {
-            assert!(untold.ttft_ms.p90 > 1.05 * told.ttft_ms.p90, "{workload}: {untold:?} and {told:?}");
+            assert!(
+                untold.ttft_ms.p90 > 1.05 * told.ttft_ms.p90,
+                "{workload}: {untold:?} and {told:?}"
+            );
         }
     }
 }
 
-/// The 5 % of the test above don't hold here: see "Several frontends" in `docs/routing.md`. When they do, this belongs there.
+/// The 5 % of the test above don't hold here: see "Several frontends" in `docs/routing.md`. When
+/// they do, this belongs there.
 #[test]
 fn of_requests_that_can_go_anywhere_two_frontends_give_some_to_the_same_engine_before_they_know() {
     let [one, told, untold] = compared(Workload::UniqueImages, 8000, 1e-3);
@@ -94,7 +115,10 @@ fn frontends_that_make_no_sense_are_refused() {
     let good = FrontendModel::default();
     let refused = |frontend: FrontendModel| frontend.check().is_err();
     assert!(!refused(FrontendModel { frontends: 64, announce_delay: None, ..good }));
-    assert!(refused(FrontendModel { frontends: 0, ..good }) && refused(FrontendModel { frontends: 65, ..good }));
+    assert!(
+        refused(FrontendModel { frontends: 0, ..good })
+            && refused(FrontendModel { frontends: 65, ..good })
+    );
     assert!(refused(FrontendModel { announce_delay: Some(-1e-3), ..good }));
     assert!(refused(FrontendModel { announce_delay: Some(f64::NAN), ..good }));
 }

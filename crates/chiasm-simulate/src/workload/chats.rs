@@ -15,11 +15,12 @@ const IMAGE: f64 = 0.3;
 /// No further turn once the prompt has so many tokens.
 const LONGEST: usize = 12_000;
 
-/// A fixed number of conversations, each waiting for its user. A request is the next turn of one that waited longer
-/// than half of them; one that ends gives its place to a new one.
+/// A fixed number of conversations, each waiting for its user. A request is the next turn of one
+/// that waited longer than half of them; one that ends gives its place to a new one.
 ///
-/// The order does not depend on how fast the engines answer, so that all policies see the same requests. A turn may
-/// therefore come before the answer to the one before it is complete, when a policy is slower than users think.
+/// The order does not depend on how fast the engines answer, so that all policies see the same
+/// requests. A turn may therefore come before the answer to the one before it is complete, when a
+/// policy is slower than users think.
 pub(super) struct Chats {
     chats: VecDeque<Vec<Piece>>,
 }

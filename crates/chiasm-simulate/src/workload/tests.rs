@@ -57,17 +57,20 @@ fn workloads_share_what_their_names_say() {
 #[test]
 fn images_after_text_are_the_same_few() {
     let all = requests(Workload::ImageAfterText, 7);
-    let images: HashSet<u64> = all.iter().flat_map(|sequence| sequence.items()).map(|item| item.image.id).collect();
+    let images: HashSet<u64> =
+        all.iter().flat_map(|sequence| sequence.items()).map(|item| item.image.id).collect();
     assert!(images.len() <= 128, "{} images", images.len());
     let unique = requests(Workload::UniqueImages, 7);
-    let images: HashSet<u64> = unique.iter().flat_map(|sequence| sequence.items()).map(|item| item.image.id).collect();
+    let images: HashSet<u64> =
+        unique.iter().flat_map(|sequence| sequence.items()).map(|item| item.image.id).collect();
     assert_eq!(images.len(), 2000);
 }
 
 #[test]
 fn lengths_are_as_told() {
     let all = requests(Workload::UniqueImages, 3);
-    let embeds = all.iter().map(|sequence| u64::from(sequence.items()[0].image.embeds)).sum::<u64>() / 2000;
+    let embeds =
+        all.iter().map(|sequence| u64::from(sequence.items()[0].image.embeds)).sum::<u64>() / 2000;
     assert!((1120..1190).contains(&embeds), "{embeds} embeddings on average");
     let answers = all.iter().map(Sequence::answer).sum::<usize>() / 2000;
     assert!((135..165).contains(&answers), "{answers} tokens per answer");

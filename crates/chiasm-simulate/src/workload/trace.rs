@@ -20,8 +20,8 @@ const MOST_TOKENS: u64 = 4 << 20;
 /// Latest time of a request: a year.
 const LATEST_MS: f64 = 366.0 * 86_400e3;
 
-/// One line, as the traces of "Mooncake: Trading More Storage for Less Computation" (FAST '25) have them. Other fields are
-/// skipped.
+/// One line, as the traces of "Mooncake: Trading More Storage for Less Computation" (FAST '25) have
+/// them. Other fields are skipped.
 #[derive(Debug, Deserialize)]
 struct Line {
     /// Milliseconds.
@@ -30,7 +30,8 @@ struct Line {
     input_length: u64,
     /// Tokens of the answer.
     output_length: u64,
-    /// One per 512 tokens of the prompt, the last possibly part full. Equal ids mean equal tokens and equal prefixes.
+    /// One per 512 tokens of the prompt, the last possibly part full. Equal ids mean equal tokens
+    /// and equal prefixes.
     hash_ids: Vec<u64>,
 }
 
@@ -56,7 +57,8 @@ pub(crate) struct Trace<R> {
 
 impl Trace<BufReader<File>> {
     pub(crate) fn open(path: &Path) -> Result<Self, SimulateError> {
-        let file = File::open(path).map_err(|source| SimulateError::TraceRead { path: path.to_owned(), source })?;
+        let file = File::open(path)
+            .map_err(|source| SimulateError::TraceRead { path: path.to_owned(), source })?;
         Ok(Self::new(BufReader::new(file), path))
     }
 }
@@ -87,10 +89,14 @@ impl<R: BufRead> Trace<R> {
             self.number += 1;
             let read = self.reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut self.line);
             match read {
-                Err(source) => return Err(SimulateError::TraceRead { path: self.path.clone(), source }),
+                Err(source) => {
+                    return Err(SimulateError::TraceRead { path: self.path.clone(), source });
+                }
                 Ok(0) => return Ok(None),
                 Ok(read) if read as u64 == LONGEST_LINE => {
-                    return Err(self.wrong(format!("longer than {LONGEST_LINE} bytes; give one request per line")));
+                    return Err(self.wrong(format!(
+                        "longer than {LONGEST_LINE} bytes; give one request per line"
+                    )));
                 }
                 Ok(_) if self.line.trim_ascii().is_empty() => {}
                 Ok(_) => return Ok(Some(())),
@@ -105,14 +111,16 @@ impl<R: BufRead> Trace<R> {
             ))
         })?;
         if !(1..=MOST_TOKENS).contains(&line.input_length) || line.output_length > MOST_TOKENS {
-            return Err(self.wrong(format!("input_length must be 1 to {MOST_TOKENS} and output_length at most that")));
+            return Err(self.wrong(format!(
+                "input_length must be 1 to {MOST_TOKENS} and output_length at most that"
+            )));
         }
         let blocks = line.input_length.div_ceil(BLOCK as u64);
         if line.hash_ids.len() as u64 != blocks {
             let (ids, tokens) = (line.hash_ids.len(), line.input_length);
-            return Err(
-                self.wrong(format!("{ids} hash_ids for {tokens} tokens; expected {blocks}, one per 512 tokens"))
-            );
+            return Err(self.wrong(format!(
+                "{ids} hash_ids for {tokens} tokens; expected {blocks}, one per 512 tokens"
+            )));
         }
         let start = *self.start.get_or_insert(line.timestamp);
         let at = ((line.timestamp - start) * 1e6).round();
@@ -168,10 +176,11 @@ mod tests {
 
     #[test]
     fn equal_hash_ids_are_equal_blocks() {
-        let second =
-            r#"{"timestamp": 27500.5, "input_length": 1536, "output_length": 0, "hash_ids": [46, 47, 49], "x": 1}"#;
+        let second = r#"{"timestamp": 27500.5, "input_length": 1536, "output_length": 0, "hash_ids": [46, 47, 49], "x": 1}"#;
         let requests = read(&format!("{FIRST}\n\n{second}\n"));
-        let [Ok(first), Ok(second)] = &requests[..] else { panic!("two requests: {:?}", requests.len()) };
+        let [Ok(first), Ok(second)] = &requests[..] else {
+            panic!("two requests: {:?}", requests.len())
+        };
         assert_eq!([first.at, second.at], [0, 500_500_000]);
         assert_eq!([first.sequence.prompt(), first.sequence.answer()], [1100, 52]);
         assert_eq!([second.sequence.prompt(), second.sequence.answer()], [1536, 1]);

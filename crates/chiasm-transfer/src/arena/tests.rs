@@ -66,7 +66,10 @@ fn a_slot_is_free_when_the_engine_has_returned_it_and_not_before() {
     arena.expect_return([lease.id]);
     assert!(matches!(arena.slot(1), Err(NoSlot::Full)), "in use");
     drop(view);
-    assert_eq!(arena.usage(), ArenaUsage { capacity: 128 << 10, reserved: 128 << 10, used: 0, slots: 0, leases: 0 });
+    assert_eq!(
+        arena.usage(),
+        ArenaUsage { capacity: 128 << 10, reserved: 128 << 10, used: 0, slots: 0, leases: 0 }
+    );
     assert_eq!(reader.resolve(&lease.handle).unwrap_err(), BadHandle::Ended);
     assert!(arena.slot(128 << 10).is_ok());
 }
@@ -129,7 +132,10 @@ fn a_late_return_of_an_older_lease_frees_nothing() {
     let first = lent(&arena, 4096, 1);
     drop(reader.resolve(&first.handle).unwrap());
     let second = lent(&arena, 4096, 2);
-    assert_eq!((second.handle.lease, second.handle.generation), (first.handle.lease, first.handle.generation + 1));
+    assert_eq!(
+        (second.handle.lease, second.handle.generation),
+        (first.handle.lease, first.handle.generation + 1)
+    );
     // As an engine would do that has forgotten that it returned it.
     let entry = arena.shared.header.lease_at(first.handle.lease).unwrap();
     let returned = arena.shared.mapping.u32_at(entry + layout::lease::RETURNED);
@@ -151,7 +157,8 @@ fn handles_that_do_not_fit_are_refused() {
     assert_eq!(arena.usage().leases, 1, "handles of no lease return none");
     for (offset, length) in [(64, 0), (0, 1), (u64::MAX - (1 << 40), 0)] {
         let handle = lent(&arena, 5000, 1).handle;
-        let wrong = Handle { offset: handle.offset + offset, length: handle.length + length, ..handle };
+        let wrong =
+            Handle { offset: handle.offset + offset, length: handle.length + length, ..handle };
         assert_eq!(refused(wrong), BadHandle::Range);
         assert_eq!(refused(handle), BadHandle::Used, "no view will ever return it");
     }
@@ -165,7 +172,9 @@ fn too_much_is_told_from_full() {
     assert!(matches!(arena.slot((1 << 20) + 1), Err(NoSlot::TooLarge { capacity: 1_048_576, .. })));
     let _first = arena.slot(600 << 10).unwrap();
     assert!(matches!(arena.slot(600 << 10), Err(NoSlot::Full)));
-    assert!(matches!(Arena::create(u64::MAX), Err(error) if error.kind() == io::ErrorKind::InvalidInput));
+    assert!(
+        matches!(Arena::create(u64::MAX), Err(error) if error.kind() == io::ErrorKind::InvalidInput)
+    );
 }
 
 #[test]
@@ -226,8 +235,9 @@ fn a_full_file_system_is_told() {
     assert_eq!(arena.usage().slots, 0);
 }
 
-/// A frontend with several writing threads and an engine that keeps views for a while and checks every byte of them when
-/// they come and when they go: a slot that was given out again too early would show.
+/// A frontend with several writing threads and an engine that keeps views for a while and checks
+/// every byte of them when they come and when they go: a slot that was given out again too early
+/// would show.
 #[test]
 fn no_slot_is_given_out_again_while_it_is_read() {
     const WRITERS: u64 = 3;

@@ -8,7 +8,8 @@ use super::*;
 
 #[tokio::test]
 async fn others_have_their_turn_behind_so_many_bytes() {
-    let mut stream = InTurns { stream: tokio::io::repeat(b'0'), read: 0, reading: Reading::default() };
+    let mut stream =
+        InTurns { stream: tokio::io::repeat(b'0'), read: 0, reading: Reading::default() };
     let mut piece = vec![0; READ_IN_TURN / 2];
     for _ in 0..3 {
         for _ in 0..2 {
@@ -76,7 +77,11 @@ impl Scripted {
 
 fn plain_client() -> Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    client(ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth())
+    client(
+        ClientConfig::builder()
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth(),
+    )
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! What one event of an answer says, and what it adds to a continuation (`tokenizer_manager.py` of SGLang 0.5.23).
+//! What one event of an answer says, and what it adds to a continuation (`tokenizer_manager.py` of
+//! SGLang 0.5.23).
 
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use chiasm_types::TokenId;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// One event: all of the answer so far, or what is new of it if the server was started with `--incremental-streaming-output`.
+/// One event: all of the answer so far, or what is new of it if the server was started with
+/// `--incremental-streaming-output`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Event {
     #[serde(default)]
@@ -84,9 +86,12 @@ impl Event {
         if let Some(EventError { message, code }) = &self.error {
             return Err(Stopped::Refused(code.unwrap_or(500), message.clone()));
         }
-        let meta = self.meta_info.as_ref().ok_or(Stopped::Nonsense("an event that says nothing"))?;
+        let meta =
+            self.meta_info.as_ref().ok_or(Stopped::Nonsense("an event that says nothing"))?;
         let ended = meta.finish_reason.as_ref();
-        if let Some(FinishReason { message, status_code, .. }) = ended.filter(|reason| reason.r#type == "abort") {
+        if let Some(FinishReason { message, status_code, .. }) =
+            ended.filter(|reason| reason.r#type == "abort")
+        {
             let refused = |status| Stopped::Refused(status, message.clone().unwrap_or_default());
             return Err(status_code.map_or(Stopped::Aborted, refused));
         }
@@ -98,7 +103,8 @@ impl Event {
         if ![all, new].contains(&self.output_ids.len()) {
             return Err(Stopped::Nonsense("another number of tokens than it counts"));
         }
-        let tokens: Vec<TokenId> = last(&self.output_ids, new).iter().copied().map(TokenId).collect();
+        let tokens: Vec<TokenId> =
+            last(&self.output_ids, new).iter().copied().map(TokenId).collect();
         let logprobs = match sampling.logprobs {
             Some(top) => {
                 let told = meta.logprobs(new, top as usize);
@@ -121,7 +127,8 @@ impl Event {
 }
 
 impl News {
-    /// A server that goes on after the end-of-sequence token goes on after stop tokens too, so what is behind one is left out here.
+    /// A server that goes on after the end-of-sequence token goes on after stop tokens too, so what
+    /// is behind one is left out here.
     fn end_at_stop_token(&mut self, told: usize, sampling: &Sampling) {
         if !sampling.ignore_eos || sampling.stop_token_ids.is_empty() {
             return;
@@ -167,7 +174,11 @@ impl MetaInfo {
     /// How the prompt was computed. The times are those of servers with `--enable-metrics`.
     pub(super) fn prefill(&self) -> Option<Prefill> {
         let queued = self.queue_time.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        self.cached_tokens.map(|cached_tokens| Prefill { cached_tokens, created_tokens: None, queued })
+        self.cached_tokens.map(|cached_tokens| Prefill {
+            cached_tokens,
+            created_tokens: None,
+            queued,
+        })
     }
 
     /// The log probabilities of the last `new` tokens, with the likeliest `top` candidates.
@@ -181,7 +192,14 @@ impl MetaInfo {
         let one = |(token, tops): (&Logprob, Option<&Option<Vec<Logprob>>>)| TokenLogprob {
             token: TokenId(token.1),
             logprob: value(token.0),
-            top: tops.iter().copied().flatten().flatten().take(top).map(|top| (TokenId(top.1), value(top.0))).collect(),
+            top: tops
+                .iter()
+                .copied()
+                .flatten()
+                .flatten()
+                .take(top)
+                .map(|top| (TokenId(top.1), value(top.0)))
+                .collect(),
         };
         Some(last(tokens, new).iter().zip(tops).map(one).collect())
     }

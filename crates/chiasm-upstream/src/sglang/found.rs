@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality, MediaForm,
-    PlaceholderForm, PlanClass, Supports, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, LargestItem, Locality,
+    MediaForm, PlaceholderForm, PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
@@ -25,9 +25,11 @@ const MODEL_INFO: &str = "model_info";
 
 /// The key schemes of the SGLang versions that the tests were run with. Other versions may hash
 /// images otherwise.
-const KNOWN: [(&str, KeyScheme); 2] = [("0.5.23", KeyScheme::Sglang), ("0.5.22", KeyScheme::SglangNarrow)];
+const KNOWN: [(&str, KeyScheme); 2] =
+    [("0.5.23", KeyScheme::Sglang), ("0.5.22", KeyScheme::SglangNarrow)];
 
-/// Models of which SGLang, up to 0.5.23, takes images beside text alone: beside tokens it refuses them, or fails.
+/// Models of which SGLang, up to 0.5.23, takes images beside text alone: beside tokens it refuses
+/// them, or fails.
 const IMAGES_WITH_TEXT: [&str; 3] = ["internvl", "internvl_chat", "llava_next"];
 
 /// Tokens of a block that is known by what was sent, where the server has blocks of single tokens.
@@ -47,7 +49,8 @@ pub(crate) struct Found {
 /// The form in which this server takes requests.
 #[derive(Debug)]
 pub(crate) struct Manner {
-    /// Why it is given no images. A server of a model without images ignores those that it is given, silently.
+    /// Why it is given no images. A server of a model without images ignores those that it is
+    /// given, silently.
     pub(super) without_images: Option<String>,
     /// `None` if it has no priorities, otherwise whether the lower ones are handled earlier.
     pub(super) lower_is_earlier: Option<bool>,
@@ -67,7 +70,8 @@ impl Manner {
     }
 }
 
-/// Some of its settings, as far as they matter here. There are keys among the others, which nobody gets to see.
+/// Some of its settings, as far as they matter here. There are keys among the others, which nobody
+/// gets to see.
 #[derive(Debug, Default, Deserialize)]
 struct ServerInfo {
     version: String,
@@ -127,10 +131,13 @@ impl ModelInfo {
     fn without_images(&self) -> Option<String> {
         let Self { model_type, .. } = self;
         if self.has_image_understanding == Some(false) {
-            return Some("takes no images: its model has none, or --enable-multimodal is missing".to_owned());
+            return Some(
+                "takes no images: its model has none, or --enable-multimodal is missing".to_owned(),
+            );
         }
         let takes_none = IMAGES_WITH_TEXT.contains(&model_type.as_str());
-        takes_none.then(|| format!("takes no images of models like this ({model_type}) beside tokens"))
+        takes_none
+            .then(|| format!("takes no images of models like this ({model_type}) beside tokens"))
     }
 }
 
@@ -139,9 +146,14 @@ impl Found {
     ///
     /// # Errors
     /// It can't be used.
-    pub(crate) async fn ask(server: &Server, names: &Names, locality: &Locality) -> Result<Self, Unusable> {
+    pub(crate) async fn ask(
+        server: &Server,
+        names: &Names,
+        locality: &Locality,
+    ) -> Result<Self, Unusable> {
         let info: ServerInfo = read(&server.get(SERVER_INFO).await.map_err(refusal)?, SERVER_INFO)?;
-        let model_info: ModelInfo = read(&server.get(MODEL_INFO).await.map_err(refusal)?, MODEL_INFO)?;
+        let model_info: ModelInfo =
+            read(&server.get(MODEL_INFO).await.map_err(refusal)?, MODEL_INFO)?;
         if model_info.is_generation == Some(false) {
             return Err(Unusable::GeneratesNothing);
         }
@@ -161,20 +173,30 @@ impl Found {
             _ => BlockSize::new(info.page_size),
         };
         let block_size = block_size.ok_or(Unusable::NoPageSize)?;
-        Ok(Self { model, info, max_model_len, block_size, without_images: model_info.without_images(), kv })
+        Ok(Self {
+            model,
+            info,
+            max_model_len,
+            block_size,
+            without_images: model_info.without_images(),
+            kv,
+        })
     }
 
     /// Returns the form in which the server takes requests.
     pub(crate) fn manner(&self) -> Manner {
-        let ServerInfo { enable_priority_scheduling, schedule_low_priority_values_first, .. } = self.info;
+        let ServerInfo { enable_priority_scheduling, schedule_low_priority_values_first, .. } =
+            self.info;
         Manner {
             without_images: self.without_images.clone(),
-            lower_is_earlier: enable_priority_scheduling.then_some(schedule_low_priority_values_first),
+            lower_is_earlier: enable_priority_scheduling
+                .then_some(schedule_low_priority_values_first),
             prompts: AtomicU64::new(0),
         }
     }
 
-    /// The capabilities of a worker that is this server. `processor` is that of the model that is served here.
+    /// The capabilities of a worker that is this server. `processor` is that of the model that is
+    /// served here.
     pub(crate) fn capabilities(
         self,
         processor: Arc<[u8]>,
@@ -183,7 +205,10 @@ impl Found {
     ) -> Capabilities {
         let Self { info, max_model_len, block_size, without_images, kv, .. } = self;
         let is_known = !matches!(kv, KvSource::Unknown { .. });
-        let running = info.internal_states.iter().filter_map(|state| state.effective_max_running_requests_per_dp);
+        let running = info
+            .internal_states
+            .iter()
+            .filter_map(|state| state.effective_max_running_requests_per_dp);
         Capabilities {
             engine: format!("SGLang {}, token mode", info.version),
             class: PlanClass {
@@ -201,7 +226,8 @@ impl Found {
             max_batched_tokens: max_model_len,
             max_running: running.sum(),
             total_blocks: info.max_total_num_tokens / block_size.get() as u64,
-            // It has room for so many bytes, which are of another number of embeddings with each model: taken to be as many as vLLM's.
+            // It has room for so many bytes, which are of another number of embeddings with each
+            // model: taken to be as many as vLLM's.
             encoder_cache_tokens: encoder_cache(largest_item, max_model_len),
             receiver_cache_bytes: 0,
             max_loras: 0,
@@ -219,7 +245,9 @@ impl Found {
 
 fn refusal(error: AskError) -> Unusable {
     match error {
-        AskError::Refused { status, .. } if matches!(status.as_u16(), 401 | 403) => Unusable::WantsKey,
+        AskError::Refused { status, .. } if matches!(status.as_u16(), 401 | 403) => {
+            Unusable::WantsKey
+        }
         error => error.into(),
     }
 }
@@ -227,7 +255,8 @@ fn refusal(error: AskError) -> Unusable {
 /// Checks that a server generates: then it refuses an empty request, and does not answer that the
 /// path is unknown.
 async fn can_generate(server: &Server) -> Result<(), Unusable> {
-    let answer = server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
+    let answer =
+        server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
     match answer?.status().as_u16() {
         400 | 422 => Ok(()),
         401 | 403 => Err(Unusable::WantsKey),
@@ -246,8 +275,16 @@ fn kv_source(info: &ServerInfo, locality: &Locality) -> KvSource {
     }
     let at = |port: u16| format!("tcp://{}:{port}", events.endpoint_host);
     let replay = events.replay_endpoint_port_base.map(at);
-    let stream = KvEventStream::at(&at(events.endpoint_port_base), replay.as_deref(), &events.topic, locality);
-    stream.map_or_else(|| unknown("where its KV events are published can't be reached from here"), KvSource::Events)
+    let stream = KvEventStream::at(
+        &at(events.endpoint_port_base),
+        replay.as_deref(),
+        &events.topic,
+        locality,
+    );
+    stream.map_or_else(
+        || unknown("where its KV events are published can't be reached from here"),
+        KvSource::Events,
+    )
 }
 
 /// Returns how this version hashes blocks, if that is known.
@@ -258,14 +295,19 @@ fn hashing(version: &str) -> Option<KeyScheme> {
 /// Why its events would be misunderstood.
 fn unusable(info: &ServerInfo, events: &KvEvents) -> Option<String> {
     let config = info.kv_events_config.as_deref().map(serde_json::from_str::<KvEventsConfig>);
-    let has_format = config.is_some_and(|config| config.is_ok_and(|config| config.format.is_some()));
+    let has_format =
+        config.is_some_and(|config| config.is_ok_and(|config| config.format.is_some()));
     Some(match info {
         ServerInfo { version, .. } if hashing(version).is_none() => {
             let known = KNOWN.map(|(version, _)| version).join(", ");
             format!("how SGLang {version} hashes blocks is not known, only how {known} do")
         }
-        _ if events.dp_size != 1 => "it has several engines (--dp-size) and chooses among them by itself".to_owned(),
-        ServerInfo { page_size: 0 | 1, .. } => "its blocks are single tokens (--page-size)".to_owned(),
+        _ if events.dp_size != 1 => {
+            "it has several engines (--dp-size) and chooses among them by itself".to_owned()
+        }
+        ServerInfo { page_size: 0 | 1, .. } => {
+            "its blocks are single tokens (--page-size)".to_owned()
+        }
         ServerInfo { page_size, .. } if *page_size != events.block_size => {
             "its events are of other blocks than its cache".to_owned()
         }
@@ -275,8 +317,12 @@ fn unusable(info: &ServerInfo, events: &KvEvents) -> Option<String> {
         ServerInfo { speculative_algorithm: Some(name), .. } => {
             format!("with a drafter ({name}) it hashes blocks in another way")
         }
-        ServerInfo { uses_mamba_radix_cache: true, .. } => "its model keeps states beside its blocks".to_owned(),
-        _ if has_format => "its events are of another format (format of --kv-events-config)".to_owned(),
+        ServerInfo { uses_mamba_radix_cache: true, .. } => {
+            "its model keeps states beside its blocks".to_owned()
+        }
+        _ if has_format => {
+            "its events are of another format (format of --kv-events-config)".to_owned()
+        }
         _ => return None,
     })
 }

@@ -1,5 +1,5 @@
-//! SGLang's own server, driven by `/generate`: it is given the prompt's tokens with one marker for each image, the images as the client
-//! sent them under our identities, and answers with tokens.
+//! SGLang's own server, driven by `/generate`: it is given the prompt's tokens with one marker for
+//! each image, the images as the client sent them under our identities, and answers with tokens.
 //!
 //! | module | is |
 //! |---|---|

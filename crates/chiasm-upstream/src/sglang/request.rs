@@ -1,8 +1,10 @@
-//! A job as the bodies of requests to `/generate` of SGLang 0.5.23 (`GenerateReqInput` in `managers/io_struct.py`, `SamplingParams` in
-//! `sampling/sampling_params.py`), one for each continuation.
+//! A job as the bodies of requests to `/generate` of SGLang 0.5.23 (`GenerateReqInput` in
+//! `managers/io_struct.py`, `SamplingParams` in `sampling/sampling_params.py`), one for each
+//! continuation.
 //!
-//! Each continuation is a request of its own, as it has to have a seed of its own, can be stopped alone, and as a server that is asked for
-//! several computes the prompt in a request of its own first: what it then tells to be cached is no news of what was.
+//! Each continuation is a request of its own, as it has to have a seed of its own, can be stopped
+//! alone, and as a server that is asked for several computes the prompt in a request of its own
+//! first: what it then tells to be cached is no news of what was.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +75,8 @@ enum Grammar<'a> {
 pub(super) struct Asking {
     /// As in [`Manner`].
     pub(super) lower_is_earlier: Option<bool>,
-    /// What names the job among all that the server is asked: an id that a client has given may be that of another request too.
+    /// What names the job among all that the server is asked: an id that a client has given may be
+    /// that of another request too.
     pub(super) mark: u32,
     /// Whether to ask what the prompt has become.
     pub(super) tells_prompt: bool,
@@ -114,15 +117,16 @@ pub(super) fn of(job: &Job, asking: Asking, choice: usize) -> Result<Vec<u8>, Jo
         top_logprobs_num: sampling.logprobs.unwrap_or(0),
         return_prompt_token_ids: tells_prompt,
         cache_salt: cache_salt.as_deref(),
-        priority: lower_is_earlier
-            .map(|lower_is_earlier| if lower_is_earlier { *priority } else { priority.saturating_neg() }),
+        priority: lower_is_earlier.map(|lower_is_earlier| {
+            if lower_is_earlier { *priority } else { priority.saturating_neg() }
+        }),
     };
     // Strings and numbers of ours: nothing in it can fail.
     serde_json::to_vec(&body).map_err(|error| refused("body", &error.to_string()))
 }
 
-/// The prompt, with one marker for each image. With more of them, as in one that is expanded already, a server may wait for ever: it looks
-/// for more images than there are.
+/// The prompt, with one marker for each image. With more of them, as in one that is expanded
+/// already, a server may wait for ever: it looks for more images than there are.
 fn tokens(job: &Job) -> Result<&[TokenId], JobError> {
     let (tokens, expanded) = match &job.input {
         Input::Marked { tokens, expanded } => (tokens, expanded),
@@ -145,12 +149,16 @@ fn tokens(job: &Job) -> Result<&[TokenId], JobError> {
     let is_marker = |token: &&TokenId| markers.first() == Some(token);
     let is_marked = match tokens.len() + before == expanded.len() {
         true => tokens.iter().filter(is_marker).count() == job.media.len(),
-        // Where a marker becomes more than the tokens of its image, what it is is not seen from here.
+        // Where a marker becomes more than the tokens of its image, what it is is not seen from
+        // here.
         false => tokens.len() < expanded.len(),
     };
     match is_marked {
         true => Ok(tokens),
-        false => Err(refused("messages", "have another number of the model's image tokens than of images")),
+        false => Err(refused(
+            "messages",
+            "have another number of the model's image tokens than of images",
+        )),
     }
 }
 
@@ -174,7 +182,10 @@ pub(super) const SUPPORTS: Supports = Supports {
 /// [`JobError::Refused`] names it.
 pub(super) fn check(job: &Job, manner: &Manner) -> Result<(), JobError> {
     if job.adapter.is_some() {
-        return Err(refused("model", "is an adapter, and none are used at servers that somebody else has started"));
+        return Err(refused(
+            "model",
+            "is an adapter, and none are used at servers that somebody else has started",
+        ));
     }
     if let Some(why) = manner.without_images.as_ref().filter(|_| !job.media.is_empty()) {
         return Err(refused("messages", &format!("have an image, and SGLang {why}")));

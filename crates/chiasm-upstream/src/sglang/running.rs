@@ -53,7 +53,11 @@ struct Answer {
 ///
 /// # Errors
 /// The errors of [`Backend::start`](chiasm_backend::Backend::start).
-pub(crate) async fn begin(shared: &Arc<Shared>, manner: &Manner, job: Arc<Job>) -> Result<RunningSglangJob, JobError> {
+pub(crate) async fn begin(
+    shared: &Arc<Shared>,
+    manner: &Manner,
+    job: Arc<Job>,
+) -> Result<RunningSglangJob, JobError> {
     request::check(&job, manner)?;
     let asking = Asking {
         lower_is_earlier: manner.lower_is_earlier,
@@ -74,7 +78,8 @@ pub(crate) async fn begin(shared: &Arc<Shared>, manner: &Manner, job: Arc<Job>) 
                 // The server has begun with the first request of the job, so none of these errors
                 // means that it did not begin.
                 JobError::NotTaken(death) => JobError::Dead(death),
-                JobError::KeyRefused { status, message } | JobError::Overloaded { status, message, .. } => {
+                JobError::KeyRefused { status, message }
+                | JobError::Overloaded { status, message, .. } => {
                     JobError::ServerFailed { status, message }
                 }
                 error => error,
@@ -97,7 +102,12 @@ pub(crate) async fn begin(shared: &Arc<Shared>, manner: &Manner, job: Arc<Job>) 
     Ok(RunningSglangJob { shared, job, answers, is_computed, turn: 0, delivered, ended })
 }
 
-async fn ask(shared: Arc<Shared>, job: Arc<Job>, asking: Asking, choice: usize) -> Result<Response, JobError> {
+async fn ask(
+    shared: Arc<Shared>,
+    job: Arc<Job>,
+    asking: Asking,
+    choice: usize,
+) -> Result<Response, JobError> {
     let body = request::of(&job, asking, choice)?;
     shared.ask(GENERATE, body, headers(&job.id, job.trace.as_ref()), &job).await
 }
@@ -123,7 +133,8 @@ impl RunningSglangJob {
                 answer.body = None;
                 return if answer.has_ended { Ok(()) } else { Err(JobError::Unfinished) };
             }
-            let event: Event = serde_json::from_slice(&data).map_err(|error| self.nonsense(&error.to_string()))?;
+            let event: Event =
+                serde_json::from_slice(&data).map_err(|error| self.nonsense(&error.to_string()))?;
             self.take_event(choice, &event)?;
             if self.answers[choice].body.is_none() {
                 // The continuation was cut off here: later tokens are not wanted.
@@ -139,11 +150,14 @@ impl RunningSglangJob {
             return Err(self.nonsense("more behind the end"));
         }
         let told = answer.tokens;
-        let News { tokens, logprobs, finish } = event.news(told, &self.job.sampling).map_err(|why| match why {
-            Stopped::Refused(status, message) => self.shared.refusal(status, &message, &self.job),
-            Stopped::Aborted => JobError::Unfinished,
-            Stopped::Nonsense(what) => self.nonsense(what),
-        })?;
+        let News { tokens, logprobs, finish } =
+            event.news(told, &self.job.sampling).map_err(|why| match why {
+                Stopped::Refused(status, message) => {
+                    self.shared.refusal(status, &message, &self.job)
+                }
+                Stopped::Aborted => JobError::Unfinished,
+                Stopped::Nonsense(what) => self.nonsense(what),
+            })?;
         if told == 0 && choice == 0 {
             self.compare(event);
         }
@@ -172,14 +186,20 @@ impl RunningSglangJob {
         let why = match &event.prompt_token_ids {
             Some(prompt) if count == prompt.len() => {
                 let differs = |(ours, theirs): (&chiasm_types::TokenId, &u32)| ours.0 != *theirs;
-                expected.iter().zip(prompt).position(differs).map(|place| format!(", others from token {place} on"))
+                expected
+                    .iter()
+                    .zip(prompt)
+                    .position(differs)
+                    .map(|place| format!(", others from token {place} on"))
             }
             _ => None,
         };
         if why.is_some() || count != expected.len() {
             let all = expected.len();
             let why = why.unwrap_or_default();
-            self.shared.distrust(format!("it makes {count} tokens of a prompt that was expected to have {all}{why}"));
+            self.shared.distrust(format!(
+                "it makes {count} tokens of a prompt that was expected to have {all}{why}"
+            ));
         }
     }
 
@@ -199,10 +219,14 @@ impl RunningSglangJob {
                 Poll::Pending => continue,
                 Poll::Ready(Some(Ok(bytes))) => self.take(choice, &bytes)?,
                 // All of the continuation has come; the server's last word is not needed.
-                Poll::Ready(_) if self.answers[choice].has_ended => self.answers[choice].body = None,
+                Poll::Ready(_) if self.answers[choice].has_ended => {
+                    self.answers[choice].body = None
+                }
                 Poll::Ready(Some(Err(error))) => return Err(error),
                 Poll::Ready(None) => {
-                    return Err(JobError::Dead(Death::new("the server ended its answer too early")));
+                    return Err(JobError::Dead(Death::new(
+                        "the server ended its answer too early",
+                    )));
                 }
             }
             has_come = true;

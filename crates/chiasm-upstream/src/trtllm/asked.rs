@@ -1,4 +1,5 @@
-//! The prompts with images that a server was given lately, which the blocks that it tells of are held against.
+//! The prompts with images that a server was given lately, which the blocks that it tells of are
+//! held against.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -12,8 +13,8 @@ use futures_util::stream::StreamExt;
 
 use super::block::{ItemKey, StoredBlock};
 
-/// Prompts that are kept, and tokens of all of them. Where more are in flight the oldest are forgotten: what is told of their images waits
-/// until these are asked about again.
+/// Prompts that are kept, and tokens of all of them. Where more are in flight the oldest are
+/// forgotten: what is told of their images waits until these are asked about again.
 const MOST_PROMPTS: usize = 512;
 const MOST_TOKENS: usize = 4 << 20;
 /// How long after the end of an answer blocks of its prompt may still be told of.
@@ -29,7 +30,8 @@ pub(crate) struct Asked {
 /// A prompt that is being answered, until this is dropped.
 pub(crate) struct InFlight(Arc<Prompt>);
 
-/// The blocks of a prompt as far as one of them, in a form that only compares with those of the same [`Asked`].
+/// The blocks of a prompt as far as one of them, in a form that only compares with those of the
+/// same [`Asked`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) blocks: usize,
@@ -41,7 +43,8 @@ impl Chain {
     pub(super) const START: Self = Self { blocks: 0, digest: 0 };
 }
 
-/// Where an item is in relation to a block: the item's first token minus the block's, as in vLLM's events.
+/// Where an item is in relation to a block: the item's first token minus the block's, as in vLLM's
+/// events.
 pub(super) type Mark = (MmHash, i64);
 
 /// A prompt as the server is expected to write it.
@@ -77,7 +80,8 @@ impl Asked {
     pub(crate) fn begin(&self, prompt: ForeseenPrompt) -> InFlight {
         let ForeseenPrompt { tokens, items } = prompt;
         let items = items.into_iter().map(|(hash, place)| Item { hash, place }).collect();
-        let prompt = Arc::new(Prompt { tokens, items, chains: OnceLock::new(), ended: OnceLock::new() });
+        let prompt =
+            Arc::new(Prompt { tokens, items, chains: OnceLock::new(), ended: OnceLock::new() });
         let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
         prompts.push_back(prompt.clone());
         let mut tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
@@ -107,7 +111,10 @@ impl Asked {
 
     /// The chain that goes on with a block.
     pub(super) fn after(&self, chain: Chain, tokens: &[TokenId], marks: &[Mark]) -> Chain {
-        Chain { blocks: chain.blocks + 1, digest: self.state.hash_one((chain.digest, tokens, marks)) }
+        Chain {
+            blocks: chain.blocks + 1,
+            digest: self.state.hash_one((chain.digest, tokens, marks)),
+        }
     }
 }
 
@@ -148,9 +155,14 @@ impl Prompt {
         !self.items_in(block * size.get(), (block + 1) * size.get()).is_empty()
     }
 
-    /// What a block is as the one of this number; `None` if it is another one. Tokens of text are to be equal, those in the place of an item
-    /// say nothing: they differ by models and versions.
-    pub(super) fn read(&self, number: usize, block: &StoredBlock, size: BlockSize) -> Option<Reading> {
+    /// What a block is as the one of this number; `None` if it is another one. Tokens of text are
+    /// to be equal, those in the place of an item say nothing: they differ by models and versions.
+    pub(super) fn read(
+        &self,
+        number: usize,
+        block: &StoredBlock,
+        size: BlockSize,
+    ) -> Option<Reading> {
         let begin = number * size.get();
         let end = begin + block.tokens.len();
         let items = self.items_in(begin, end);
@@ -166,7 +178,8 @@ impl Prompt {
     }
 
     fn items_in(&self, begin: usize, end: usize) -> Vec<&Item> {
-        let touches = |item: &&Item| item.place.offset < end && item.place.offset + item.place.length > begin;
+        let touches =
+            |item: &&Item| item.place.offset < end && item.place.offset + item.place.length > begin;
         self.items.iter().filter(touches).collect()
     }
 }
@@ -175,10 +188,19 @@ fn marks(items: &[&Item], begin: usize) -> Vec<Mark> {
     items.iter().map(|item| (item.hash, item.place.offset as i64 - begin as i64)).collect()
 }
 
-/// The names of the items in a block. A server counts either all of a placeholder's tokens among an item's, or those alone that embed.
-fn names(items: &[&Item], told: &[&ItemKey], begin: usize, end: usize) -> Option<Vec<(String, MmHash)>> {
-    let embedded: Vec<&Item> =
-        items.iter().copied().filter(|item| item.embeds_before(end) > item.embeds_before(begin)).collect();
+/// The names of the items in a block. A server counts either all of a placeholder's tokens among an
+/// item's, or those alone that embed.
+fn names(
+    items: &[&Item],
+    told: &[&ItemKey],
+    begin: usize,
+    end: usize,
+) -> Option<Vec<(String, MmHash)>> {
+    let embedded: Vec<&Item> = items
+        .iter()
+        .copied()
+        .filter(|item| item.embeds_before(end) > item.embeds_before(begin))
+        .collect();
     let named = [items, &embedded].into_iter().find(|items| items.len() == told.len())?;
     let name = |(item, key): (&&Item, &&ItemKey)| {
         item.may_be_told_at(begin, key.offset).then(|| (key.name.clone(), item.hash))
@@ -200,12 +222,20 @@ impl Item {
         }
     }
 
-    /// Whether so many of its tokens may be said to be in front of a block that begins here. They count from the start of the placeholder or
-    /// from the first one that embeds on, with or without those that do not.
+    /// Whether so many of its tokens may be said to be in front of a block that begins here. They
+    /// count from the start of the placeholder or from the first one that embeds on, with or
+    /// without those that do not.
     fn may_be_told_at(&self, begin: usize, offset: u64) -> bool {
         let before = begin.saturating_sub(self.place.offset);
-        let leading = self.place.is_embed.as_ref().and_then(|mask| mask.iter().position(|embeds| *embeds)).unwrap_or(0);
-        [before, before.saturating_sub(leading), self.embeds_before(begin)].iter().any(|count| *count as u64 == offset)
+        let leading = self
+            .place
+            .is_embed
+            .as_ref()
+            .and_then(|mask| mask.iter().position(|embeds| *embeds))
+            .unwrap_or(0);
+        [before, before.saturating_sub(leading), self.embeds_before(begin)]
+            .iter()
+            .any(|count| *count as u64 == offset)
     }
 }
 

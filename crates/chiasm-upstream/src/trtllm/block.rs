@@ -3,10 +3,12 @@
 use chiasm_kv::event::ExternalHash;
 use chiasm_types::TokenId;
 
-/// Most bytes of a server's name of an item. It is 64 hex digits, or what a client of the server's own library has chosen.
+/// Most bytes of a server's name of an item. It is 64 hex digits, or what a client of the server's
+/// own library has chosen.
 pub(super) const LONGEST_NAME: usize = 128;
 
-/// vLLM's names of the tiers: a level of the cache is the GPU's memory, or what it was offloaded to.
+/// vLLM's names of the tiers: a level of the cache is the GPU's memory, or what it was offloaded
+/// to.
 const TIERS: [&str; 2] = ["GPU", "CPU"];
 
 /// A block that came to hold tokens, or the part of one that has some.
@@ -36,9 +38,11 @@ impl StoredBlock {
         self.keys.is_empty().then(|| self.tokens.iter().copied().collect()).flatten()
     }
 
-    /// The first run of each item in it: an item whose tokens are apart, as rows are with some models, has several.
+    /// The first run of each item in it: an item whose tokens are apart, as rows are with some
+    /// models, has several.
     pub(super) fn items(&self) -> Vec<&ItemKey> {
-        let runs = self.keys.chunk_by(|last, next| last.name == next.name && last.offset < next.offset);
+        let runs =
+            self.keys.chunk_by(|last, next| last.name == next.name && last.offset < next.offset);
         runs.map(|runs| &runs[0]).collect()
     }
 }

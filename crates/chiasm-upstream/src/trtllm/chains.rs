@@ -1,9 +1,11 @@
 //! Which blocks a server holds, by our own identities of the images in them.
 //!
-//! A server has its own names of images, hashes of their pixels by a recipe that differs by versions. They are learned: a chain of blocks
-//! that equals a prompt that the server was given lately, in all tokens of text and in the places of its images, has the images of that
-//! prompt. Where it equals several prompts with different images, its blocks wait until more is known: until a later block shows whose
-//! they are, or a name is learned that all but one of the prompts contradict.
+//! A server has its own names of images, hashes of their pixels by a recipe that differs by
+//! versions. They are learned: a chain of blocks that equals a prompt that the server was given
+//! lately, in all tokens of text and in the places of its images, has the images of that prompt.
+//! Where it equals several prompts with different images, its blocks wait until more is known:
+//! until a later block shows whose they are, or a name is learned that all but one of the prompts
+//! contradict.
 //!
 //! What is learned wrongly makes a prediction wrong, and no more: no server is told a name.
 
@@ -19,13 +21,14 @@ use super::asked::{Asked, Chain, Mark, Prompt, Reading};
 use super::block::{StoredBlock, medium};
 use super::names::Names;
 
-/// Blocks whose chain is known: more than the KV cache of a server has, which tells when it lets go of one. Of what comes beyond only text is
-/// known, and none of its chain.
+/// Blocks whose chain is known: more than the KV cache of a server has, which tells when it lets go
+/// of one. Of what comes beyond only text is known, and none of its chain.
 const MOST_KNOWN: usize = 1 << 18;
 /// Blocks that wait at most, and for how long. Those of an image of 1,000 tokens are 32.
 const MOST_WAITING: usize = 2048;
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
-/// How often blocks are held against prompts for the events of one answer. What waits beyond that does so until something else is told.
+/// How often blocks are held against prompts for the events of one answer. What waits beyond that
+/// does so until something else is told.
 const MOST_READINGS: usize = 1 << 16;
 /// What is learned of some blocks may tell of others.
 const PASSES: usize = 4;
@@ -95,7 +98,8 @@ impl Chains {
         now: Instant,
         told: &mut Vec<KvEvent>,
     ) {
-        let (short, short_parent) = (self.asked.short(&block.hash), parent.map(|parent| self.asked.short(parent)));
+        let (short, short_parent) =
+            (self.asked.short(&block.hash), parent.map(|parent| self.asked.short(parent)));
         let before = match short_parent {
             None => Some(Chain::START),
             Some(parent) => self.known.get(&parent).copied(),
@@ -108,17 +112,21 @@ impl Chains {
                 }
                 tell(told, parent, &block, &text, &[]);
             }
-        } else if (before.is_some() || waits) && !self.known.contains_key(&short) && !self.numbers.contains_key(&short)
+        } else if (before.is_some() || waits)
+            && !self.known.contains_key(&short)
+            && !self.numbers.contains_key(&short)
         {
             self.wait(Waiting { block, parent: parent.cloned(), short, short_parent, since: now });
         }
     }
 
-    /// The tokens of a block that is text, and has no part of an image of which the server does not tell.
+    /// The tokens of a block that is text, and has no part of an image of which the server does not
+    /// tell.
     fn as_text(&self, before: Option<Chain>, block: &StoredBlock) -> Option<Vec<TokenId>> {
         let text = block.text()?;
         let has_item = |before: Chain| {
-            let mut prompts = self.prompts.iter().filter(|prompt| prompt.begins_with(before, &self.asked));
+            let mut prompts =
+                self.prompts.iter().filter(|prompt| prompt.begins_with(before, &self.asked));
             prompts.any(|prompt| prompt.has_item_in(before.blocks, self.asked.block_size()))
         };
         (!before.is_some_and(has_item)).then_some(text)
@@ -180,9 +188,11 @@ impl Chains {
         }
         let mut readings_left = MOST_READINGS;
         for _ in 0..PASSES {
-            let inner: HashSet<u64> = self.waiting.values().filter_map(|waiting| waiting.short_parent).collect();
+            let inner: HashSet<u64> =
+                self.waiting.values().filter_map(|waiting| waiting.short_parent).collect();
             // The last that came tell the most.
-            let ends = self.waiting.iter().rev().filter(|(_, waiting)| !inner.contains(&waiting.short));
+            let ends =
+                self.waiting.iter().rev().filter(|(_, waiting)| !inner.contains(&waiting.short));
             let ends: Vec<u64> = ends.map(|(number, _)| *number).collect();
             let mut has_told = false;
             for end in ends {
@@ -195,7 +205,13 @@ impl Chains {
     }
 
     /// Tells what waits in front of a block, and it. Says whether anything was told.
-    fn settle_as_far_as(&mut self, end: u64, now: Instant, readings_left: &mut usize, told: &mut Vec<KvEvent>) -> bool {
+    fn settle_as_far_as(
+        &mut self,
+        end: u64,
+        now: Instant,
+        readings_left: &mut usize,
+        told: &mut Vec<KvEvent>,
+    ) -> bool {
         let Some((before, path)) = self.path_to(end) else { return false };
         let agreed = match self.agreed(before, &path, now, readings_left) {
             Some(agreed) => agreed,
@@ -210,7 +226,13 @@ impl Chains {
             }
             if waiting.block.tokens.len() == self.asked.block_size().get() {
                 self.know(waiting.short, *chain);
-                tell(told, waiting.parent.as_ref(), &waiting.block, &reading.tokens, &reading.marks);
+                tell(
+                    told,
+                    waiting.parent.as_ref(),
+                    &waiting.block,
+                    &reading.tokens,
+                    &reading.marks,
+                );
             }
         }
         !agreed.is_empty()
@@ -232,8 +254,15 @@ impl Chains {
         Some((before, path))
     }
 
-    /// What the first of these blocks are, as far as all prompts agree that all of them may be of. `None` where none is known.
-    fn agreed(&mut self, before: Chain, path: &[u64], now: Instant, readings_left: &mut usize) -> Option<Vec<Read>> {
+    /// What the first of these blocks are, as far as all prompts agree that all of them may be of.
+    /// `None` where none is known.
+    fn agreed(
+        &mut self,
+        before: Chain,
+        path: &[u64],
+        now: Instant,
+        readings_left: &mut usize,
+    ) -> Option<Vec<Read>> {
         let candidates = self.candidates(before, path, readings_left)?;
         let contradicted = |reads: &Vec<Read>| {
             let mut names = reads.iter().flat_map(|(reading, _)| &reading.names);
@@ -241,7 +270,8 @@ impl Chains {
         };
         let (odd, fit): (Vec<_>, Vec<_>) = candidates.into_iter().partition(contradicted);
         let Some((first, others)) = fit.split_first() else {
-            // Either what was learned is wrong or this is the prompt of somebody else. The next time tells.
+            // Either what was learned is wrong or this is the prompt of somebody else. The next
+            // time tells.
             if let [odd] = &odd[..] {
                 odd.iter()
                     .flat_map(|(reading, _)| &reading.names)
@@ -254,16 +284,25 @@ impl Chains {
         Some(first[..agreed].to_vec())
     }
 
-    /// What these blocks are, for each prompt that they may be of. `None` if there was no time to find all of these.
-    fn candidates(&self, before: Chain, path: &[u64], readings_left: &mut usize) -> Option<Vec<Vec<Read>>> {
+    /// What these blocks are, for each prompt that they may be of. `None` if there was no time to
+    /// find all of these.
+    fn candidates(
+        &self,
+        before: Chain,
+        path: &[u64],
+        readings_left: &mut usize,
+    ) -> Option<Vec<Vec<Read>>> {
         let size = self.asked.block_size();
         let begins = self.prompts.iter().filter(|prompt| prompt.begins_with(before, &self.asked));
-        let mut candidates: Vec<(&Prompt, Vec<Read>)> = begins.map(|prompt| (&**prompt, Vec::new())).collect();
+        let mut candidates: Vec<(&Prompt, Vec<Read>)> =
+            begins.map(|prompt| (&**prompt, Vec::new())).collect();
         for waiting in path.iter().filter_map(|number| self.waiting.get(number)) {
             *readings_left = readings_left.checked_sub(candidates.len())?;
             candidates.retain_mut(|(prompt, reads)| {
                 let last = reads.last().map_or(before, |(_, chain)| *chain);
-                let Some(reading) = prompt.read(last.blocks, &waiting.block, size) else { return false };
+                let Some(reading) = prompt.read(last.blocks, &waiting.block, size) else {
+                    return false;
+                };
                 let chain = self.asked.after(last, &reading.tokens, &reading.marks);
                 reads.push((reading, chain));
                 true
@@ -313,7 +352,10 @@ fn tell(
     }
     let Some(KvEvent::BlockStored(stored)) = told.last_mut() else { return };
     if !marks.is_empty() || stored.extra_keys.is_some() {
-        let media = |(item, offset): &Mark| ExtraKey::Media { identifier: item.to_string(), offset: *offset };
+        let media = |(item, offset): &Mark| ExtraKey::Media {
+            identifier: item.to_string(),
+            offset: *offset,
+        };
         let earlier = stored.block_hashes.len();
         let keys = stored.extra_keys.get_or_insert_with(|| vec![None; earlier]);
         keys.push((!marks.is_empty()).then(|| marks.iter().map(media).collect()));

@@ -55,8 +55,9 @@ struct Block {
     cache_salt: Option<IgnoredAny>,
     #[serde(default)]
     cache_level: usize,
-    /// The media items in it: `{"type": "mm_key", "hash": …, "start_offset": …}` for each run of an item's tokens. The hash is one of decoded
-    /// pixels, the offset the number of the item's tokens in front of the run's first one (`generateBlockHashExtraKeys` of `blockKey.cpp`).
+    /// The media items in it: `{"type": "mm_key", "hash": …, "start_offset": …}` for each run of an
+    /// item's tokens. The hash is one of decoded pixels, the offset the number of the item's tokens
+    /// in front of the run's first one (`generateBlockHashExtraKeys` of `blockKey.cpp`).
     #[serde(default)]
     mm_keys: Vec<Value>,
 }
@@ -68,8 +69,9 @@ struct Token {
     token_extra_id: u64,
 }
 
-/// A token of text is a number. In the place of an item's tokens there are numbers from the vocabulary's size on, those of the marker, and in
-/// front of them the item's hash (`decodeEventBlock` of `kv_cache_manager_v2/eventData.cpp`): by models and versions.
+/// A token of text is a number. In the place of an item's tokens there are numbers from the
+/// vocabulary's size on, those of the marker, and in front of them the item's hash
+/// (`decodeEventBlock` of `kv_cache_manager_v2/eventData.cpp`): by models and versions.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum TokenName {
@@ -124,7 +126,13 @@ pub(super) struct Translation {
 impl Translation {
     pub(super) fn new(asked: Arc<Asked>) -> Self {
         let block_size = asked.block_size();
-        Self { block_size, next: None, window: None, history_known: false, chains: Chains::new(asked) }
+        Self {
+            block_size,
+            next: None,
+            window: None,
+            history_known: false,
+            chains: Chains::new(asked),
+        }
     }
 
     /// Takes the events of an answer.
@@ -156,12 +164,18 @@ impl Translation {
         if translated.is_empty() && !is_void {
             return Ok(Told::default());
         }
-        let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let timestamp =
+            SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let batch = KvEventBatch { timestamp, events: translated, data_parallel_rank: None };
         Ok(Told { is_void, batch: Some(batch), history_known: self.history_known })
     }
 
-    fn translate(&mut self, event: Event, now: Instant, translated: &mut Vec<KvEvent>) -> Result<(), Untold> {
+    fn translate(
+        &mut self,
+        event: Event,
+        now: Instant,
+        translated: &mut Vec<KvEvent>,
+    ) -> Result<(), Untold> {
         if matches!(event.data, Data::Created {}) {
             self.window = self.window.max(event.window_size);
         }
@@ -169,12 +183,16 @@ impl Translation {
             return Ok(());
         }
         match event.data {
-            Data::Stored { parent_hash, blocks } => self.stored(parent_hash, blocks, now, translated)?,
+            Data::Stored { parent_hash, blocks } => {
+                self.stored(parent_hash, blocks, now, translated)?
+            }
             Data::Removed { block_hashes } => {
                 let block_hashes = block_hashes.into_iter().map(ExternalHash::from);
-                let block_hashes: Vec<_> = block_hashes.filter(|hash| !self.chains.removed(hash)).collect();
+                let block_hashes: Vec<_> =
+                    block_hashes.filter(|hash| !self.chains.removed(hash)).collect();
                 if !block_hashes.is_empty() {
-                    translated.push(KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..in_tier(0).0 }));
+                    translated
+                        .push(KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..in_tier(0).0 }));
                 }
             }
             Data::Updated { block_hash, cache_level: Some(Change { new_value, old_value }) } => {
@@ -184,7 +202,11 @@ impl Translation {
                 }
                 let (_, stored) = in_tier(new_value);
                 // By its hash alone: where it was before it is known by its tokens.
-                let stored = BlockStored { block_hashes: vec![hash.clone()], block_size: self.size(), ..stored };
+                let stored = BlockStored {
+                    block_hashes: vec![hash.clone()],
+                    block_size: self.size(),
+                    ..stored
+                };
                 let (removed, _) = in_tier(old_value);
                 let removed = BlockRemoved { block_hashes: vec![hash], ..removed };
                 translated.extend([KvEvent::BlockStored(stored), KvEvent::BlockRemoved(removed)]);
@@ -239,7 +261,11 @@ impl Block {
     /// The block, if it is one that prompts without adapter and salt can have, and can be read.
     fn read(self) -> Option<StoredBlock> {
         let has_extra = self.tokens.iter().any(|token| token.token_extra_id != 0);
-        if has_extra || self.lora_id.is_some() || self.cache_salt.is_some() || self.mm_keys.len() > self.tokens.len() {
+        if has_extra
+            || self.lora_id.is_some()
+            || self.cache_salt.is_some()
+            || self.mm_keys.len() > self.tokens.len()
+        {
             return None;
         }
         let token = |token: &Token| match token.token_id {
@@ -315,19 +341,26 @@ mod tests {
     fn full_blocks_of_text_are_stored_as_they_are() {
         let mut translation = new();
         let blocks = [block(7, &[1, 2]), block(8, &[3, 4]), block(9, &[5])];
-        let told = take(&mut translation, &[event(0, &created()), event(1, &stored(None, &blocks))]);
+        let told =
+            take(&mut translation, &[event(0, &created()), event(1, &stored(None, &blocks))]);
         assert!(told.history_known && !told.is_void);
         let batch = told.batch.unwrap();
         let [KvEvent::BlockStored(stored)] = &batch.events[..] else { panic!("{batch:?}") };
         assert_eq!(stored.block_hashes, [ExternalHash::U64(7), ExternalHash::U64(8)]);
         assert_eq!(stored.token_ids, [1, 2, 3, 4].map(TokenId));
-        assert_eq!((stored.block_size, &stored.parent_block_hash, stored.medium.as_deref()), (2, &None, Some("GPU")));
+        assert_eq!(
+            (stored.block_size, &stored.parent_block_hash, stored.medium.as_deref()),
+            (2, &None, Some("GPU"))
+        );
 
         let removed = json!({"type": "removed", "block_hashes": [8, "ab12"]});
         let told = take(&mut translation, &[event(2, &removed)]);
         let batch = told.batch.unwrap();
         let [KvEvent::BlockRemoved(removed)] = &batch.events[..] else { panic!("{batch:?}") };
-        assert_eq!(removed.block_hashes, [ExternalHash::U64(8), ExternalHash::Bytes(b"ab12".to_vec())]);
+        assert_eq!(
+            removed.block_hashes,
+            [ExternalHash::U64(8), ExternalHash::Bytes(b"ab12".to_vec())]
+        );
     }
 
     #[test]
@@ -350,10 +383,14 @@ mod tests {
         let mut translation = new();
         let one = |hash| stored(None, &[block(hash, &[1, 2])]);
         assert!(take(&mut translation, &[event(0, &one(1))]).history_known);
-        let told = take(&mut translation, &[event(1, &one(2)), event(5, &one(3)), event(6, &one(4))]);
+        let told =
+            take(&mut translation, &[event(1, &one(2)), event(5, &one(3)), event(6, &one(4))]);
         assert!(told.is_void && !told.history_known);
         assert_eq!(hashes(&told), [ExternalHash::U64(3), ExternalHash::U64(4)]);
-        assert!(!take(&mut translation, &[event(7, &one(5))]).history_known, "what was lost stays unknown");
+        assert!(
+            !take(&mut translation, &[event(7, &one(5))]).history_known,
+            "what was lost stays unknown"
+        );
         // Somebody was told before.
         assert!(!take(&mut new(), &[event(3, &one(1))]).history_known);
     }
@@ -364,7 +401,10 @@ mod tests {
         let mut small = event(1, &stored(None, &[block(7, &[1, 2])]));
         small["window_size"] = json!(512);
         let unknown = event(2, &json!({"type": "of a later version", "x": 1}));
-        let priority = event(3, &json!({"type": "updated", "block_hash": 1, "cache_level": null, "priority": null}));
+        let priority = event(
+            3,
+            &json!({"type": "updated", "block_hash": 1, "cache_level": null, "priority": null}),
+        );
         let told = take(&mut translation, &[event(0, &created()), small, unknown, priority]);
         assert_eq!(told, Told::default());
     }
@@ -372,22 +412,36 @@ mod tests {
     #[test]
     fn a_block_that_is_offloaded_changes_its_tier() {
         let change = json!({"type": "event_diff", "new_value": 1, "old_value": 0});
-        let moved = json!({"type": "updated", "block_hash": 7, "cache_level": change, "priority": null});
+        let moved =
+            json!({"type": "updated", "block_hash": 7, "cache_level": change, "priority": null});
         let batch = take(&mut new(), &[event(0, &moved)]).batch.unwrap();
-        let [KvEvent::BlockStored(stored), KvEvent::BlockRemoved(removed)] = &batch.events[..] else { panic!() };
-        assert_eq!((stored.medium.as_deref(), removed.medium.as_deref()), (Some("CPU"), Some("GPU")));
-        assert_eq!((&stored.block_hashes, &removed.block_hashes), (&removed.block_hashes, &vec![ExternalHash::U64(7)]));
+        let [KvEvent::BlockStored(stored), KvEvent::BlockRemoved(removed)] = &batch.events[..]
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (stored.medium.as_deref(), removed.medium.as_deref()),
+            (Some("CPU"), Some("GPU"))
+        );
+        assert_eq!(
+            (&stored.block_hashes, &removed.block_hashes),
+            (&removed.block_hashes, &vec![ExternalHash::U64(7)])
+        );
     }
 
     #[test]
     fn servers_of_which_nothing_can_be_known_say_why() {
-        let refused = |events: &[Value]| new().take(Value::from(events).to_string().as_bytes(), Instant::now());
+        let refused = |events: &[Value]| {
+            new().take(Value::from(events).to_string().as_bytes(), Instant::now())
+        };
         let large = event(0, &stored(None, &[block(7, &[1, 2, 3, 4])]));
         assert!(refused(&[large]).unwrap_err().to_string().contains("block-size=N"));
         let mut ranked = event(0, &created());
         ranked["attention_dp_rank"] = json!(1);
         assert!(refused(&[ranked]).unwrap_err().to_string().contains("several engines"));
-        for broken in [&b"[{}]"[..], b"{}", b"[", b"[{\"event_id\": -1, \"data\": {\"type\": \"created\"}}]"] {
+        for broken in
+            [&b"[{}]"[..], b"{}", b"[", b"[{\"event_id\": -1, \"data\": {\"type\": \"created\"}}]"]
+        {
             let error = new().take(broken, Instant::now()).unwrap_err().to_string();
             assert!(error.contains("can't be read"));
         }

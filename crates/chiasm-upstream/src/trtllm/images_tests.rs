@@ -71,7 +71,8 @@ impl Server {
         self.next += 1;
     }
 
-    /// It stores the blocks of a prompt behind one that it has, numbered from here on. Its names of images are `name` and the place.
+    /// It stores the blocks of a prompt behind one that it has, numbered from here on. Its names of
+    /// images are `name` and the place.
     fn stores(&mut self, from: u64, behind: usize, parts: &[Part], names: &[&str]) {
         let blocks = blocks(from, parts, names);
         let parent = (behind > 0).then(|| from + behind as u64 - 1);
@@ -103,12 +104,20 @@ impl Server {
             length: place.length,
         };
         let media: Vec<_> = items.iter().map(span).collect();
-        let keys = block_keys(&PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: None }, SIZE);
-        self.index.overlaps(&keys).iter().find(|(worker, _)| *worker == WORKER).map_or(0, |(_, blocks)| *blocks)
+        let keys = block_keys(
+            &PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: None },
+            SIZE,
+        );
+        self.index
+            .overlaps(&keys)
+            .iter()
+            .find(|(worker, _)| *worker == WORKER)
+            .map_or(0, |(_, blocks)| *blocks)
     }
 }
 
-/// The blocks of a prompt as a server tells of them: with numbers that are no tokens in the place of its images.
+/// The blocks of a prompt as a server tells of them: with numbers that are no tokens in the place
+/// of its images.
 fn blocks(from: u64, parts: &[Part], names: &[&str]) -> Vec<Value> {
     let ForeseenPrompt { tokens, items } = foreseen(parts);
     let blocks = tokens.chunks(SIZE.get()).enumerate().map(|(at, chunk)| {
@@ -184,7 +193,8 @@ fn blocks_that_may_be_of_two_prompts_wait_until_one_of_them_is_known() {
     let _answer = server.ask(&about(A, WHERE));
     server.happens(&json!({"type": "stored", "parent_hash": 1, "blocks": blocks(20, &about(A, WHERE), &["a"])[2..]}));
     server.tells();
-    let held = [about(A, WHAT), about(A, WHERE), about(B, WHAT), about(B, WHERE)].map(|parts| server.holds(&parts));
+    let held = [about(A, WHAT), about(A, WHERE), about(B, WHAT), about(B, WHERE)]
+        .map(|parts| server.holds(&parts));
     assert_eq!(held, [4, 4, 4, 2]);
     drop(answers);
 }
@@ -254,14 +264,21 @@ fn a_block_that_is_offloaded_while_it_waits_is_told_where_it_is() {
     let _answers = (server.ask(&about(A, WHAT)), server.ask(&about(B, WHAT)));
     server.stores(0, 0, &about(A, WHAT), &["a"]);
     let change = json!({"type": "event_diff", "new_value": 1, "old_value": 0});
-    server.happens(&json!({"type": "updated", "block_hash": 0, "cache_level": change, "priority": null}));
+    server.happens(
+        &json!({"type": "updated", "block_hash": 0, "cache_level": change, "priority": null}),
+    );
     assert_eq!(server.tells(), []);
     let _answer = server.ask(&about(A, WHERE));
     server.happens(&json!({"type": "stored", "parent_hash": 1, "blocks": blocks(20, &about(A, WHERE), &["a"])[2..]}));
-    let [KvEvent::BlockStored(first), KvEvent::BlockStored(then), KvEvent::BlockStored(_)] = &server.tells()[..] else {
+    let [KvEvent::BlockStored(first), KvEvent::BlockStored(then), KvEvent::BlockStored(_)] =
+        &server.tells()[..]
+    else {
         panic!()
     };
-    assert_eq!((first.medium.as_deref(), &first.block_hashes[..]), (Some("CPU"), &[ExternalHash::U64(0)][..]));
+    assert_eq!(
+        (first.medium.as_deref(), &first.block_hashes[..]),
+        (Some("CPU"), &[ExternalHash::U64(0)][..])
+    );
     assert_eq!(
         (then.medium.as_deref(), &then.block_hashes[..]),
         (Some("GPU"), &[1, 22, 23].map(ExternalHash::U64)[..])
@@ -353,7 +370,8 @@ fn an_image_whose_tokens_are_told_in_other_ways_is_known_too() {
     let mask = [false, true, true, false, true, true, false];
     let tokens: Vec<TokenId> = [1, 90, 99, 99, 91, 99, 99, 92, 2, 3, 4, 5].map(TokenId).to_vec();
     let place = Placeholder { offset: 1, length: mask.len(), is_embed: Some(mask.to_vec()) };
-    let prompt = || ForeseenPrompt { tokens: Arc::new(tokens.clone()), items: vec![(A, place.clone())] };
+    let prompt =
+        || ForeseenPrompt { tokens: Arc::new(tokens.clone()), items: vec![(A, place.clone())] };
     let token = |id: Value| json!({"token_id": id});
     let key = |offset: u64| json!({"type": "mm_key", "hash": "a", "start_offset": offset});
     let block = |hash: u64, ids: &[Value], keys: &[Value]| {
@@ -382,13 +400,16 @@ fn an_image_whose_tokens_are_told_in_other_ways_is_known_too() {
         assert_eq!(stored.token_ids, tokens);
         assert_eq!(stored.block_hashes, [0, 1, 2].map(ExternalHash::U64));
         let media = MediaSpan { hash: A, offset: 1, length: mask.len() };
-        let keys = block_keys(&PromptBlocks { tokens: &tokens, media: &[media], lora: None, salt: None }, SIZE);
+        let keys = block_keys(
+            &PromptBlocks { tokens: &tokens, media: &[media], lora: None, salt: None },
+            SIZE,
+        );
         assert_eq!(server.index.overlaps(&keys)[0].1, 3);
     }
 }
 
-/// The form of Dynamo's test of what TensorRT-LLM's newer cache manager tells: the hash stands in the place of an item's first token as well, and
-/// text parts the tokens of an item.
+/// The form of Dynamo's test of what TensorRT-LLM's newer cache manager tells: the hash stands in
+/// the place of an item's first token as well, and text parts the tokens of an item.
 #[test]
 fn runs_of_two_items_in_one_block_are_told_apart() {
     let tokens: Vec<TokenId> = [1, 99, 99, 99, 99, 7, 99, 99, 99, 88, 88, 9].map(TokenId).to_vec();
@@ -400,7 +421,8 @@ fn runs_of_two_items_in_one_block_are_told_apart() {
     let names = ["a".repeat(64), "b".repeat(64)];
     let key = |(item, offset): &(usize, u64)| json!({"type": "mm_key", "hash": names[*item], "start_offset": offset, "uuid": null});
     let block = |hash: u64, ids: [Value; 4], keys: &[(usize, u64)]| {
-        let ids = ids.map(|id| json!({"type": "unique_token", "token_id": id, "token_extra_id": 0}));
+        let ids =
+            ids.map(|id| json!({"type": "unique_token", "token_id": id, "token_extra_id": 0}));
         json!({"block_hash": hash, "tokens": ids, "mm_keys": keys.iter().map(key).collect::<Vec<_>>(), "cache_level": 0})
     };
     let blocks = [

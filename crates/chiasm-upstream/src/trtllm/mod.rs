@@ -1,7 +1,9 @@
-//! `trtllm-serve`, which is given requests as they come and asked for its KV events: what it says of itself, and following them.
+//! `trtllm-serve`, which is given requests as they come and asked for its KV events: what it says
+//! of itself, and following them.
 //!
-//! It can't run without a GPU, so all of this is by its sources (`serve/openai_server.py`, `serve/kv_event_fanout.py`, `_utils.py`,
-//! `batch_manager/blockKey.cpp`, `kv_cache_manager_v2/eventData.cpp` of TensorRT-LLM 1.3) and unverified on hardware.
+//! It can't run without a GPU, so all of this is by its sources (`serve/openai_server.py`,
+//! `serve/kv_event_fanout.py`, `_utils.py`, `batch_manager/blockKey.cpp`,
+//! `kv_cache_manager_v2/eventData.cpp` of TensorRT-LLM 1.3) and unverified on hardware.
 //!
 //! | module | is |
 //! |---|---|
@@ -24,7 +26,9 @@ mod untold;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{Capabilities, KeyScheme, KvSink, KvSinkError, KvSource, Locality, PlaceholderForm, PlanClass};
+use chiasm_backend::{
+    Capabilities, KeyScheme, KvSink, KvSinkError, KvSource, Locality, PlaceholderForm, PlanClass,
+};
 use chiasm_types::BlockSize;
 use reqwest::StatusCode;
 use serde::Deserialize;
@@ -43,7 +47,8 @@ use crate::unusable::Unusable;
 
 const EVENTS: &str = "kv_cache_events";
 const VERSION: &str = "version";
-/// Between two questions for events. A server keeps 1,024 of them by default until it is asked, so a busy one must not be left waiting.
+/// Between two questions for events. A server keeps 1,024 of them by default until it is asked, so
+/// a busy one must not be left waiting.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a server says of itself.
@@ -68,7 +73,12 @@ impl FoundTrtllm {
         Ok(Self { version, plain })
     }
 
-    pub(crate) fn capabilities(&self, processor: Arc<[u8]>, block_size: BlockSize, locality: Locality) -> Capabilities {
+    pub(crate) fn capabilities(
+        &self,
+        processor: Arc<[u8]>,
+        block_size: BlockSize,
+        locality: Locality,
+    ) -> Capabilities {
         let plain = self.plain.capabilities(locality);
         let class = PlanClass {
             processor,
@@ -89,16 +99,21 @@ pub(crate) async fn follow(shared: Arc<Shared>, asked: Arc<Asked>, mut sink: Box
     loop {
         let answer = match shared.server.post_empty(EVENTS).await {
             Ok(body) => Ok(Some(body)),
-            Err(AskError::Refused { status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, .. }) => {
-                Err(Untold::NoEvents)
-            }
-            // What was lost with an answer is seen as a gap. Whether the server lives is asked elsewhere.
+            Err(AskError::Refused {
+                status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED,
+                ..
+            }) => Err(Untold::NoEvents),
+            // What was lost with an answer is seen as a gap. Whether the server lives is asked
+            // elsewhere.
             Err(_) => Ok(None),
         };
         // Taking it in may take long.
         let taken = spawn_blocking(move || {
             let told = answer.and_then(|answer| {
-                answer.map_or_else(|| Ok(Told::default()), |body| translation.take(&body, Instant::now()))
+                answer.map_or_else(
+                    || Ok(Told::default()),
+                    |body| translation.take(&body, Instant::now()),
+                )
             });
             let went = told.and_then(|told| Ok(apply(told, &mut *sink)?));
             if went.is_err() {

@@ -7,7 +7,8 @@ use chiasm_types::MmHash;
 
 /// Images whose names are kept: a name and what it names are 200 bytes or so.
 const MOST: usize = 8192;
-/// For so long a name counts after it was last seen. An image at a URL may change, and a guess may be wrong.
+/// For so long a name counts after it was last seen. An image at a URL may change, and a guess may
+/// be wrong.
 const KEPT: Duration = Duration::from_secs(3600);
 
 /// Names of images, at most one of each.
@@ -32,7 +33,10 @@ impl Names {
         let is_kept = |named: &&Named| now.saturating_duration_since(named.seen) < KEPT;
         match self.by_name.get(name).filter(is_kept) {
             Some(named) => named.item != *item,
-            None => self.by_item.get(item).is_some_and(|other| self.by_name.get(other).filter(is_kept).is_some()),
+            None => self
+                .by_item
+                .get(item)
+                .is_some_and(|other| self.by_name.get(other).filter(is_kept).is_some()),
         }
     }
 
@@ -79,16 +83,20 @@ mod tests {
         let (mut names, now) = (Names::default(), Instant::now());
         assert!(!names.contradict("a", &item(1), now));
         names.learn("a", item(1), now);
-        let contradicted =
-            [("a", 1), ("a", 2), ("b", 1), ("b", 2)].map(|(name, at)| names.contradict(name, &item(at), now));
+        let contradicted = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+            .map(|(name, at)| names.contradict(name, &item(at), now));
         assert_eq!(contradicted, [false, true, true, false]);
         // Another name takes the place of the first, on both sides.
         names.learn("b", item(1), now);
-        let contradicted =
-            [("a", 1), ("a", 2), ("b", 1), ("b", 2)].map(|(name, at)| names.contradict(name, &item(at), now));
+        let contradicted = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+            .map(|(name, at)| names.contradict(name, &item(at), now));
         assert_eq!(contradicted, [true, false, false, true]);
         names.forget("x", &item(1));
-        assert!(!names.contradict("b", &item(2), now) && names.by_name.is_empty() && names.by_item.is_empty());
+        assert!(
+            !names.contradict("b", &item(2), now)
+                && names.by_name.is_empty()
+                && names.by_item.is_empty()
+        );
     }
 
     #[test]

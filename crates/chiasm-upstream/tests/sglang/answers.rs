@@ -41,15 +41,21 @@ async fn not_every_prompt_is_told_back() {
     for _ in 0..40 {
         run(&*backend, with_picture("{}", sampling())).await;
     }
-    let told: Vec<bool> = server.asked().iter().map(|body| body.get("return_prompt_token_ids").is_some()).collect();
+    let told: Vec<bool> =
+        server.asked().iter().map(|body| body.get("return_prompt_token_ids").is_some()).collect();
     assert!(told[..16].iter().all(|told| *told), "the first ones");
     assert_eq!(told[16..].iter().filter(|told| **told).count(), 2, "and some later ones");
 }
 
 #[tokio::test]
 async fn answers_are_the_same_whether_all_is_told_or_what_is_new() {
-    let whole = [event(&[5], 1, Value::Null), event(&[5, 6, 7], 3, Value::Null), event(&[5, 6, 7, 8], 4, length())];
-    let news = [event(&[5], 1, Value::Null), event(&[6, 7], 3, Value::Null), event(&[8], 4, length())];
+    let whole = [
+        event(&[5], 1, Value::Null),
+        event(&[5, 6, 7], 3, Value::Null),
+        event(&[5, 6, 7, 8], 4, length()),
+    ];
+    let news =
+        [event(&[5], 1, Value::Null), event(&[6, 7], 3, Value::Null), event(&[8], 4, length())];
     for told in [whole, news] {
         let server = Server::with(move || events(&told)).await;
         let (outputs, error) = server.run(job(sampling())).await;
@@ -77,13 +83,20 @@ async fn continuations_are_requests_of_their_own_behind_the_first() {
     let (outputs, error) = server.run(job(sampling.clone())).await;
     assert!(error.is_none(), "{error:?}");
     for choice in 0..3 {
-        let of_choice: Vec<u32> = outputs.iter().filter(|output| output.choice == choice).flat_map(tokens).collect();
+        let of_choice: Vec<u32> =
+            outputs.iter().filter(|output| output.choice == choice).flat_map(tokens).collect();
         assert_eq!(of_choice, [20 + choice as u32, 9]);
     }
-    assert_eq!(outputs[0].choice, 0, "the others wait for it, so that they find the prompt in the cache");
+    assert_eq!(
+        outputs[0].choice, 0,
+        "the others wait for it, so that they find the prompt in the cache"
+    );
     let asked = server.asked();
     let ids: Vec<&str> = asked.iter().map(|body| body["rid"].as_str().unwrap()).collect();
-    assert!(asked.len() == 3 && ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2], "{ids:?}");
+    assert!(
+        asked.len() == 3 && ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2],
+        "{ids:?}"
+    );
 
     // One that is stopped before it has begun is never asked for.
     let backend = server.connect().await.unwrap();
@@ -100,7 +113,9 @@ async fn log_probabilities_are_those_of_the_new_tokens() {
     let told = |tokens: &[u32], all, finish| {
         let mut event = event(tokens, all, finish);
         let logprobs = tokens.iter().map(|&token| json!([-0.5, token, null])).collect::<Value>();
-        let tops = tokens.iter().map(|&token| json!([[-0.5, token, null], [null, 6, null], [-2.0, 7, null]]));
+        let tops = tokens
+            .iter()
+            .map(|&token| json!([[-0.5, token, null], [null, 6, null], [-2.0, 7, null]]));
         event["meta_info"]["output_token_logprobs"] = logprobs;
         event["meta_info"]["output_top_logprobs"] = tops.collect();
         event
@@ -112,7 +127,9 @@ async fn log_probabilities_are_those_of_the_new_tokens() {
         let (outputs, error) = server.run(job(Sampling { logprobs: Some(2), ..sampling() })).await;
         assert!(error.is_none(), "{error:?}");
         for (output, token) in outputs.iter().zip([5, 3]) {
-            let Content::Tokens { logprobs: Some(told), .. } = &output.content else { panic!("{output:?}") };
+            let Content::Tokens { logprobs: Some(told), .. } = &output.content else {
+                panic!("{output:?}")
+            };
             assert_eq!((told.len(), told[0].token, told[0].logprob), (1, TokenId(token), -0.5));
             assert_eq!(told[0].top, [(TokenId(token), -0.5), (TokenId(6), f32::NEG_INFINITY)]);
         }
@@ -143,9 +160,12 @@ async fn an_answer_ends_as_the_server_says() {
 /// A server that is to go on after the end goes on after stop tokens too.
 #[tokio::test]
 async fn a_stop_token_ends_an_answer_that_goes_on_after_its_end() {
-    let server = Server::with(|| events(&[event(&[7], 1, Value::Null), event(&[7, 5, 7, 6], 4, length())])).await;
+    let server =
+        Server::with(|| events(&[event(&[7], 1, Value::Null), event(&[7, 5, 7, 6], 4, length())]))
+            .await;
     for (min_tokens, wanted) in [(0, vec![7]), (2, vec![7, 5, 7]), (4, vec![7, 5, 7, 6])] {
-        let (outputs, error) = server.run(job(Sampling { ignore_eos: true, min_tokens, ..sampling() })).await;
+        let (outputs, error) =
+            server.run(job(Sampling { ignore_eos: true, min_tokens, ..sampling() })).await;
         assert!(error.is_none(), "{error:?}");
         assert_eq!(outputs.iter().flat_map(tokens).collect::<Vec<_>>(), wanted);
         let stopped = Finish::StopToken(TokenId(7));
@@ -159,7 +179,9 @@ async fn a_stop_token_ends_an_answer_that_goes_on_after_its_end() {
 async fn refusals_tell_whose_fault_it_is() {
     let error = |code: u16| json!({"error": {"message": "because", "type": "…", "code": code, "retryable": false}});
     let abort = |code: u16| json!({"type": "abort", "message": "because", "status_code": code, "err_type": "…"});
-    for (status, is_final) in [(400, true), (413, true), (404, false), (429, false), (500, false), (503, false)] {
+    for (status, is_final) in
+        [(400, true), (413, true), (404, false), (429, false), (500, false), (503, false)]
+    {
         let head = move || {
             let status = StatusCode::from_u16(status).unwrap();
             (status, axum::Json(json!({"error": "because"}))).into_response()
@@ -209,17 +231,22 @@ async fn nonsense_hurts_the_job_that_it_is_told_to() {
     ] {
         let server = Server::start(server_info(), json!({}), answer).await;
         let (_, error) = server.run(job(sampling())).await;
-        let is_known = matches!(error, Some(JobError::Dead(_) | JobError::Failed | JobError::Unfinished));
+        let is_known =
+            matches!(error, Some(JobError::Dead(_) | JobError::Failed | JobError::Unfinished));
         assert!(is_known, "{what}: {error:?}");
         // The next one is not hurt.
         assert!(server.connect().await.is_ok());
     }
     let flood = || {
         let piece = Bytes::from(vec![b'x'; 1 << 20]);
-        Body::from_stream(stream::repeat_with(move || Ok::<_, Infallible>(piece.clone()))).into_response()
+        Body::from_stream(stream::repeat_with(move || Ok::<_, Infallible>(piece.clone())))
+            .into_response()
     };
     let (_, error) = Server::with(flood).await.run(job(sampling())).await;
-    assert!(matches!(&error, Some(JobError::Dead(death)) if death.to_string().contains("too long")), "{error:?}");
+    assert!(
+        matches!(&error, Some(JobError::Dead(death)) if death.to_string().contains("too long")),
+        "{error:?}"
+    );
 }
 
 /// Says when it is dropped.
@@ -265,11 +292,13 @@ async fn a_job_that_nobody_wants_any_more_ends_its_connections() {
 
 #[tokio::test]
 async fn a_server_that_is_gone_is_found_to_be_so() {
-    let stuck = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()).into_response();
+    let stuck =
+        || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()).into_response();
     let server = Server::with(stuck).await;
     let backend = server.connect().await.unwrap();
     let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
-    // This stands for a machine that is switched off: tasks of the stand-in's connections would answer on.
+    // This stands for a machine that is switched off: tasks of the stand-in's connections would
+    // answer on.
     backend.declare_dead(chiasm_backend::Death::new("it was unplugged"));
     assert!(matches!(timeout(SOON, running.next()).await.unwrap(), Some(Err(JobError::Dead(_)))));
     assert!(matches!(backend.start(Arc::new(job(sampling()))).await, Err(JobError::NotTaken(_))));

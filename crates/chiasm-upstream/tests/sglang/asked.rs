@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, MediaForm, Repetition, Sampling, Structured};
+use chiasm_backend::{
+    Constraint, Input, Job, JobError, JobItem, MediaForm, Repetition, Sampling, Structured,
+};
 use chiasm_types::{MmHash, Placeholder, TokenId};
 use serde_json::{Value, json};
 
@@ -14,19 +16,34 @@ async fn a_job_is_what_the_server_is_asked() {
     let server = Server::with(|| events(&[of_picture(5, json!([1, 9, 9, 9, 2]))])).await;
     let constraint = Constraint::Regex("a+".into());
     let structured = Some(Structured { constraint, field: "response_format" });
-    let asked = with_picture("{}", Sampling { structured, seed: Some(3), logprobs: Some(0), ..sampling() });
+    let asked =
+        with_picture("{}", Sampling { structured, seed: Some(3), logprobs: Some(0), ..sampling() });
     server.run(asked).await;
     let (headers, body) = server.stand.asked.lock().unwrap().remove(0);
-    assert_eq!((headers["x-request-id"].to_str().unwrap(), headers["traceparent"].len()), ("r-1", 55));
-    assert!(body["rid"].as_str().unwrap().starts_with("r-1_"), "both logs tell the same name: {body}");
+    assert_eq!(
+        (headers["x-request-id"].to_str().unwrap(), headers["traceparent"].len()),
+        ("r-1", 55)
+    );
+    assert!(
+        body["rid"].as_str().unwrap().starts_with("r-1_"),
+        "both logs tell the same name: {body}"
+    );
     assert_eq!(body["input_ids"], json!([1, 9, 2]), "one marker for the picture");
     assert_eq!(body["image_data"], json!(["data:image/jpeg;base64,/9ggcGljdHVyZQ=="]));
     assert_eq!(body["mm_hashes"], json!([MmHash::new([0xab; 32]).to_string()]));
-    let told = [&body["stream"], &body["cache_salt"], &body["return_logprob"], &body["return_prompt_token_ids"]];
+    let told = [
+        &body["stream"],
+        &body["cache_salt"],
+        &body["return_logprob"],
+        &body["return_prompt_token_ids"],
+    ];
     assert_eq!(told, [&json!(true), &json!("salt"), &json!(true), &json!(true)]);
     assert_eq!(body.get("priority"), None, "it has none");
     let told = &body["sampling_params"];
-    assert_eq!([&told["max_new_tokens"], &told["top_k"], &told["sampling_seed"]], [&json!(4), &json!(-1), &json!(3)]);
+    assert_eq!(
+        [&told["max_new_tokens"], &told["top_k"], &told["sampling_seed"]],
+        [&json!(4), &json!(-1), &json!(3)]
+    );
     assert_eq!([&told["stop_token_ids"], &told["logit_bias"]], [&json!([7]), &json!({"5": -1.5})]);
     assert_eq!([&told["regex"], &told["ignore_eos"]], [&json!("a+"), &json!(false)]);
     assert_eq!((told.get("n"), told.get("json_schema")), (None, None));
@@ -45,8 +62,7 @@ async fn a_job_is_what_the_server_is_asked() {
 #[tokio::test]
 async fn priorities_are_told_as_the_server_understands_them() {
     for (lower_is_earlier, told) in [(true, 7), (false, -7)] {
-        let change =
-            json!({"enable_priority_scheduling": true, "schedule_low_priority_values_first": lower_is_earlier});
+        let change = json!({"enable_priority_scheduling": true, "schedule_low_priority_values_first": lower_is_earlier});
         let server = Server::that_is(with(server_info(), change)).await;
         server.run(Job { priority: 7, ..job(sampling()) }).await;
         assert_eq!(server.asked()[0]["priority"], told);
@@ -59,7 +75,8 @@ async fn a_prompt_that_is_expanded_already_is_never_sent() {
     let server = Server::with(|| events(&[])).await;
     let picture = || with_picture("{}", sampling());
     let marked = |tokens: &[u32], expanded: &[u32]| {
-        let [tokens, expanded] = [tokens, expanded].map(|ids| Arc::new(ids.iter().copied().map(TokenId).collect()));
+        let [tokens, expanded] =
+            [tokens, expanded].map(|ids| Arc::new(ids.iter().copied().map(TokenId).collect()));
         Job { input: Input::Marked { tokens, expanded }, ..picture() }
     };
     let as_tokens = Job { input: job(sampling()).input, ..picture() };
@@ -71,7 +88,10 @@ async fn a_prompt_that_is_expanded_already_is_never_sent() {
         (marked(&[], &[]), "messages"),
     ] {
         let (_, error) = server.run(job).await;
-        assert!(matches!(&error, Some(JobError::Refused { field: told, .. }) if told == field), "{field}: {error:?}");
+        assert!(
+            matches!(&error, Some(JobError::Refused { field: told, .. }) if told == field),
+            "{field}: {error:?}"
+        );
     }
     assert!(server.asked().is_empty());
 }
@@ -85,12 +105,16 @@ async fn each_image_has_one_identity_where_it_stands() {
     let second = JobItem { hash: MmHash::new([0xcd; 32]), placeholder, ..first.clone() };
     job.media = Arc::new([first, second]);
     let [tokens, expanded] = [&[1, 9, 9, 2][..], &[1, 9, 9, 9, 9, 9, 9, 2]];
-    let [tokens, expanded] = [tokens, expanded].map(|ids| Arc::new(ids.iter().copied().map(TokenId).collect()));
+    let [tokens, expanded] =
+        [tokens, expanded].map(|ids| Arc::new(ids.iter().copied().map(TokenId).collect()));
     job.input = Input::Marked { tokens, expanded };
     server.run(job).await;
     let body = server.asked().remove(0);
     let names = [[0xab; 32], [0xcd; 32]].map(|hash| MmHash::new(hash).to_string());
-    assert_eq!((&body["mm_hashes"], body["image_data"].as_array().unwrap().len()), (&json!(names), 2));
+    assert_eq!(
+        (&body["mm_hashes"], body["image_data"].as_array().unwrap().len()),
+        (&json!(names), 2)
+    );
 }
 
 #[tokio::test]
@@ -99,10 +123,15 @@ async fn a_server_without_images_is_given_none() {
         json!({"has_image_understanding": false, "model_type": "gemma3"}),
         json!({"has_image_understanding": true, "model_type": "llava_next"}),
     ] {
-        let server = Server::start(server_info(), model, Box::new(|_| events(&[event(&[5], 1, length())]))).await;
+        let server =
+            Server::start(server_info(), model, Box::new(|_| events(&[event(&[5], 1, length())])))
+                .await;
         assert_eq!(server.connect().await.unwrap().capabilities().media, MediaForm::None);
         let (_, error) = server.run(with_picture("{}", sampling())).await;
-        assert!(matches!(&error, Some(JobError::Refused { field, .. }) if field == "messages"), "{error:?}");
+        assert!(
+            matches!(&error, Some(JobError::Refused { field, .. }) if field == "messages"),
+            "{error:?}"
+        );
         assert!(server.run(job(sampling())).await.1.is_none());
         assert_eq!(server.asked().len(), 1);
     }
@@ -118,11 +147,17 @@ async fn what_can_not_be_asked_is_refused_with_its_field() {
         (job(Sampling { allowed_token_ids: vec![TokenId(1)], ..sampling() }), "allowed_token_ids"),
         (job(Sampling { thinking_budget: Some(1), ..sampling() }), "thinking_token_budget"),
         (job(Sampling { repetition: Some(repetition), ..sampling() }), "repetition_detection"),
-        (job(Sampling { skip_reading_prefix_cache: true, ..sampling() }), "skip_reading_prefix_cache"),
+        (
+            job(Sampling { skip_reading_prefix_cache: true, ..sampling() }),
+            "skip_reading_prefix_cache",
+        ),
         (with_picture(r#"{"max_pixels": 1}"#, sampling()), "mm_processor_kwargs"),
     ] {
         let (_, error) = server.run(job).await;
-        assert!(matches!(&error, Some(JobError::Refused { field: told, .. }) if told == field), "{field}: {error:?}");
+        assert!(
+            matches!(&error, Some(JobError::Refused { field: told, .. }) if told == field),
+            "{field}: {error:?}"
+        );
     }
     assert!(server.asked().is_empty());
 }

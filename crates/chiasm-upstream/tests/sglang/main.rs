@@ -1,4 +1,5 @@
-//! SGLang as a backend: what is found of a server, what it is asked, and what becomes of its answers.
+//! SGLang as a backend: what is found of a server, what it is asked, and what becomes of its
+//! answers.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod answers;
@@ -20,7 +21,10 @@ async fn a_server_says_what_it_can_do() {
     let can = backend.capabilities();
     assert_eq!((can.max_model_len, can.total_blocks, can.class.block_size.get()), (4096, 100, 16));
     assert_eq!(can.encoder_cache_tokens, 4096, "room for an item as long as the context");
-    assert_eq!((can.class.placeholders, can.class.keys), (PlaceholderForm::Marker, KeyScheme::Sglang));
+    assert_eq!(
+        (can.class.placeholders, can.class.keys),
+        (PlaceholderForm::Marker, KeyScheme::Sglang)
+    );
     assert_eq!((can.engine.as_str(), can.max_running), ("SGLang 0.5.23, token mode", 64));
     assert!(!format!("{backend:?}{can:?}").contains("secret"));
     let KvSource::Events(stream) = &can.kv else { panic!("{:?}", can.kv) };
@@ -44,7 +48,8 @@ async fn the_version_before_has_other_names_for_images() {
 
 #[tokio::test]
 async fn knowledge_is_exact_of_servers_alone_whose_hashes_are_known() {
-    let events_with = |changes| json!({"kv_events": with(server_info()["kv_events"].clone(), changes)});
+    let events_with =
+        |changes| json!({"kv_events": with(server_info()["kv_events"].clone(), changes)});
     for (change, why) in [
         (json!({"version": "0.5.21"}), "0.5.21"),
         (json!({"version": "0.5.23.post1"}), "0.5.23.post1"),

@@ -1,4 +1,5 @@
-//! A stand-in for SGLang, which does what a test has it do. What it says is what SGLang 0.5.23 was seen to say.
+//! A stand-in for SGLang, which does what a test has it do. What it says is what SGLang 0.5.23 was
+//! seen to say.
 
 use std::sync::{Arc, Mutex};
 
@@ -51,7 +52,12 @@ pub(crate) fn with(mut value: Value, changes: Value) -> Value {
 impl Server {
     /// One that gives this answer to each request.
     pub(crate) async fn with(answer: impl Fn() -> Response + Send + Sync + 'static) -> Self {
-        Self::start(server_info(), json!({"has_image_understanding": true}), Box::new(move |_| answer())).await
+        Self::start(
+            server_info(),
+            json!({"has_image_understanding": true}),
+            Box::new(move |_| answer()),
+        )
+        .await
     }
 
     /// One that says this of itself, and nothing interesting else.
@@ -63,7 +69,12 @@ impl Server {
         Self::start_with(info, model, answer, true).await
     }
 
-    pub(crate) async fn start_with(info: Value, model: Value, answer: Answer, has_metrics: bool) -> Self {
+    pub(crate) async fn start_with(
+        info: Value,
+        model: Value,
+        answer: Answer,
+        has_metrics: bool,
+    ) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let stand = Arc::new(Stand { answer, asked: Mutex::default() });
         let models = json!({"data": [{"id": "m", "parent": null, "max_model_len": 4096}]});
@@ -85,8 +96,9 @@ impl Server {
     }
 
     pub(crate) async fn connect(&self) -> Result<Arc<dyn Backend>, String> {
-        let connector = UpstreamConnector::new(self.url.parse().unwrap(), Arc::from(&b"processor"[..]))
-            .map_err(|error| error.to_string())?;
+        let connector =
+            UpstreamConnector::new(self.url.parse().unwrap(), Arc::from(&b"processor"[..]))
+                .map_err(|error| error.to_string())?;
         let connected = connector.connect(WorkerId(0), Arc::new(Unobserved)).await;
         connected.map(|Connected { backend, .. }| backend).map_err(|error| error.to_string())
     }
@@ -97,7 +109,10 @@ impl Server {
     }
 
     pub(crate) fn asked(&self) -> Vec<Value> {
-        std::mem::take(&mut *self.stand.asked.lock().unwrap()).into_iter().map(|(_, body)| body).collect()
+        std::mem::take(&mut *self.stand.asked.lock().unwrap())
+            .into_iter()
+            .map(|(_, body)| body)
+            .collect()
     }
 }
 
@@ -105,7 +120,8 @@ async fn generate(State(stand): State<Arc<Stand>>, headers: HeaderMap, body: Byt
     let body: Value = serde_json::from_slice(&body).unwrap();
     if body.get("input_ids").is_none() {
         let message = "Either text, input_ids or input_embeds should be provided.";
-        return (StatusCode::BAD_REQUEST, axum::Json(json!({"error": {"message": message}}))).into_response();
+        return (StatusCode::BAD_REQUEST, axum::Json(json!({"error": {"message": message}})))
+            .into_response();
     }
     stand.asked.lock().unwrap().push((headers, body.clone()));
     (stand.answer)(&body)
@@ -117,7 +133,8 @@ pub(crate) fn events(events: &[Value]) -> Response {
     format!("{text}data: [DONE]\n\n").into_response()
 }
 
-/// An event: the tokens that it tells, how many there are by now, and how the answer ended. Its prompt has three tokens.
+/// An event: the tokens that it tells, how many there are by now, and how the answer ended. Its
+/// prompt has three tokens.
 pub(crate) fn event(tokens: &[u32], all: usize, finish: Value) -> Value {
     json!({"text": "…", "output_ids": tokens, "meta_info": {
         "id": "…", "finish_reason": finish, "prompt_tokens": 3, "completion_tokens": all, "cached_tokens": 2,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use chiasm_backend::{
-    Backend, Delivered, EncodedItem, Input, ItemField, Job, JobError, JobItem, MediaObserver, MediaSource, Output,
-    RequestId, Sampling, SourceError, TensorOrder, TraceContext,
+    Backend, Delivered, EncodedItem, Input, ItemField, Job, JobError, JobItem, MediaObserver,
+    MediaSource, Output, RequestId, Sampling, SourceError, TensorOrder, TraceContext,
 };
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -43,7 +43,10 @@ impl MediaObserver for Unobserved {
 pub struct Picture(pub &'static str);
 
 impl MediaSource for Picture {
-    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+    fn tensors(
+        &self,
+        _: TensorOrder,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         async { Ok(None) }.boxed()
     }
 

@@ -1,7 +1,8 @@
 //! Gemma 3: `Gemma3ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
 //!
-//! The image is squeezed into one square of a fixed number of tokens. With pan and scan, which a request may ask for,
-//! crops of long images follow as squares of their own, and words stand between them in the prompt.
+//! The image is squeezed into one square of a fixed number of tokens. With pan and scan, which a
+//! request may ask for, crops of long images follow as squares of their own, and words stand
+//! between them in the prompt.
 
 use std::sync::Arc;
 
@@ -63,7 +64,8 @@ struct PanAndScan {
 }
 
 impl PanAndScan {
-    /// A request's settings with the defaults of `Gemma3ProcessorKwargs`, which hide those of the model directory.
+    /// A request's settings with the defaults of `Gemma3ProcessorKwargs`, which hide those of the
+    /// model directory.
     fn read(kwargs: &Map<String, Value>) -> Result<Option<Self>, VisionError> {
         const ON: &str = "do_pan_and_scan";
         const CROPS: &str = "pan_and_scan_max_num_crops";
@@ -71,20 +73,34 @@ impl PanAndScan {
         const RATIO: &str = "pan_and_scan_min_ratio_to_activate";
         const KNOWN: &[&str] = &[ON, SIZE, CROPS, RATIO];
         let mut on = false;
-        let mut settings = Self { min_crop_size: 256, max_num_crops: 4, min_ratio_to_activate: 1.2 };
+        let mut settings =
+            Self { min_crop_size: 256, max_num_crops: 4, min_ratio_to_activate: 1.2 };
         for (name, value) in kwargs {
             let Some(&key) = KNOWN.iter().find(|known| *known == name) else {
                 return Err(VisionError::UnknownKwarg { key: name.clone(), known: KNOWN });
             };
-            let invalid = |problem: &str| VisionError::InvalidKwarg { key, problem: problem.into() };
-            let number = |most| value.as_u64().filter(|number| (1..=most).contains(number)).map(|number| number as u32);
+            let invalid =
+                |problem: &str| VisionError::InvalidKwarg { key, problem: problem.into() };
+            let number = |most| {
+                value
+                    .as_u64()
+                    .filter(|number| (1..=most).contains(number))
+                    .map(|number| number as u32)
+            };
             match key {
                 ON => on = value.as_bool().ok_or_else(|| invalid("must be true or false"))?,
-                SIZE => settings.min_crop_size = number(1 << 24).ok_or_else(|| invalid("must be from 1 to 2^24"))?,
-                CROPS => settings.max_num_crops = number(MOST_CROPS).ok_or_else(|| invalid("must be from 1 to 64"))?,
+                SIZE => {
+                    settings.min_crop_size =
+                        number(1 << 24).ok_or_else(|| invalid("must be from 1 to 2^24"))?
+                }
+                CROPS => {
+                    settings.max_num_crops =
+                        number(MOST_CROPS).ok_or_else(|| invalid("must be from 1 to 64"))?
+                }
                 _ => {
                     let ratio = value.as_f64().filter(|ratio| ratio.is_finite());
-                    settings.min_ratio_to_activate = ratio.ok_or_else(|| invalid("must be a number"))?;
+                    settings.min_ratio_to_activate =
+                        ratio.ok_or_else(|| invalid("must be a number"))?;
                 }
             }
         }
@@ -122,17 +138,23 @@ impl PanAndScan {
 }
 
 impl Gemma3 {
-    pub(crate) fn read(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError> {
+    pub(crate) fn read(
+        dir: &ModelDir,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Arc<dyn Family>, VisionError> {
         let file = dir.image_processor()?;
         let size = settings::exact_size(file, "size", ImageSize::square(224))?;
         check_size(dir, file, size)?;
-        let id = |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type: "gemma3" });
+        let id = |token| {
+            vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type: "gemma3" })
+        };
         let lines = [id("\n")?, id("\n\n")?, id("\n\n\n")?, id("\n\n\n\n")?];
         let prompt = ImagePrompt {
             text: PROMPT_TEXT,
             marker: vec![id("<start_of_image>")?],
             rewrite: None,
-            // The tokenizer would have made one token of these (`_apply_token_matches` in vLLM's `gemma3_mm.py`).
+            // The tokenizer would have made one token of these (`_apply_token_matches` in vLLM's
+            // `gemma3_mm.py`).
             joins: vec![
                 ([lines[0], lines[1]], lines[2]),
                 ([lines[1], lines[0]], lines[2]),
@@ -179,12 +201,18 @@ fn check_size(dir: &ModelDir, file: &Section, size: ImageSize) -> Result<(), Vis
     Ok(())
 }
 
-/// `Gemma3ProcessingInfo.get_image_repl` in vLLM's `gemma3_mm.py`. Special tokens split a text, so that its parts are
-/// tokenized for themselves.
-fn words(dir: &ModelDir, vocabulary: &dyn Vocabulary, image: TokenId) -> Result<Words, VisionError> {
+/// `Gemma3ProcessingInfo.get_image_repl` in vLLM's `gemma3_mm.py`. Special tokens split a text, so
+/// that its parts are tokenized for themselves.
+fn words(
+    dir: &ModelDir,
+    vocabulary: &dyn Vocabulary,
+    image: TokenId,
+) -> Result<Words, VisionError> {
     const START: &str = "\n\n<start_of_image>";
     const END: &str = "<end_of_image>\n\n";
-    let encode = |text: String| vocabulary.encode(&text).map_err(|source| VisionError::Tokenizer { text, source });
+    let encode = |text: String| {
+        vocabulary.encode(&text).map_err(|source| VisionError::Tokenizer { text, source })
+    };
     let count = dir.processor.positive("image_seq_length")?.unwrap_or(256);
     let expected = dir.config.positive("mm_tokens_per_image")?.unwrap_or(256);
     if count != expected || count > MOST_TOKENS {
@@ -209,14 +237,18 @@ impl Family for Gemma3 {
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
         let (width, height) = (self.size.width as usize, self.size.height as usize);
-        let whole =
-            Layer::whole(size.width as usize, size.height as usize, Layout::Tiles(TileGrid::single(width, height)));
+        let whole = Layer::whole(
+            size.width as usize,
+            size.height as usize,
+            Layout::Tiles(TileGrid::single(width, height)),
+        );
         let crops = self.pan_and_scan.map(|settings| settings.crops(size)).unwrap_or_default();
         if crops.iter().any(|crop| crop.width == 0 || crop.height == 0) {
             return Err(VisionError::EmptyImage { size });
         }
-        let layers: Vec<_> =
-            std::iter::once(whole).chain(crops.into_iter().map(|source| Layer { source, ..whole })).collect();
+        let layers: Vec<_> = std::iter::once(whole)
+            .chain(crops.into_iter().map(|source| Layer { source, ..whole }))
+            .collect();
         let squares = layers.len();
         let pixels = PixelTensor {
             name: "pixel_values",
@@ -247,7 +279,9 @@ impl Family for Gemma3 {
         out.count("square_tokens", *count);
         out.tokens("before", before);
         out.tokens("after", after);
-        if let Some(PanAndScan { min_crop_size, max_num_crops, min_ratio_to_activate }) = *pan_and_scan {
+        if let Some(PanAndScan { min_crop_size, max_num_crops, min_ratio_to_activate }) =
+            *pan_and_scan
+        {
             out.integer("pan_and_scan_min_crop_size", min_crop_size);
             out.integer("pan_and_scan_max_num_crops", max_num_crops);
             out.double("pan_and_scan_min_ratio_to_activate", min_ratio_to_activate);

@@ -1,5 +1,5 @@
-//! InternVL in the form of `transformers` (`model_type` internvl): `GotOcr2ImageProcessor` of `transformers` 5.20, as
-//! vLLM 0.33 calls it for `InternVLForConditionalGeneration`.
+//! InternVL in the form of `transformers` (`model_type` internvl): `GotOcr2ImageProcessor` of
+//! `transformers` 5.20, as vLLM 0.33 calls it for `InternVLForConditionalGeneration`.
 //!
 //! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows.
 
@@ -64,9 +64,13 @@ impl Settings {
 }
 
 impl InternVl {
-    pub(crate) fn read(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError> {
+    pub(crate) fn read(
+        dir: &ModelDir,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Arc<dyn Family>, VisionError> {
         let file = dir.image_processor()?.clone();
-        // The processor of text and images (`InternVLProcessorKwargs`) asks for tiles whatever the file says.
+        // The processor of text and images (`InternVLProcessorKwargs`) asks for tiles whatever the
+        // file says.
         let settings = Settings::read(&file, true)?;
         let tokens = ImageTokens::read(vocabulary, "internvl")?;
         let prompt = ImagePrompt::token(PROMPT_TEXT, tokens.context);
@@ -75,12 +79,15 @@ impl InternVl {
     }
 }
 
-/// Embeddings per tile: what the processor writes, which must be what the engine makes of its tiles.
+/// Embeddings per tile: what the processor writes, which must be what the engine makes of its
+/// tiles.
 fn tile_tokens(dir: &ModelDir, tile: ImageSize) -> Result<usize, VisionError> {
     let expected = settings::exact_size(&dir.vision, "image_size", ImageSize::square(448))?;
     let patch = settings::exact_size(&dir.vision, "patch_size", ImageSize::square(14))?;
     if tile != expected {
-        return Err(dir.image_processor()?.problem("size", format!("must be that of the vision tower, {expected}")));
+        return Err(dir
+            .image_processor()?
+            .problem("size", format!("must be that of the vision tower, {expected}")));
     }
     let ratio = settings::shrinking(&dir.config, "downsample_ratio")?;
     let side = |length: u32, patch: u32| (f64::from(length / patch) * ratio) as u64;
@@ -110,14 +117,21 @@ impl Family for InternVl {
             true => tiled::closest(&tiled::arrangements(min_tiles, max_tiles), size, tile),
             false => (1, 1),
         };
-        let tiles = Tiles { arrangement, tile, thumbnail: true, tile_tokens: self.tile_tokens, tokens: self.tokens };
+        let tiles = Tiles {
+            arrangement,
+            tile,
+            thumbnail: true,
+            tile_tokens: self.tile_tokens,
+            tokens: self.tokens,
+        };
         tiles.plan(size, "pixel_values", Resampler::Torch(filter))
     }
 
     fn largest_image(&self) -> ImageSize {
         let Settings { tile, crop, min_tiles, max_tiles, .. } = self.settings;
-        // vLLM looks for the largest image with the image processor's own setting, by which all of them are one tile unless it
-        // says otherwise: it takes the first, and the processor of text and images cuts that.
+        // vLLM looks for the largest image with the image processor's own setting, by which all of
+        // them are one tile unless it says otherwise: it takes the first, and the processor of text
+        // and images cuts that.
         let cut_by_file = self.file.flag("crop_to_patches", false).unwrap_or(false);
         let tiles = match (crop, cut_by_file) {
             (true, true) => max_tiles,

@@ -1,8 +1,8 @@
-//! InternVL 2.5 and 3 as OpenGVLab publishes them (`model_type` internvl_chat): vLLM 0.33's own processor
-//! (`vllm/transformers_utils/processors/internvl.py`), which resizes with Pillow.
+//! InternVL 2.5 and 3 as OpenGVLab publishes them (`model_type` internvl_chat): vLLM 0.33's own
+//! processor (`vllm/transformers_utils/processors/internvl.py`), which resizes with Pillow.
 //!
-//! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows. All settings are in
-//! config.json.
+//! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows.
+//! All settings are in config.json.
 
 use std::sync::Arc;
 
@@ -19,12 +19,14 @@ use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
 /// `IMAGENET_MEAN` and `IMAGENET_STD` of the processor.
 const IMAGENET: ([f64; 3], [f64; 3]) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
-/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `internvl.py`). It is no token of its own.
+/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `internvl.py`). It is no
+/// token of its own.
 const PROMPT_TEXT: &str = "<image>";
 /// What is tokenized in its place: the placeholder of an image of one token.
 const PROMPT_TOKENS: &str = "<img><IMG_CONTEXT></img>";
 /// Settings that a request may replace.
-const KWARGS: &[&str] = &["min_dynamic_patch", "max_dynamic_patch", "dynamic_image_size", "use_thumbnail"];
+const KWARGS: &[&str] =
+    &["min_dynamic_patch", "max_dynamic_patch", "dynamic_image_size", "use_thumbnail"];
 /// Far above any model's; keeps products within bounds.
 const LARGEST_SIDE: u64 = 1 << 14;
 
@@ -57,14 +59,15 @@ impl Settings {
             Some(tiles @ 0..=MOST_TILES) => Ok(tiles as u32),
             _ => Err(config.problem(key, format!("must be an integer from 0 to {MOST_TILES}"))),
         };
-        let (min_tiles, max_tiles) = (tiles("min_dynamic_patch", 1)?, tiles("max_dynamic_patch", 6)?);
+        let (min_tiles, max_tiles) =
+            (tiles("min_dynamic_patch", 1)?, tiles("max_dynamic_patch", 6)?);
         let dynamic = config.flag("dynamic_image_size", false)?;
         let (min_tiles, max_tiles) = if dynamic { (min_tiles, max_tiles) } else { (1, 1) };
         Ok(Self { min_tiles, max_tiles, thumbnail: config.flag("use_thumbnail", false)? })
     }
 
-    /// The processor sorts the arrangements by their number of tiles only; the order among as many is that of a Python
-    /// set. Where that order decides, there is no answer here.
+    /// The processor sorts the arrangements by their number of tiles only; the order among as many
+    /// is that of a Python set. Where that order decides, there is no answer here.
     fn arrangement(self, size: ImageSize, tile: ImageSize) -> Result<Arrangement, VisionError> {
         let mut arrangements = tiled::arrangements(self.min_tiles, self.max_tiles);
         let chosen = tiled::closest(&arrangements, size, tile);
@@ -78,7 +81,10 @@ impl Settings {
 }
 
 impl InternVlChat {
-    pub(crate) fn read(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError> {
+    pub(crate) fn read(
+        dir: &ModelDir,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Arc<dyn Family>, VisionError> {
         let side = |key, default| match dir.vision.positive(key)?.unwrap_or(default) {
             side @ 1..=LARGEST_SIDE => Ok(side),
             _ => Err(dir.vision.problem(key, format!("must be at most {LARGEST_SIDE}"))),
@@ -111,9 +117,12 @@ impl InternVlChat {
     }
 }
 
-/// Whether vLLM gives it videos, which go by the language model and its tokens (`ctx_video_token` in vLLM's `internvl.py`).
+/// Whether vLLM gives it videos, which go by the language model and its tokens (`ctx_video_token`
+/// in vLLM's `internvl.py`).
 fn takes_videos(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> bool {
-    let text = ["llm_config", "text_config"].iter().find_map(|part| dir.config.get(part)?.get("model_type")?.as_str());
+    let text = ["llm_config", "text_config"]
+        .iter()
+        .find_map(|part| dir.config.get(part)?.get("model_type")?.as_str());
     let token = match text {
         Some("qwen2" | "qwen3" | "qwen3_moe") => "<|video_pad|>",
         Some("gpt_oss") => "<|reserved_200000|>",
@@ -150,7 +159,16 @@ impl Family for InternVlChat {
     }
 
     fn fingerprint(&self, out: &mut Fingerprint) {
-        let Self { config: _, settings, normalization, tokens, prompt: _, tile, tile_tokens, takes_videos: _ } = self;
+        let Self {
+            config: _,
+            settings,
+            normalization,
+            tokens,
+            prompt: _,
+            tile,
+            tile_tokens,
+            takes_videos: _,
+        } = self;
         let Settings { min_tiles, max_tiles, thumbnail } = *settings;
         out.size("tile", *tile);
         out.integer("min_tiles", min_tiles);

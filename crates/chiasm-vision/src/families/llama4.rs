@@ -1,7 +1,7 @@
 //! Llama 4: `Llama4ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
 //!
-//! The image is fitted into a canvas of tiles, padded and cut; the whole image in one tile follows if there are several.
-//! Pixels are normalised in bfloat16.
+//! The image is fitted into a canvas of tiles, padded and cut; the whole image in one tile follows
+//! if there are several. Pixels are normalised in bfloat16.
 
 use std::sync::Arc;
 
@@ -31,7 +31,8 @@ const LARGEST_SIDE: u64 = 1 << 14;
 pub(crate) struct Llama4 {
     file: Section,
     settings: Settings,
-    /// Canvases to choose from, in tiles from left to right and top to bottom, in the order in which they are tried.
+    /// Canvases to choose from, in tiles from left to right and top to bottom, in the order in
+    /// which they are tried.
     canvases: Vec<(u32, u32)>,
     /// Embeddings per tile.
     tile_tokens: usize,
@@ -90,7 +91,10 @@ impl Settings {
 }
 
 impl Llama4 {
-    pub(crate) fn read(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError> {
+    pub(crate) fn read(
+        dir: &ModelDir,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Arc<dyn Family>, VisionError> {
         let file = dir.image_processor()?.clone();
         let settings = Settings::read(&file)?;
         let tower = |key, default| match dir.vision.positive(key)?.unwrap_or(default) {
@@ -106,9 +110,13 @@ impl Llama4 {
         let shuffled = (1.0 / (ratio * ratio)).round_ties_even() as u64;
         let tile_tokens = (side / patch) * (side / patch) / shuffled.max(1);
         if tile_tokens == 0 || !side.is_multiple_of(patch) {
-            return Err(dir.vision.problem("patch_size", "must divide image_size and leave an embedding of a tile"));
+            return Err(dir
+                .vision
+                .problem("patch_size", "must divide image_size and leave an embedding of a tile"));
         }
-        let id = |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type: "llama4" });
+        let id = |token| {
+            vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type: "llama4" })
+        };
         let tokens = Tokens {
             start: id("<|image_start|>")?,
             patch: id("<|patch|>")?,
@@ -127,7 +135,8 @@ impl Llama4 {
         }))
     }
 
-    /// Columns and rows of the canvas into which the image fits best (`get_best_fit`; all scales are f32 there).
+    /// Columns and rows of the canvas into which the image fits best (`get_best_fit`; all scales
+    /// are f32 there).
     fn best_canvas(&self, size: ImageSize) -> (u32, u32) {
         let scale = |tiles: u32, length: u32| (tiles * self.settings.side) as f32 / length as f32;
         let scales = self.canvases.iter().map(|&(columns, rows)| {
@@ -136,10 +145,13 @@ impl Llama4 {
         });
         let scales: Vec<f32> = scales.collect();
         let up = scales.iter().copied().filter(|&scale| scale >= 1.0);
-        let up = if self.settings.to_max_canvas { up.reduce(f32::max) } else { up.reduce(f32::min) };
+        let up =
+            if self.settings.to_max_canvas { up.reduce(f32::max) } else { up.reduce(f32::min) };
         let chosen = up.or_else(|| scales.iter().copied().reduce(f32::max));
-        let fitting = self.canvases.iter().zip(&scales).filter(|(_, scale)| Some(**scale) == chosen);
-        let smallest = fitting.map(|(canvas, _)| *canvas).min_by_key(|(columns, rows)| columns * rows);
+        let fitting =
+            self.canvases.iter().zip(&scales).filter(|(_, scale)| Some(**scale) == chosen);
+        let smallest =
+            fitting.map(|(canvas, _)| *canvas).min_by_key(|(columns, rows)| columns * rows);
         smallest.unwrap_or((1, 1))
     }
 
@@ -153,7 +165,11 @@ impl Llama4 {
             for _ in 0..rows {
                 for column in 1..=columns {
                     runs.push(tile);
-                    runs.push(one(if column < columns { tokens.tile_break } else { tokens.row_break }));
+                    runs.push(one(if column < columns {
+                        tokens.tile_break
+                    } else {
+                        tokens.row_break
+                    }));
                 }
             }
         }
@@ -162,7 +178,8 @@ impl Llama4 {
     }
 }
 
-/// All canvases of at most so many tiles, those of one shape together, larger first (`find_supported_resolutions`).
+/// All canvases of at most so many tiles, those of one shape together, larger first
+/// (`find_supported_resolutions`).
 fn canvases(most_tiles: u32) -> Vec<(u32, u32)> {
     let mut shapes: Vec<(f64, Vec<(u32, u32)>)> = Vec::new();
     for tiles in (1..=most_tiles).rev() {
@@ -214,7 +231,14 @@ impl Family for Llama4 {
             TensorSpec::integers("patches_per_image", vec![], field, &[count as i64]),
             TensorSpec::integers("aspect_ratios", vec![2], field, &[rows.into(), columns.into()]),
         ];
-        ImagePlan::new(size, resized, [1, rows, columns], self.placeholder(columns, rows), pixels, small)
+        ImagePlan::new(
+            size,
+            resized,
+            [1, rows, columns],
+            self.placeholder(columns, rows),
+            pixels,
+            small,
+        )
     }
 
     fn largest_image(&self) -> ImageSize {
@@ -248,11 +272,12 @@ impl Family for Llama4 {
     }
 }
 
-/// The largest size of the image's shape on the canvas, but, if there is a `side`, no larger than the image in a side
-/// beyond that (`Llama4ImageProcessor._preprocess` and `get_max_res_without_distortion`).
+/// The largest size of the image's shape on the canvas, but, if there is a `side`, no larger than
+/// the image in a side beyond that (`Llama4ImageProcessor._preprocess` and
+/// `get_max_res_without_distortion`).
 ///
-/// A side that is the canvas's is a torch tensor there, one that is the image's a Python number: arithmetic on the first
-/// is in f32, on the second in f64.
+/// A side that is the canvas's is a torch tensor there, one that is the image's a Python number:
+/// arithmetic on the first is in f32, on the second in f64.
 fn fitted(size: ImageSize, canvas: ImageSize, side: Option<u32>) -> ImageSize {
     let target = |length: u32, canvas: u32| match side {
         Some(side) if length.max(side) <= canvas => (length.max(side), false),

@@ -1,6 +1,8 @@
-//! LLaVA-1.5: one square per image, `CLIPImageProcessor` and its like of `transformers` 5.20, as vLLM 0.33 calls them.
+//! LLaVA-1.5: one square per image, `CLIPImageProcessor` and its like of `transformers` 5.20, as
+//! vLLM 0.33 calls them.
 //!
-//! The shorter side is resized to the tower's side, the middle is cut out; every image has the same number of tokens.
+//! The shorter side is resized to the tower's side, the middle is cut out; every image has the same
+//! number of tokens.
 
 use std::sync::Arc;
 
@@ -49,17 +51,27 @@ struct Settings {
 
 impl Settings {
     fn read(file: &Section) -> Result<Self, VisionError> {
-        let siglip = file.text("image_processor_type")?.is_some_and(|name| name.starts_with("Siglip"));
+        let siglip =
+            file.text("image_processor_type")?.is_some_and(|name| name.starts_with("Siglip"));
         let side = ImageSize::square(224);
-        let (target, mean_std) =
-            if siglip { (Target::Exact(side), STANDARD) } else { (Target::ShortestEdge(224), CLIP) };
+        let (target, mean_std) = if siglip {
+            (Target::Exact(side), STANDARD)
+        } else {
+            (Target::ShortestEdge(224), CLIP)
+        };
         if file.flag("do_pad", false)? {
-            return Err(
-                file.problem("do_pad", "must not be true: padding to a square before resizing is not supported")
-            );
+            return Err(file.problem(
+                "do_pad",
+                "must not be true: padding to a square before resizing is not supported",
+            ));
         }
-        let target = file.flag("do_resize", true)?.then(|| settings::target(file, target, false)).transpose()?;
-        let crop = file.flag("do_center_crop", !siglip)?.then(|| settings::exact_size(file, "crop_size", side));
+        let target = file
+            .flag("do_resize", true)?
+            .then(|| settings::target(file, target, false))
+            .transpose()?;
+        let crop = file
+            .flag("do_center_crop", !siglip)?
+            .then(|| settings::exact_size(file, "crop_size", side));
         Ok(Self {
             target,
             crop: crop.transpose()?,
@@ -110,7 +122,8 @@ impl Family for Llava {
             resampler: Resampler::Torch(filter),
             layers: vec![layer],
         };
-        let placeholder = vec![TokenRun { token: self.image_token, count: self.tower.tokens, embeds: true }];
+        let placeholder =
+            vec![TokenRun { token: self.image_token, count: self.tower.tokens, embeds: true }];
         ImagePlan::new(size, resized, [1; 3], placeholder, pixels, Vec::new())
     }
 
@@ -147,7 +160,8 @@ impl Family for Llava {
     }
 }
 
-/// The start of something `length` long in the middle of a canvas of `side` (`TorchvisionBackend.center_crop`).
+/// The start of something `length` long in the middle of a canvas of `side`
+/// (`TorchvisionBackend.center_crop`).
 fn centered(length: u32, side: u32) -> isize {
     let (length, side) = (length as isize, side as isize);
     if length >= side { -((length - side) / 2) } else { (side - length) / 2 }

@@ -1,7 +1,8 @@
 //! LLaVA-NeXT (anyres): `LlavaNextImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
 //!
-//! The whole image squeezed into one square, then the image fitted into the best of some resolutions, padded and cut
-//! into tiles. The token count follows the part that is not padding, plus a newline token per row.
+//! The whole image squeezed into one square, then the image fitted into the best of some
+//! resolutions, padded and cut into tiles. The token count follows the part that is not padding,
+//! plus a newline token per row.
 
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ use crate::model_dir::{ModelDir, Section};
 use crate::settings::{self, CLIP, Target};
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 
-/// `image_grid_pinpoints` of both `LlavaNextConfig` and `LlavaNextImageProcessor`, for files without it.
+/// `image_grid_pinpoints` of both `LlavaNextConfig` and `LlavaNextImageProcessor`, for files
+/// without it.
 const PINPOINTS: [(u32, u32); 5] = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
 /// Far above any model's; keeps products within bounds.
 const LARGEST_SIDE: u64 = 1 << 14;
@@ -57,30 +59,36 @@ impl LlavaNext {
         }))
     }
 
-    /// The resolution that keeps most of the image and then wastes least (`select_best_resolution`).
+    /// The resolution that keeps most of the image and then wastes least
+    /// (`select_best_resolution`).
     fn best_resolution(&self, size: ImageSize) -> Option<ImageSize> {
         let (width, height) = (f64::from(size.width), f64::from(size.height));
         let mut best: Option<(u64, u64, ImageSize)> = None;
         for &resolution in &self.pinpoints {
-            let scale = (f64::from(resolution.width) / width).min(f64::from(resolution.height) / height);
+            let scale =
+                (f64::from(resolution.width) / width).min(f64::from(resolution.height) / height);
             let fitted = (width * scale) as u64 * ((height * scale) as u64);
             let effective = fitted.min(size.area());
             let wasted = resolution.area() - effective;
-            if best.is_none_or(|(most, least, _)| effective > most || (effective == most && wasted < least)) {
+            if best.is_none_or(|(most, least, _)| {
+                effective > most || (effective == most && wasted < least)
+            }) {
                 best = Some((effective, wasted, resolution));
             }
         }
         best.map(|(_, _, resolution)| resolution)
     }
 
-    /// Tokens of the tiles without the padding, with one for each row's end (`_get_num_unpadded_features` in vLLM's
-    /// `llava_next.py`).
+    /// Tokens of the tiles without the padding, with one for each row's end
+    /// (`_get_num_unpadded_features` in vLLM's `llava_next.py`).
     fn tile_tokens(&self, size: ImageSize, tiles: TileGrid) -> usize {
         let (width, height) = (f64::from(size.width), f64::from(size.height));
         let mut columns = u64::from(self.tower.grid) * tiles.columns as u64;
         let mut rows = u64::from(self.tower.grid) * tiles.rows as u64;
         // int(round(length * (extent / other), 7)) in Python.
-        let scaled = |length: f64, extent: u64, other: f64| round_to_7_digits(length * (extent as f64 / other)) as u64;
+        let scaled = |length: f64, extent: u64, other: f64| {
+            round_to_7_digits(length * (extent as f64 / other)) as u64
+        };
         if width / height > columns as f64 / rows as f64 {
             let padding = (rows - scaled(height, columns, width).min(rows)) / 2;
             rows -= 2 * padding;
@@ -100,7 +108,8 @@ fn round_to_7_digits(number: f64) -> f64 {
 /// The processor resizes and crops each tile once more: that must change nothing.
 fn check_tiles(file: &Section, tower: Tower) -> Result<(), VisionError> {
     let side = tower.side;
-    let is_side = |target| target == Target::ShortestEdge(side) || target == Target::Exact(tower.size());
+    let is_side =
+        |target| target == Target::ShortestEdge(side) || target == Target::Exact(tower.size());
     let default = Target::ShortestEdge(224);
     if !is_side(settings::target(file, default, false)?) {
         return Err(file.problem("size", format!("must be that of the vision tower, {side}")));
@@ -114,29 +123,40 @@ fn check_tiles(file: &Section, tower: Tower) -> Result<(), VisionError> {
 fn pinpoints(file: &Section, tower: Tower) -> Result<Vec<ImageSize>, VisionError> {
     const KEY: &str = "image_grid_pinpoints";
     let sizes = match file.get(KEY) {
-        None | Some(Value::Null) => PINPOINTS.map(|(height, width)| ImageSize { width, height }).to_vec(),
+        None | Some(Value::Null) => {
+            PINPOINTS.map(|(height, width)| ImageSize { width, height }).to_vec()
+        }
         Some(value) => {
             let size = |pair: &Value| {
                 let [height, width] = pair.as_array()?.as_slice() else { return None };
-                let side = |value: &Value| value.as_u64().filter(|side| (1..=LARGEST_SIDE).contains(side));
+                let side =
+                    |value: &Value| value.as_u64().filter(|side| (1..=LARGEST_SIDE).contains(side));
                 Some(ImageSize { width: side(width)? as u32, height: side(height)? as u32 })
             };
-            let sizes = value.as_array().and_then(|pairs| pairs.iter().map(size).collect::<Option<Vec<_>>>());
+            let sizes = value
+                .as_array()
+                .and_then(|pairs| pairs.iter().map(size).collect::<Option<Vec<_>>>());
             sizes
                 .filter(|sizes| !sizes.is_empty())
                 .ok_or_else(|| file.problem(KEY, "must be a list of [height, width]"))?
         }
     };
-    let whole = |size: &ImageSize| size.width.is_multiple_of(tower.side) && size.height.is_multiple_of(tower.side);
+    let whole = |size: &ImageSize| {
+        size.width.is_multiple_of(tower.side) && size.height.is_multiple_of(tower.side)
+    };
     if !sizes.iter().all(whole) {
-        return Err(file.problem(KEY, format!("must be multiples of the vision tower's side, {}", tower.side)));
+        return Err(file.problem(
+            KEY,
+            format!("must be multiples of the vision tower's side, {}", tower.side),
+        ));
     }
     Ok(sizes)
 }
 
 impl Family for LlavaNext {
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
-        // vLLM counts tokens by the model's own settings: whatever a request changes, its engine would refuse.
+        // vLLM counts tokens by the model's own settings: whatever a request changes, its engine
+        // would refuse.
         match kwargs.keys().next() {
             Some(key) => Err(VisionError::UnknownKwarg { key: key.clone(), known: &[] }),
             None => Ok(Arc::new(self.clone())),
@@ -172,8 +192,12 @@ impl Family for LlavaNext {
             layers: vec![base, cut],
         };
         let sizes = [i64::from(size.height), i64::from(size.width)];
-        let image_sizes =
-            TensorSpec::integers("image_sizes", vec![2], TensorField::Batched { keep_on_cpu: true }, &sizes);
+        let image_sizes = TensorSpec::integers(
+            "image_sizes",
+            vec![2],
+            TensorField::Batched { keep_on_cpu: true },
+            &sizes,
+        );
         let count = self.tower.tokens + self.tile_tokens(size, tiles);
         let placeholder = vec![TokenRun { token: self.image_token, count, embeds: true }];
         let grid = [1, tiles.rows as u32, tiles.columns as u32];
@@ -187,7 +211,10 @@ impl Family for LlavaNext {
 
     fn fingerprint(&self, out: &mut Fingerprint) {
         let Self { pinpoints, filter, normalization, tower, image_token, prompt: _ } = self;
-        out.integers("resolutions", pinpoints.iter().flat_map(|size| [size.width.into(), size.height.into()]));
+        out.integers(
+            "resolutions",
+            pinpoints.iter().flat_map(|size| [size.width.into(), size.height.into()]),
+        );
         out.filter("resample", *filter);
         normalization.fingerprint(out);
         tower.fingerprint(out);

@@ -1,4 +1,5 @@
-//! One module per image family: its settings and the arithmetic of its layout. `table` names them all.
+//! One module per image family: its settings and the arithmetic of its layout. `table` names them
+//! all.
 
 pub(crate) mod gemma3;
 pub(crate) mod internvl;

@@ -1,8 +1,9 @@
-//! Pixtral and Mistral 3: `PixtralImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it for the checkpoints in
-//! the form of `transformers` (`model_type` llava with a pixtral vision tower, and mistral3).
+//! Pixtral and Mistral 3: `PixtralImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it for
+//! the checkpoints in the form of `transformers` (`model_type` llava with a pixtral vision tower,
+//! and mistral3).
 //!
-//! The image keeps its shape, is shrunk if it is too large, and is stretched to whole patches. A token follows each row
-//! of patches, another the last.
+//! The image keeps its shape, is shrunk if it is too large, and is stretched to whole patches. A
+//! token follows each row of patches, another the last.
 
 use std::sync::Arc;
 
@@ -29,7 +30,8 @@ const LARGEST_SIDE: u64 = 1 << 14;
 pub(crate) enum Generation {
     /// A token per patch of the tower; the tower's size bounds the image.
     Pixtral,
-    /// A token per square of patches; the image processor's size bounds the image, which a request may replace.
+    /// A token per square of patches; the image processor's size bounds the image, which a request
+    /// may replace.
     Mistral3,
 }
 
@@ -61,14 +63,20 @@ impl Pixtral {
             Generation::Pixtral => "pixtral",
             Generation::Mistral3 => "mistral3",
         };
-        let id = |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type });
-        let image = dir.token(IMAGE_TOKEN_NAMES, if generation == Generation::Pixtral { 32_000 } else { 10 })?;
+        let id =
+            |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type });
+        let image = dir.token(
+            IMAGE_TOKEN_NAMES,
+            if generation == Generation::Pixtral { 32_000 } else { 10 },
+        )?;
         let longest = longest_edge(&file)?;
         if generation == Generation::Pixtral {
             // vLLM counts tokens by the tower's size.
             let expected = dir.vision.positive("image_size")?.unwrap_or(1024);
             if u64::from(longest) != expected {
-                return Err(file.problem("size", format!("must be that of the vision tower, {expected}")));
+                return Err(
+                    file.problem("size", format!("must be that of the vision tower, {expected}"))
+                );
             }
         }
         if !file.flag("do_resize", true)? {
@@ -97,7 +105,10 @@ fn longest_edge(file: &Section) -> Result<u32, VisionError> {
     let edge = size.get("longest_edge").and_then(Value::as_u64);
     match edge.filter(|edge| size.values.len() == 1 && (1..=LARGEST_SIDE).contains(edge)) {
         Some(edge) => Ok(edge as u32),
-        None => Err(file.problem("size", format!("must have longest_edge alone, from 1 to {LARGEST_SIDE}"))),
+        None => {
+            Err(file
+                .problem("size", format!("must have longest_edge alone, from 1 to {LARGEST_SIDE}")))
+        }
     }
 }
 
@@ -115,7 +126,9 @@ fn step(dir: &ModelDir, generation: Generation) -> Result<u32, VisionError> {
     let patch = number(&dir.processor, "patch_size", 16)?;
     let found = patch * number(&dir.processor, "spatial_merge_size", 1)?;
     if found != expected || found > LARGEST_SIDE {
-        let problem = format!("times spatial_merge_size is {found}, but must be {expected} as in config.json");
+        let problem = format!(
+            "times spatial_merge_size is {found}, but must be {expected} as in config.json"
+        );
         return Err(dir.processor.problem("patch_size", problem));
     }
     Ok(found as u32)
@@ -135,7 +148,8 @@ impl Family for Pixtral {
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
         let longest = f64::from(self.longest);
         let ratio = (f64::from(size.height) / longest).max(f64::from(size.width) / longest);
-        let shrunk = |side: u32| if ratio > 1.0 { (f64::from(side) / ratio).floor() as u32 } else { side };
+        let shrunk =
+            |side: u32| if ratio > 1.0 { (f64::from(side) / ratio).floor() as u32 } else { side };
         let (width, height) = (shrunk(size.width), shrunk(size.height));
         if width == 0 || height == 0 {
             // Python goes on with (0 - 1) // patch + 1 = 0 patches, and fails.
@@ -167,8 +181,18 @@ impl Family for Pixtral {
 
     fn fingerprint(&self, out: &mut Fingerprint) {
         // The generation changes which settings there are, not what they do.
-        let Self { generation: _, file: _, longest, step, filter, normalization, image, row_break, end, prompt: _ } =
-            self;
+        let Self {
+            generation: _,
+            file: _,
+            longest,
+            step,
+            filter,
+            normalization,
+            image,
+            row_break,
+            end,
+            prompt: _,
+        } = self;
         out.integer("longest_edge", *longest);
         out.integer("token_side", *step);
         out.filter("resample", *filter);

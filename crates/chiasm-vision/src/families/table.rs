@@ -17,11 +17,11 @@ pub(crate) struct FamilyEntry {
     pub(crate) model_type: &'static str,
     /// The vision towers that this row takes: several families share `llava`.
     pub(crate) vision: VisionTower,
-    /// Values of `image_processor_type` that mean this family's processor; so does none. Empty if there is no file for
-    /// it.
+    /// Values of `image_processor_type` that mean this family's processor; so does none. Empty if
+    /// there is no file for it.
     pub(crate) image_processors: &'static [&'static str],
-    /// The first version of vLLM that normalises on the device by default (`supports_mm_device_do_normalize` of the model
-    /// class); `None` if none does.
+    /// The first version of vLLM that normalises on the device by default
+    /// (`supports_mm_device_do_normalize` of the model class); `None` if none does.
     pub(crate) engine_normalizes_since: Option<VllmVersion>,
     pub(crate) build: Build,
 }
@@ -49,10 +49,11 @@ impl VisionTower {
     }
 }
 
-/// `Qwen2VLImageProcessor` (torchvision) serves them all. `transformers` reads the two other names as it:
-/// `…Fast` was its name up to 4.x, and for `…Pil` it prefers the torchvision class where torchvision is installed,
-/// which vLLM requires.
-const QWEN_VL_PROCESSORS: &[&str] = &["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"];
+/// `Qwen2VLImageProcessor` (torchvision) serves them all. `transformers` reads the two other names
+/// as it: `…Fast` was its name up to 4.x, and for `…Pil` it prefers the torchvision class where
+/// torchvision is installed, which vLLM requires.
+const QWEN_VL_PROCESSORS: &[&str] =
+    &["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"];
 
 const CLIP_PROCESSORS: &[&str] = &[
     "CLIPImageProcessor",
@@ -67,8 +68,10 @@ const CLIP_PROCESSORS: &[&str] = &[
 ];
 const LLAVA_NEXT_PROCESSORS: &[&str] =
     &["LlavaNextImageProcessor", "LlavaNextImageProcessorFast", "LlavaNextImageProcessorPil"];
-const PIXTRAL_PROCESSORS: &[&str] = &["PixtralImageProcessor", "PixtralImageProcessorFast", "PixtralImageProcessorPil"];
-const GEMMA3_PROCESSORS: &[&str] = &["Gemma3ImageProcessor", "Gemma3ImageProcessorFast", "Gemma3ImageProcessorPil"];
+const PIXTRAL_PROCESSORS: &[&str] =
+    &["PixtralImageProcessor", "PixtralImageProcessorFast", "PixtralImageProcessorPil"];
+const GEMMA3_PROCESSORS: &[&str] =
+    &["Gemma3ImageProcessor", "Gemma3ImageProcessorFast", "Gemma3ImageProcessorPil"];
 const LLAMA4_PROCESSORS: &[&str] = &["Llama4ImageProcessor", "Llama4ImageProcessorFast"];
 const GOT_OCR2_PROCESSORS: &[&str] =
     &["GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"];
@@ -93,7 +96,9 @@ pub(crate) static FAMILIES: &[FamilyEntry] = &[
         vision: VisionTower::Only("pixtral"),
         image_processors: PIXTRAL_PROCESSORS,
         engine_normalizes_since: None,
-        build: |dir, vocabulary| pixtral::Pixtral::read(dir, vocabulary, pixtral::Generation::Pixtral),
+        build: |dir, vocabulary| {
+            pixtral::Pixtral::read(dir, vocabulary, pixtral::Generation::Pixtral)
+        },
     },
     FamilyEntry {
         model_type: "llava_next",
@@ -135,7 +140,9 @@ pub(crate) static FAMILIES: &[FamilyEntry] = &[
         vision: VisionTower::Only("pixtral"),
         image_processors: PIXTRAL_PROCESSORS,
         engine_normalizes_since: Some(V0_32),
-        build: |dir, vocabulary| pixtral::Pixtral::read(dir, vocabulary, pixtral::Generation::Mistral3),
+        build: |dir, vocabulary| {
+            pixtral::Pixtral::read(dir, vocabulary, pixtral::Generation::Mistral3)
+        },
     },
 ];
 
@@ -143,7 +150,11 @@ const V0_32: VllmVersion = VllmVersion::minor(0, 32);
 /// Older than any that is supported.
 const ALL_SUPPORTED: VllmVersion = VllmVersion::minor(0, 0);
 
-const fn qwen_vl(model_type: &'static str, engine_normalizes_since: VllmVersion, build: Build) -> FamilyEntry {
+const fn qwen_vl(
+    model_type: &'static str,
+    engine_normalizes_since: VllmVersion,
+    build: Build,
+) -> FamilyEntry {
     FamilyEntry {
         model_type,
         vision: VisionTower::Any,
@@ -160,16 +171,21 @@ pub(crate) fn find(dir: &ModelDir) -> Result<&'static FamilyEntry, VisionError> 
     let entry = FAMILIES
         .iter()
         .find(|entry| entry.model_type == model_type && entry.vision.takes(tower))
-        .ok_or_else(|| VisionError::UnknownFamily { model_type: model_type.into(), known: known() })?;
+        .ok_or_else(|| VisionError::UnknownFamily {
+            model_type: model_type.into(),
+            known: known(),
+        })?;
     if entry.image_processors.is_empty() {
         return Ok(entry);
     }
     match dir.image_processor()?.text("image_processor_type")? {
-        Some(found) if !entry.image_processors.contains(&found) => Err(VisionError::UnknownImageProcessor {
-            found: found.into(),
-            model_type: entry.model_type,
-            known: entry.image_processors,
-        }),
+        Some(found) if !entry.image_processors.contains(&found) => {
+            Err(VisionError::UnknownImageProcessor {
+                found: found.into(),
+                model_type: entry.model_type,
+                known: entry.image_processors,
+            })
+        }
         _ => Ok(entry),
     }
 }

@@ -1,4 +1,5 @@
-//! Arrangements of square tiles as the InternVL models choose them: the one whose shape is closest to the image's.
+//! Arrangements of square tiles as the InternVL models choose them: the one whose shape is closest
+//! to the image's.
 
 use chiasm_types::{TensorField, TokenId, TokenRun};
 
@@ -22,10 +23,14 @@ pub(super) fn arrangements(min: u32, max: u32) -> Vec<Arrangement> {
     all
 }
 
-/// The arrangement, tried in this order, that is closest in shape; among equally close ones a later one if the image
-/// has more than half of its pixels (`get_optimal_tiled_canvas`, and `find_closest_aspect_ratio` in vLLM's
-/// `internvl.py`). One tile if there is none to try.
-pub(super) fn closest(arrangements: &[Arrangement], size: ImageSize, tile: ImageSize) -> Arrangement {
+/// The arrangement, tried in this order, that is closest in shape; among equally close ones a later
+/// one if the image has more than half of its pixels (`get_optimal_tiled_canvas`, and
+/// `find_closest_aspect_ratio` in vLLM's `internvl.py`). One tile if there is none to try.
+pub(super) fn closest(
+    arrangements: &[Arrangement],
+    size: ImageSize,
+    tile: ImageSize,
+) -> Arrangement {
     let shape = f64::from(size.width) / f64::from(size.height);
     let (mut best, mut least) = ((1, 1), f64::INFINITY);
     for &(columns, rows) in arrangements {
@@ -51,7 +56,12 @@ pub(super) fn longest_video(context: usize, image: usize, tile_tokens: usize) ->
 }
 
 /// The image resized to all tiles, then, if there are several and `thumbnail` is on, to one.
-fn layers(size: ImageSize, (columns, rows): Arrangement, tile: ImageSize, thumbnail: bool) -> (ImageSize, Vec<Layer>) {
+fn layers(
+    size: ImageSize,
+    (columns, rows): Arrangement,
+    tile: ImageSize,
+    thumbnail: bool,
+) -> (ImageSize, Vec<Layer>) {
     let (width, height) = (tile.width as usize, tile.height as usize);
     let grid = TileGrid { columns: columns as usize, rows: rows as usize, width, height };
     let whole = |grid| Layer::whole(size.width as usize, size.height as usize, Layout::Tiles(grid));
@@ -91,7 +101,8 @@ impl Tiles {
             resampler,
             layers,
         };
-        let (batched, shared) = (TensorField::Batched { keep_on_cpu: true }, TensorField::Shared { keep_on_cpu: true });
+        let (batched, shared) =
+            (TensorField::Batched { keep_on_cpu: true }, TensorField::Shared { keep_on_cpu: true });
         let small = vec![
             TensorSpec::integers("image_num_patches", vec![], batched, &[tiles as i64]),
             TensorSpec::integers("image_token_id", vec![], shared, &[i64::from(tokens.context.0)]),
@@ -110,8 +121,12 @@ pub(super) struct ImageTokens {
 }
 
 impl ImageTokens {
-    pub(super) fn read(vocabulary: &dyn Vocabulary, model_type: &'static str) -> Result<Self, VisionError> {
-        let id = |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type });
+    pub(super) fn read(
+        vocabulary: &dyn Vocabulary,
+        model_type: &'static str,
+    ) -> Result<Self, VisionError> {
+        let id =
+            |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type });
         Ok(Self { start: id("<img>")?, context: id("<IMG_CONTEXT>")?, end: id("</img>")? })
     }
 
@@ -136,7 +151,10 @@ mod tests {
 
     #[test]
     fn arrangements_come_in_order() {
-        assert_eq!(arrangements(1, 4), [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1)]);
+        assert_eq!(
+            arrangements(1, 4),
+            [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1)]
+        );
         assert_eq!(arrangements(3, 4), [(1, 3), (3, 1), (1, 4), (2, 2), (4, 1)]);
         assert!(arrangements(2, 1).is_empty());
     }

@@ -19,22 +19,26 @@ pub(super) struct Tower {
 const LARGEST_SIDE: u64 = 1 << 14;
 
 impl Tower {
-    /// `vision_config` and `vision_feature_select_strategy`, as vLLM's `CLIPEncoderInfo` and `SiglipEncoderInfo` count.
-    /// `clip` is what the `LlavaConfig` class makes of a `vision_config` without `image_size` or `patch_size`.
+    /// `vision_config` and `vision_feature_select_strategy`, as vLLM's `CLIPEncoderInfo` and
+    /// `SiglipEncoderInfo` count. `clip` is what the `LlavaConfig` class makes of a `vision_config`
+    /// without `image_size` or `patch_size`.
     pub(super) fn read(dir: &ModelDir) -> Result<Self, VisionError> {
         // CLIP puts a class embedding before those of the patches.
         let (side, patch, class) = match dir.vision.text("model_type")? {
             None | Some("clip_vision_model") => (224, 32, 1),
             Some("siglip_vision_model") => (224, 16, 0),
             Some(other) => {
-                let problem = format!("is {other:?}, but must be clip_vision_model or siglip_vision_model");
+                let problem =
+                    format!("is {other:?}, but must be clip_vision_model or siglip_vision_model");
                 return Err(dir.vision.problem("model_type", problem));
             }
         };
         let side = dir.vision.positive("image_size")?.unwrap_or(side);
         let patch = dir.vision.positive("patch_size")?.unwrap_or(patch);
         if side > LARGEST_SIDE || side < patch || (class == 1 && !side.is_multiple_of(patch)) {
-            let problem = format!("must be a multiple of patch_size, which is {patch}, and at most {LARGEST_SIDE}");
+            let problem = format!(
+                "must be a multiple of patch_size, which is {patch}, and at most {LARGEST_SIDE}"
+            );
             return Err(dir.vision.problem("image_size", problem));
         }
         let (side, grid) = (side as u32, (side / patch) as u32);
@@ -42,7 +46,11 @@ impl Tower {
         let tokens = match dir.config.text("vision_feature_select_strategy")? {
             None | Some("default") => embeddings - 1,
             Some("full") => embeddings,
-            Some(_) => return Err(dir.config.problem("vision_feature_select_strategy", "must be default or full")),
+            Some(_) => {
+                return Err(dir
+                    .config
+                    .problem("vision_feature_select_strategy", "must be default or full"));
+            }
         };
         if tokens == 0 {
             return Err(dir.vision.problem("patch_size", "leaves no embedding of an image"));

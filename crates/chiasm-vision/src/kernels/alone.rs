@@ -7,8 +7,8 @@ use crate::{ImageSize, RgbView, VisionError};
 /// Lines that are resized at a time, as `bands` does it: what is narrowed stays in the CPU's cache.
 const BAND: usize = 32;
 
-/// Resizes an image as PyTorch's antialiased bicubic filter does, to packed RGB rows. `out` is `3 * to.area()` bytes
-/// long; `narrowed` is memory that is used again from image to image.
+/// Resizes an image as PyTorch's antialiased bicubic filter does, to packed RGB rows. `out` is `3 *
+/// to.area()` bytes long; `narrowed` is memory that is used again from image to image.
 ///
 /// # Errors
 /// [`VisionError::OutputLength`], [`VisionError::EmptyImage`].
@@ -30,18 +30,24 @@ pub fn resize_bicubic(
     let from = image.size();
     let image_row = 3 * from.width as usize;
     let weights = |from: u32, to: usize| {
-        (from as usize != to).then(|| Weights::<i16>::new(Filter::Bicubic, from as usize, to, 0..to))
+        (from as usize != to)
+            .then(|| Weights::<i16>::new(Filter::Bicubic, from as usize, to, 0..to))
     };
     let (horizontal, vertical) = (weights(from.width, width), weights(from.height, height));
     // Lines of the image that `narrowed` holds.
     let mut held = 0..0;
     for (band, out) in out.chunks_mut(row * BAND).enumerate() {
         let lines = band * BAND..band * BAND + out.len() / row;
-        let needed = vertical.as_ref().map_or(lines.clone(), |weights| weights.inputs(lines.clone()));
+        let needed =
+            vertical.as_ref().map_or(lines.clone(), |weights| weights.inputs(lines.clone()));
         let (source, first) = match &horizontal {
             None => (image.pixels(), 0),
             Some(weights) => {
-                let made = if held.contains(&needed.start) { held.end.min(needed.end) } else { needed.start };
+                let made = if held.contains(&needed.start) {
+                    held.end.min(needed.end)
+                } else {
+                    needed.start
+                };
                 let kept = row * (made - needed.start);
                 narrowed.resize(narrowed.len().max(row * needed.len()), 0);
                 if kept > 0 {

@@ -1,5 +1,5 @@
-//! Turns an image into its tensor in bands: a few lines are resized, then written in their layout while they are still in
-//! the CPU's cache. No image-sized buffer lies in between.
+//! Turns an image into its tensor in bands: a few lines are resized, then written in their layout
+//! while they are still in the CPU's cache. No image-sized buffer lies in between.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -20,14 +20,16 @@ pub(crate) enum Resampler {
 }
 
 impl Resampler {
-    /// Whether columns are resized before rows, where both are. Pillow 13 starts with the columns if they shrink by more
-    /// than twice as many pixels as the rows do. (Found by comparing both orders with it, for 7,000 random sizes.)
+    /// Whether columns are resized before rows, where both are. Pillow 13 starts with the columns
+    /// if they shrink by more than twice as many pixels as the rows do. (Found by comparing both
+    /// orders with it, for 7,000 random sizes.)
     pub(super) fn starts_with_columns(self, layer: &Layer) -> bool {
         match self {
             Self::Torch(_) => false,
             Self::Pillow(_) => {
                 let shrinks = |from: usize, to| from.saturating_sub(to);
-                shrinks(layer.source.height, layer.height) > 2 * shrinks(layer.source.width, layer.width)
+                shrinks(layer.source.height, layer.height)
+                    > 2 * shrinks(layer.source.width, layer.width)
             }
         }
     }
@@ -44,7 +46,8 @@ struct Scratch {
     flattened: Vec<u8>,
 }
 
-/// A thread gives back scratch beyond this many bytes. Bands of images of usual sizes need a tenth of it.
+/// A thread gives back scratch beyond this many bytes. Bands of images of usual sizes need a tenth
+/// of it.
 const KEPT: usize = 16 << 20;
 
 thread_local! {
@@ -62,8 +65,8 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Writes the layers one after the other to `out`, which is as long as all of them. A side that keeps its length is
-    /// not filtered.
+    /// Writes the layers one after the other to `out`, which is as long as all of them. A side that
+    /// keeps its length is not filtered.
     pub(crate) fn write(&self, layers: &[Layer], out: &mut [u8]) {
         match self.resampler {
             Resampler::Torch(filter) => self.write_layers::<i16>(filter, layers, out),
@@ -134,9 +137,8 @@ impl<T: Resize> Section<'_, T> {
             for start in (part * part_height..end).step_by(band_height) {
                 let lines = start..(start + band_height).min(end);
                 let pixels = match (&self.passes.horizontal, &self.passes.vertical) {
-                    (Some(horizontal), Some(vertical)) if columns_first => {
-                        self.band_columns_first(horizontal, vertical, lines, narrowed, flattened, band)
-                    }
+                    (Some(horizontal), Some(vertical)) if columns_first => self
+                        .band_columns_first(horizontal, vertical, lines, narrowed, flattened, band),
                     _ => self.band(lines, narrowed, &mut held, band),
                 };
                 match layout {
@@ -158,7 +160,8 @@ impl<T: Resize> Section<'_, T> {
         band: &'b mut Vec<u8>,
     ) -> &'b [u8] {
         let (layer, source) = (self.layer, self.layer.source);
-        let (width, row, source_row) = (3 * layer.layout.width(), 3 * layer.columns().len(), 3 * source.width);
+        let (width, row, source_row) =
+            (3 * layer.layout.width(), 3 * layer.columns().len(), 3 * source.width);
         let left = 3 * layer.left.max(0).unsigned_abs();
         let top = layer.top.max(0).unsigned_abs();
         let covered = lines.start.max(top)..lines.end.min(top + layer.rows().len());
@@ -166,7 +169,8 @@ impl<T: Resize> Section<'_, T> {
         let origin = source.top * image_row + 3 * source.left;
         let flattened = at_least(flattened, source_row * covered.len());
         for (y, out) in covered.clone().zip(flattened.chunks_exact_mut(source_row)) {
-            let inputs = &self.job.image.pixels()[origin + image_row * vertical.window(y - top).range.start..];
+            let inputs = &self.job.image.pixels()
+                [origin + image_row * vertical.window(y - top).range.start..];
             self.job.kernels.vertical(inputs, image_row, vertical, y - top, out);
         }
         let band = at_least(band, width * lines.len());
@@ -237,8 +241,8 @@ impl<T: Resize> Section<'_, T> {
         band
     }
 
-    /// Lines of the source in the width of the columns that can be seen, at least the `needed` ones, and the number of
-    /// the first.
+    /// Lines of the source in the width of the columns that can be seen, at least the `needed`
+    /// ones, and the number of the first.
     fn source<'b>(
         &'b self,
         columns: Range<usize>,
@@ -254,7 +258,8 @@ impl<T: Resize> Section<'_, T> {
         }
         // What `narrowed` holds of the needed lines is moved, not made again.
         let row = 3 * columns.len();
-        let made = if held.contains(&needed.start) { held.end.min(needed.end) } else { needed.start };
+        let made =
+            if held.contains(&needed.start) { held.end.min(needed.end) } else { needed.start };
         let kept = row * (made - needed.start);
         let lines = at_least(narrowed, row * needed.len().max(held.len()));
         if kept > 0 {
@@ -262,7 +267,8 @@ impl<T: Resize> Section<'_, T> {
             lines.copy_within(from..from + kept, 0);
         }
         let new = &mut lines[kept..row * needed.len()];
-        let pixels = &self.job.image.pixels()[(origin + image_row * made).min(self.job.image.pixels().len())..];
+        let pixels = &self.job.image.pixels()
+            [(origin + image_row * made).min(self.job.image.pixels().len())..];
         match &self.passes.horizontal {
             Some(weights) => self.job.kernels.horizontal(pixels, image_row, weights, new),
             None => {
@@ -276,7 +282,8 @@ impl<T: Resize> Section<'_, T> {
     }
 }
 
-/// The two passes of a resize, for the columns and rows that can be seen. `None` for a side that keeps its length.
+/// The two passes of a resize, for the columns and rows that can be seen. `None` for a side that
+/// keeps its length.
 struct Passes<T> {
     horizontal: Option<Weights<T>>,
     vertical: Option<Weights<T>>,

@@ -13,8 +13,8 @@ pub(crate) const VARIABLE: &str = "CHIASM_KERNELS";
 
 /// One implementation of the pixel loops that this CPU can run. All of them write the same bits.
 ///
-/// A [`crate::VisionModel`] runs the fastest one, unless the environment variable `CHIASM_KERNELS`, read once per
-/// process, or [`crate::VisionModel::with_implementation`] says otherwise.
+/// A [`crate::VisionModel`] runs the fastest one, unless the environment variable `CHIASM_KERNELS`,
+/// read once per process, or [`crate::VisionModel::with_implementation`] says otherwise.
 ///
 /// | name | needs |
 /// |---|---|
@@ -27,7 +27,8 @@ pub struct Implementation(&'static Table);
 
 /// One implementation of every loop. All of them take packed RGB.
 ///
-/// The functions may need CPU features; [`supported`] alone hands out tables, and only those whose features it found.
+/// The functions may need CPU features; [`supported`] alone hands out tables, and only those whose
+/// features it found.
 struct Table {
     name: &'static str,
     resize: Passes<i16>,
@@ -43,7 +44,10 @@ struct Table {
 static SCALAR: Table = Table {
     name: "scalar",
     resize: Passes { horizontal: resize::scalar::horizontal, vertical: resize::scalar::vertical },
-    resize_fine: Passes { horizontal: resize::scalar::horizontal, vertical: resize::scalar::vertical },
+    resize_fine: Passes {
+        horizontal: resize::scalar::horizontal,
+        vertical: resize::scalar::vertical,
+    },
     patchify: patchify::scalar::copy,
     patchify_2: patchify::scalar::map,
     patchify_4: patchify::scalar::map,
@@ -70,7 +74,10 @@ static AVX2: Table = Table {
 static AVX512: Table = Table {
     name: "avx512",
     resize: Passes { horizontal: resize::avx512::horizontal, vertical: resize::avx512::vertical },
-    resize_fine: Passes { horizontal: resize::avx512::horizontal, vertical: resize::avx512::vertical },
+    resize_fine: Passes {
+        horizontal: resize::avx512::horizontal,
+        vertical: resize::avx512::vertical,
+    },
     patchify: patchify::avx512::copy,
     patchify_2: patchify::avx512::map,
     patchify_4: patchify::avx512::map,
@@ -117,8 +124,9 @@ fn supported() -> Vec<Implementation> {
 static SUPPORTED: LazyLock<Vec<Implementation>> = LazyLock::new(supported);
 
 /// What [`VARIABLE`] asks for, read once per process.
-static CHOSEN: LazyLock<Result<Implementation, UnknownName>> =
-    LazyLock::new(|| choose(std::env::var_os(VARIABLE).as_deref().unwrap_or_default().to_string_lossy().as_ref()));
+static CHOSEN: LazyLock<Result<Implementation, UnknownName>> = LazyLock::new(|| {
+    choose(std::env::var_os(VARIABLE).as_deref().unwrap_or_default().to_string_lossy().as_ref())
+});
 
 /// A name of no implementation that this CPU can run.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -131,7 +139,9 @@ fn choose(name: &str) -> Result<Implementation, UnknownName> {
     if name.is_empty() {
         return Ok(available.last().unwrap_or(Implementation(&SCALAR)));
     }
-    available.find(|implementation| implementation.name() == name).ok_or_else(|| UnknownName(name.to_owned()))
+    available
+        .find(|implementation| implementation.name() == name)
+        .ok_or_else(|| UnknownName(name.to_owned()))
 }
 
 impl Implementation {
@@ -154,7 +164,13 @@ impl Implementation {
     }
 
     /// See [`resize::scalar::horizontal`].
-    pub(super) fn horizontal<T: Resize>(self, pixels: &[u8], row: usize, weights: &Weights<T>, out: &mut [u8]) {
+    pub(super) fn horizontal<T: Resize>(
+        self,
+        pixels: &[u8],
+        row: usize,
+        weights: &Weights<T>,
+        out: &mut [u8],
+    ) {
         // SAFETY: a table is only handed out where the CPU has its features.
         unsafe { (T::passes(self).horizontal)(pixels, row, weights, out) }
     }
@@ -173,7 +189,13 @@ impl Implementation {
     }
 
     /// An image to rows of patches.
-    pub(super) fn patchify(self, pixels: &[u8], grid: &PatchGrid, elements: Elements<'_>, out: &mut [u8]) {
+    pub(super) fn patchify(
+        self,
+        pixels: &[u8],
+        grid: &PatchGrid,
+        elements: Elements<'_>,
+        out: &mut [u8],
+    ) {
         // SAFETY: a table is only handed out where the CPU has its features.
         unsafe {
             match elements {
@@ -185,7 +207,14 @@ impl Implementation {
     }
 
     /// Rows of an image from row `y` on to their places in the tiles. See [`tiles::scalar::copy`].
-    pub(super) fn tiles(self, lines: &[u8], y: usize, grid: &TileGrid, elements: Elements<'_>, out: &mut [u8]) {
+    pub(super) fn tiles(
+        self,
+        lines: &[u8],
+        y: usize,
+        grid: &TileGrid,
+        elements: Elements<'_>,
+        out: &mut [u8],
+    ) {
         // SAFETY: as above.
         unsafe {
             match elements {

@@ -1,4 +1,5 @@
-//! What one pass over an image writes: which part of it, resized to what, placed where, in which order of elements.
+//! What one pass over an image writes: which part of it, resized to what, placed where, in which
+//! order of elements.
 
 use std::ops::Range;
 
@@ -13,10 +14,11 @@ pub(crate) struct Region {
     pub(crate) height: usize,
 }
 
-/// A part of the image, resized, laid onto a canvas and written in the order of the canvas's layout.
+/// A part of the image, resized, laid onto a canvas and written in the order of the canvas's
+/// layout.
 ///
-/// What of the resized part lies outside the canvas is cropped, and not even computed; what of the canvas is not
-/// covered has the fill colour.
+/// What of the resized part lies outside the canvas is cropped, and not even computed; what of the
+/// canvas is not covered has the fill colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layer {
     /// The part of the image. It lies within the image.
@@ -25,7 +27,8 @@ pub(crate) struct Layer {
     pub(crate) width: usize,
     /// Height to which it is resized.
     pub(crate) height: usize,
-    /// Column of the canvas in which the resized part begins; negative if it is cropped on the left.
+    /// Column of the canvas in which the resized part begins; negative if it is cropped on the
+    /// left.
     pub(crate) left: isize,
     /// Row of the canvas in which the resized part begins; negative if it is cropped at the top.
     pub(crate) top: isize,
@@ -119,8 +122,8 @@ impl Layout {
         self.parts() * self.part_elements()
     }
 
-    /// The canvas falls into parts from top to bottom, each as high as the others; each is written to elements of its
-    /// own that follow those of the one above.
+    /// The canvas falls into parts from top to bottom, each as high as the others; each is written
+    /// to elements of its own that follow those of the one above.
     pub(super) const fn parts(&self) -> usize {
         match self {
             Self::Patches(grid) => grid.height / grid.merge,
@@ -146,7 +149,8 @@ impl Layout {
 
     /// Rows of the canvas that are best written at a time; the last band of a part may have fewer.
     pub(super) fn band_height(&self) -> usize {
-        /// About half of what the second-level cache of today's CPUs holds at least, and a tenth of what it may hold.
+        /// About half of what the second-level cache of today's CPUs holds at least, and a tenth of
+        /// what it may hold.
         const BAND_BYTES: usize = 96 << 10;
         match self {
             Self::Patches(_) => self.part_height(),

@@ -1,7 +1,8 @@
 //! The pixel loops, and the one place that chooses among their implementations.
 //!
-//! One folder per operation, in it one file per instruction set; `scalar` is the reference that the others must equal
-//! bit for bit. Everything here is about bytes and extents: no settings, no model families.
+//! One folder per operation, in it one file per instruction set; `scalar` is the reference that the
+//! others must equal bit for bit. Everything here is about bytes and extents: no settings, no model
+//! families.
 //!
 //! | module | holds |
 //! |---|---|

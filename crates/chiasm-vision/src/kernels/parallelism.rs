@@ -4,7 +4,8 @@ use std::fmt;
 
 /// The threads that [`crate::VisionModel::process_with`] uses. The bits do not depend on them.
 ///
-/// Rows of patches and rows of tiles are shared out; an image that becomes a single tile is written by one thread.
+/// Rows of patches and rows of tiles are shared out; an image that becomes a single tile is written
+/// by one thread.
 #[derive(Clone, Copy, Default)]
 pub enum Parallelism<'a> {
     /// The caller's thread alone.

@@ -1,4 +1,5 @@
-//! Every implementation against the scalar one; the whole way in bands against the whole way image by image.
+//! Every implementation against the scalar one; the whole way in bands against the whole way image
+//! by image.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -8,8 +9,8 @@ use proptest::prelude::*;
 use super::dispatch::Resize;
 use super::resize::{self, Weights};
 use super::{
-    ChannelTable, Elements, Filter, Implementation, Job, Layer, Layout, Parallelism, PatchGrid, Region, Resampler,
-    TileGrid, patchify, tiles,
+    ChannelTable, Elements, Filter, Implementation, Job, Layer, Layout, Parallelism, PatchGrid,
+    Region, Resampler, TileGrid, patchify, tiles,
 };
 use crate::{ImageSize, RgbView};
 
@@ -20,7 +21,8 @@ static POOL: LazyLock<rayon::ThreadPool> =
 fn bytes(length: usize, seed: u64, extreme: bool) -> Vec<u8> {
     let mut state = seed;
     let next = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let byte = (state >> 56) as u8;
         if extreme { byte >> 7 | (byte >> 7).wrapping_neg() } else { byte }
     });
@@ -30,16 +32,25 @@ fn bytes(length: usize, seed: u64, extreme: bool) -> Vec<u8> {
 fn table<const N: usize>(seed: u64) -> ChannelTable<N> {
     let bytes = bytes(3 * 256 * N, seed, false);
     std::array::from_fn(|channel| {
-        std::array::from_fn(|value| std::array::from_fn(|byte| bytes[(channel * 256 + value) * N + byte]))
+        std::array::from_fn(|value| {
+            std::array::from_fn(|byte| bytes[(channel * 256 + value) * N + byte])
+        })
     })
 }
 
-/// A grid's extents: sides of patches around all limits of the vector code, and those of real models.
+/// A grid's extents: sides of patches around all limits of the vector code, and those of real
+/// models.
 fn grids() -> impl Strategy<Value = PatchGrid> {
     let patch = prop_oneof![1..40_usize, Just(14), Just(16), Just(32)];
-    (1..4_usize, 1..4_usize, patch, 1..4_usize, 1..4_usize).prop_map(|(height, width, patch, merge, temporal)| {
-        PatchGrid { height: height * merge, width: width * merge, patch, merge, temporal }
-    })
+    (1..4_usize, 1..4_usize, patch, 1..4_usize, 1..4_usize).prop_map(
+        |(height, width, patch, merge, temporal)| PatchGrid {
+            height: height * merge,
+            width: width * merge,
+            patch,
+            merge,
+            temporal,
+        },
+    )
 }
 
 fn tile_grids() -> impl Strategy<Value = TileGrid> {
@@ -60,27 +71,30 @@ fn filters() -> impl Strategy<Value = Filter> {
     prop_oneof![Just(Filter::Bilinear), Just(Filter::Bicubic), Just(Filter::Lanczos)]
 }
 
-/// A layer, and the size of the image that it is of: any part of it, resized to anything, anywhere on the canvas.
+/// A layer, and the size of the image that it is of: any part of it, resized to anything, anywhere
+/// on the canvas.
 fn layers() -> impl Strategy<Value = (ImageSize, Layer)> {
     let side = || prop_oneof![Just(None), (1..300_usize).prop_map(Some)];
     let margins = prop_oneof![Just([0; 4]), prop::array::uniform4(0..20_usize)];
     let shift = || prop_oneof![Just(0), -60..60_isize];
-    (layouts(), side(), side(), margins, side(), side(), shift(), shift(), any::<[u8; 3]>()).prop_map(
-        |(layout, width, height, margins, source_width, source_height, left, top, fill)| {
-            let (width, height) = (width.unwrap_or(layout.width()), height.unwrap_or(layout.height()));
-            let source = Region {
-                left: margins[0],
-                top: margins[1],
-                width: source_width.unwrap_or(width),
-                height: source_height.unwrap_or(height),
-            };
-            let size = ImageSize {
-                width: (source.left + source.width + margins[2]) as u32,
-                height: (source.top + source.height + margins[3]) as u32,
-            };
-            (size, Layer { source, width, height, left, top, fill, layout })
-        },
-    )
+    (layouts(), side(), side(), margins, side(), side(), shift(), shift(), any::<[u8; 3]>())
+        .prop_map(
+            |(layout, width, height, margins, source_width, source_height, left, top, fill)| {
+                let (width, height) =
+                    (width.unwrap_or(layout.width()), height.unwrap_or(layout.height()));
+                let source = Region {
+                    left: margins[0],
+                    top: margins[1],
+                    width: source_width.unwrap_or(width),
+                    height: source_height.unwrap_or(height),
+                };
+                let size = ImageSize {
+                    width: (source.left + source.width + margins[2]) as u32,
+                    height: (source.top + source.height + margins[3]) as u32,
+                };
+                (size, Layer { source, width, height, left, top, fill, layout })
+            },
+        )
 }
 
 /// The way from an image to its tensor by the references, one image-sized step after the other.
@@ -114,7 +128,13 @@ fn reference<T: Resize>(
         let mut out = vec![0; 3 * width * height];
         for (output, out) in out.chunks_exact_mut(3 * width).enumerate() {
             let Range { start, end } = weights.window(output).range;
-            resize::scalar::vertical(&pixels[3 * width * start..3 * width * end], 3 * width, &weights, output, out);
+            resize::scalar::vertical(
+                &pixels[3 * width * start..3 * width * end],
+                3 * width,
+                &weights,
+                output,
+                out,
+            );
         }
         out
     };

@@ -1,4 +1,5 @@
-//! Settings for all requests (`--mm-processor-kwargs`) must mean what they mean in a request, and give way to a request's.
+//! Settings for all requests (`--mm-processor-kwargs`) must mean what they mean in a request, and
+//! give way to a request's.
 
 use chiasm_vision::{ImageKwargs, ImageSize, NoVocabulary, VisionError, VisionModel};
 use serde::Deserialize;
@@ -13,11 +14,17 @@ const LLAVA: &str = "families/llava/models/llava_1_5";
 const GEMMA3: &str = "families/gemma3/models/gemma_3_4b";
 const INTERNVL: &str = "families/internvl/models/internvl3_8b";
 
-/// A model, the engine's kwargs, a request's, and what a request would have to ask for where the engine has none. For Qwen
-/// the bounds are those that `_merge_and_resolve_mm_processor_kwargs` and `_get_vision_size` of vLLM 0.32 arrive at.
+/// A model, the engine's kwargs, a request's, and what a request would have to ask for where the
+/// engine has none. For Qwen the bounds are those that `_merge_and_resolve_mm_processor_kwargs` and
+/// `_get_vision_size` of vLLM 0.32 arrive at.
 const TOGETHER: &[(&str, &str, &str, &str)] = &[
     (QWEN2, r#"{"min_pixels": 9000}"#, "{}", r#"{"min_pixels": 9000}"#),
-    (QWEN2, r#"{"min_pixels": 9000}"#, r#"{"max_pixels": 50000}"#, r#"{"min_pixels": 9000, "max_pixels": 50000}"#),
+    (
+        QWEN2,
+        r#"{"min_pixels": 9000}"#,
+        r#"{"max_pixels": 50000}"#,
+        r#"{"min_pixels": 9000, "max_pixels": 50000}"#,
+    ),
     (QWEN2, r#"{"min_pixels": 9000}"#, r#"{"min_pixels": 8000}"#, r#"{"min_pixels": 8000}"#),
     (
         QWEN2,
@@ -43,9 +50,19 @@ const TOGETHER: &[(&str, &str, &str, &str)] = &[
         r#"{"size": {"longest_edge": 60000}}"#,
         r#"{"min_pixels": 9000, "max_pixels": 60000}"#,
     ),
-    (QWEN3, r#"{"max_pixels": 60000}"#, r#"{"size": {"longest_edge": 50000}}"#, r#"{"max_pixels": 50000}"#),
+    (
+        QWEN3,
+        r#"{"max_pixels": 60000}"#,
+        r#"{"size": {"longest_edge": 50000}}"#,
+        r#"{"max_pixels": 50000}"#,
+    ),
     (QWEN3, r#"{"max_pixels": 60000}"#, r#"{"size": null}"#, r#"{"max_pixels": 60000}"#),
-    (LLAVA, r#"{"resample": 2}"#, r#"{"do_center_crop": false}"#, r#"{"resample": 2, "do_center_crop": false}"#),
+    (
+        LLAVA,
+        r#"{"resample": 2}"#,
+        r#"{"do_center_crop": false}"#,
+        r#"{"resample": 2, "do_center_crop": false}"#,
+    ),
     (
         LLAVA,
         r#"{"size": 400}"#,
@@ -60,7 +77,12 @@ const TOGETHER: &[(&str, &str, &str, &str)] = &[
     ),
     (GEMMA3, r#"{"do_pan_and_scan": true}"#, r#"{"do_pan_and_scan": false}"#, "{}"),
     (INTERNVL, r#"{"crop_to_patches": false}"#, r#"{"crop_to_patches": true}"#, "{}"),
-    (INTERNVL, r#"{"max_patches": 4}"#, r#"{"min_patches": 2}"#, r#"{"max_patches": 4, "min_patches": 2}"#),
+    (
+        INTERNVL,
+        r#"{"max_patches": 4}"#,
+        r#"{"min_patches": 2}"#,
+        r#"{"max_patches": 4, "min_patches": 2}"#,
+    ),
 ];
 
 fn load(name: &str) -> VisionModel {
@@ -74,10 +96,14 @@ fn object(text: &str) -> Map<String, Value> {
 #[test]
 fn a_request_wins_over_the_engine_key_by_key() {
     for (name, engine, request, together) in TOGETHER {
-        let (own, engine_wide) = (load(name), load(name).with_engine_kwargs(object(engine)).unwrap());
+        let (own, engine_wide) =
+            (load(name), load(name).with_engine_kwargs(object(engine)).unwrap());
         let expected = own.parse_kwargs(&object(together)).unwrap();
         let found = engine_wide.parse_kwargs(&object(request)).unwrap();
-        assert!(engine_wide.fingerprint(&found) == own.fingerprint(&expected), "{name} {engine} {request}");
+        assert!(
+            engine_wide.fingerprint(&found) == own.fingerprint(&expected),
+            "{name} {engine} {request}"
+        );
         let size = ImageSize { width: 700, height: 200 };
         let plans = (engine_wide.plan(size, &found).ok(), own.plan(size, &expected).ok());
         assert_eq!(plans.0, plans.1, "{name} {engine} {request}");
@@ -98,16 +124,25 @@ fn engine_kwargs_mean_what_they_mean_in_a_request() {
     let none = ImageKwargs::default();
     let size = ImageSize { width: 500, height: 300 };
     for Row { model, kwargs } in golden::json::<Goldens>("kwargs.json").rows {
-        let load =
-            || VisionModel::from_model_dir(&golden::path("models").join(&model), &NoVocabulary).unwrap().unwrap();
+        let load = || {
+            VisionModel::from_model_dir(&golden::path("models").join(&model), &NoVocabulary)
+                .unwrap()
+                .unwrap()
+        };
         let own = load();
         match (own.parse_kwargs(&kwargs), load().with_engine_kwargs(kwargs.clone())) {
             (Ok(request), Ok(engine_wide)) => {
-                assert_eq!(own.plan(size, &request).ok(), engine_wide.plan(size, &none).ok(), "{model} {kwargs:?}");
+                assert_eq!(
+                    own.plan(size, &request).ok(),
+                    engine_wide.plan(size, &none).ok(),
+                    "{model} {kwargs:?}"
+                );
                 assert!(engine_wide.processor() == own.fingerprint(&request), "{model} {kwargs:?}");
                 assert!(engine_wide.fingerprint(&none) == engine_wide.processor());
             }
-            (Err(request), Err(engine_wide)) => assert_eq!(request.to_string(), engine_wide.to_string()),
+            (Err(request), Err(engine_wide)) => {
+                assert_eq!(request.to_string(), engine_wide.to_string())
+            }
             (request, engine_wide) => panic!("{model} {kwargs:?}: {request:?} but {engine_wide:?}"),
         }
     }
@@ -116,8 +151,12 @@ fn engine_kwargs_mean_what_they_mean_in_a_request() {
 #[test]
 fn kwargs_that_a_family_does_not_know_are_refused_for_the_engine_too() {
     let error = load(QWEN2).with_engine_kwargs(object(r#"{"do_normalize": false}"#)).unwrap_err();
-    assert!(matches!(error, VisionError::UnknownKwarg { ref key, .. } if key == "do_normalize"), "{error}");
-    let error =
-        load("families/llava_next/models/v1_6_mistral").with_engine_kwargs(object(r#"{"size": 1}"#)).unwrap_err();
+    assert!(
+        matches!(error, VisionError::UnknownKwarg { ref key, .. } if key == "do_normalize"),
+        "{error}"
+    );
+    let error = load("families/llava_next/models/v1_6_mistral")
+        .with_engine_kwargs(object(r#"{"size": 1}"#))
+        .unwrap_err();
     assert!(error.to_string().contains("this model takes none"), "{error}");
 }

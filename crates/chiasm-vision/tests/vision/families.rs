@@ -1,12 +1,12 @@
-//! Placeholders and tensors of every family must equal those that vLLM's processor of the model makes of the same
-//! images: `python/goldens/make_family_goldens.py`.
+//! Placeholders and tensors of every family must equal those that vLLM's processor of the model
+//! makes of the same images: `python/goldens/make_family_goldens.py`.
 
 use std::collections::BTreeMap;
 
 use chiasm_types::{Dtype, TensorField, TokenId};
 use chiasm_vision::{
-    Contents, Fault, ImagePlan, ImageSize, PixelFormat, RgbView, TensorSpec, VisionError, VisionModel, Vocabulary,
-    VocabularyError,
+    Contents, Fault, ImagePlan, ImageSize, PixelFormat, RgbView, TensorSpec, VisionError,
+    VisionModel, Vocabulary, VocabularyError,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -14,11 +14,20 @@ use serde_json::{Map, Value};
 use crate::fixture_image::FixtureImage;
 use crate::golden;
 
-const FAMILIES: [&str; 9] =
-    ["gemma3", "internvl", "internvl_chat", "llama4", "llava", "llava_next", "mistral3", "pixtral", "qwen_more"];
+const FAMILIES: [&str; 9] = [
+    "gemma3",
+    "internvl",
+    "internvl_chat",
+    "llama4",
+    "llava",
+    "llava_next",
+    "mistral3",
+    "pixtral",
+    "qwen_more",
+];
 
-/// Models that vLLM loads and we refuse: most of them it cannot serve either (its processor or its engine fails on the
-/// first image), the others have a setting that we do not implement.
+/// Models that vLLM loads and we refuse: most of them it cannot serve either (its processor or its
+/// engine fails on the first image), the others have a setting that we do not implement.
 const REFUSED: &[&str] = &[
     "gemma3/no_resize",
     "gemma3/shorter_sequence",
@@ -116,8 +125,9 @@ impl Vocabulary for GoldenModel {
             let token = self.vocabulary.iter().map(|(text, id)| (text, std::slice::from_ref(id)));
             let words = self.texts.iter().map(|(text, ids)| (text, ids.as_slice()));
             let known = token.chain(words).filter(|(text, _)| rest.starts_with(text.as_str()));
-            let (text, ids) =
-                known.max_by_key(|(text, _)| text.len()).ok_or_else(|| VocabularyError::NoToken(rest.to_owned()))?;
+            let (text, ids) = known
+                .max_by_key(|(text, _)| text.len())
+                .ok_or_else(|| VocabularyError::NoToken(rest.to_owned()))?;
             tokens.extend(ids.iter().copied().map(TokenId));
             rest = &rest[text.len()..];
         }
@@ -131,7 +141,8 @@ fn cases(family: &str) -> Cases {
 
 fn load(family: &str, name: &str, vocabulary: &GoldenModel) -> Result<VisionModel, VisionError> {
     let dir = golden::path("families").join(family).join("models").join(name);
-    VisionModel::from_model_dir(&dir, vocabulary).map(|model| model.expect("every model of the goldens takes images"))
+    VisionModel::from_model_dir(&dir, vocabulary)
+        .map(|model| model.expect("every model of the goldens takes images"))
 }
 
 #[test]
@@ -142,7 +153,11 @@ fn model_directories_load_when_vllm_loads_them() {
             let full = format!("{family}/{name}");
             match (load(family, &name, &golden), &golden.error) {
                 (Ok(model), None) => {
-                    assert_eq!(model.engine_normalizes_since().is_some(), golden.device_normalizes, "{full}")
+                    assert_eq!(
+                        model.engine_normalizes_since().is_some(),
+                        golden.device_normalizes,
+                        "{full}"
+                    )
                 }
                 (Err(error), None) => {
                     assert_eq!(error.fault(), Fault::Model, "{full}: {error}");
@@ -167,26 +182,41 @@ fn placeholders_and_tensors_equal_those_of_vllm() {
     let mut count = 0;
     for family in FAMILIES {
         let Cases { models, cases } = cases(family);
-        let load = |name: &String, golden| load(family, name, golden).ok().map(|model| (name.clone(), model));
-        let models: BTreeMap<_, _> = models.iter().filter_map(|(name, golden)| load(name, golden)).collect();
+        let load = |name: &String, golden| {
+            load(family, name, golden).ok().map(|model| (name.clone(), model))
+        };
+        let models: BTreeMap<_, _> =
+            models.iter().filter_map(|(name, golden)| load(name, golden)).collect();
         for case in cases {
             let Some(model) = models.get(&case.model) else { continue };
             count += 1;
             if let Err(difference) = check(model, &case) {
-                let Case { model, image: FixtureImage { kind, width, height, seed }, kwargs, .. } = &case;
+                let Case {
+                    model, image: FixtureImage { kind, width, height, seed }, kwargs, ..
+                } = &case;
                 let kwargs = Value::Object(kwargs.clone());
-                differences.push(format!("{family}/{model} {kind} {width}x{height} #{seed} {kwargs}: {difference}"));
+                differences.push(format!(
+                    "{family}/{model} {kind} {width}x{height} #{seed} {kwargs}: {difference}"
+                ));
             }
         }
     }
 
     assert!(count >= 800, "only {count} cases");
-    assert!(differences.is_empty(), "{} of {count} differ:\n{}", differences.len(), differences.join("\n"));
+    assert!(
+        differences.is_empty(),
+        "{} of {count} differ:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
 }
 
-/// Forms of `size` that vLLM takes and we refuse: both edges for LLaVA, height and width for Mistral 3.
+/// Forms of `size` that vLLM takes and we refuse: both edges for LLaVA, height and width for
+/// Mistral 3.
 fn is_other_size(kwargs: &Map<String, Value>) -> bool {
-    let has = |key| kwargs.get("size").and_then(Value::as_object).is_some_and(|size| size.contains_key(key));
+    let has = |key| {
+        kwargs.get("size").and_then(Value::as_object).is_some_and(|size| size.contains_key(key))
+    };
     has("longest_edge") && has("shortest_edge") || has("height")
 }
 
@@ -196,13 +226,17 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
         Ok(kwargs) => kwargs,
         // What is not implemented is refused.
         Err(VisionError::UnknownKwarg { .. }) => return Ok(()),
-        Err(VisionError::InvalidKwarg { key: "size", .. }) if is_other_size(&case.kwargs) => return Ok(()),
+        Err(VisionError::InvalidKwarg { key: "size", .. }) if is_other_size(&case.kwargs) => {
+            return Ok(());
+        }
         Err(error) if case.error.is_some() && error.fault() == Fault::Request => return Ok(()),
         Err(error) => return Err(error.to_string()),
     };
     let plan = match (model.plan(size, &kwargs), &case.error) {
         (Err(error), Some(_)) if error.fault() == Fault::Request => return Ok(()),
-        (Err(error), None) if case.engine_refuses && error.fault() == Fault::Request => return Ok(()),
+        (Err(error), None) if case.engine_refuses && error.fault() == Fault::Request => {
+            return Ok(());
+        }
         (Err(error), _) => return Err(error.to_string()),
         (Ok(_), Some(error)) => return Err(format!("vLLM raises {error}")),
         (Ok(_), None) if case.engine_refuses => return Err("vLLM's engine would refuse it".into()),
@@ -225,7 +259,8 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
     }
     for (tensor, golden) in tensors.iter().zip(case.tensors.values()) {
         let golden = GoldenTensor::deserialize(golden).unwrap();
-        check_tensor(model, case, &plan, tensor, &golden).map_err(|error| format!("{}: {error}", tensor.name))?;
+        check_tensor(model, case, &plan, tensor, &golden)
+            .map_err(|error| format!("{}: {error}", tensor.name))?;
     }
     Ok(())
 }
@@ -254,13 +289,18 @@ fn check_tensor(
     }
     match &tensor.contents {
         Contents::Small(bytes) => {
-            let values: Vec<i64> = bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+            let values: Vec<i64> =
+                bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
             let expected = golden.values.as_ref().expect("values of a small tensor");
             let expected: Vec<i64> = match expected {
-                Value::Array(values) => values.iter().map(|value| value.as_i64().unwrap()).collect(),
+                Value::Array(values) => {
+                    values.iter().map(|value| value.as_i64().unwrap()).collect()
+                }
                 value => vec![value.as_i64().unwrap()],
             };
-            if (values.as_slice(), golden.dtype.as_str()) != (expected.as_slice(), tensor.dtype.torch_name()) {
+            if (values.as_slice(), golden.dtype.as_str())
+                != (expected.as_slice(), tensor.dtype.torch_name())
+            {
                 return Err(format!("{values:?}, not {expected:?} as {}", golden.dtype));
             }
         }

@@ -1,5 +1,5 @@
-//! Sizes, tiles and token counts of many random sizes must equal what the families' own functions in `transformers` and
-//! vLLM say: `python/goldens/make_family_goldens.py`.
+//! Sizes, tiles and token counts of many random sizes must equal what the families' own functions
+//! in `transformers` and vLLM say: `python/goldens/make_family_goldens.py`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -65,12 +65,23 @@ fn kwargs(model: &VisionModel, kwargs: Value) -> ImageKwargs {
 fn llava_next() {
     let mut models = Models(BTreeMap::new());
     for row in plans::<(String, u32, u32, usize, u32, u32, u32, u32)>("llava_next") {
-        let (name, width, height, tokens, grid_width, grid_height, resized_width, resized_height) = row.clone();
+        let (name, width, height, tokens, grid_width, grid_height, resized_width, resized_height) =
+            row.clone();
         let model = models.get(name.clone(), || altered("llava_next", &name, &[]));
         let plan = plan(model, width, height, &ImageKwargs::default());
         let tile = grid_width / plan.grid[2];
-        let ours = (plan.tokens, tile * plan.grid[2], tile * plan.grid[1], plan.resized.width, plan.resized.height);
-        assert_eq!(ours, (tokens, grid_width, grid_height, resized_width, resized_height), "{row:?}");
+        let ours = (
+            plan.tokens,
+            tile * plan.grid[2],
+            tile * plan.grid[1],
+            plan.resized.width,
+            plan.resized.height,
+        );
+        assert_eq!(
+            ours,
+            (tokens, grid_width, grid_height, resized_width, resized_height),
+            "{row:?}"
+        );
     }
 }
 
@@ -80,9 +91,11 @@ fn llama4() {
     for row in plans::<[u32; 8]>("llama4") {
         let [width, height, tiles, to_max, columns, rows, resized_width, resized_height] = row;
         let model = models.get((tiles, to_max), || {
-            let changes = [("max_patches", json!(tiles)), ("resize_to_max_canvas", json!(to_max == 1))]
-                .map(|(key, value)| ("preprocessor_config.json", format!("/{key}"), value));
-            let changes = changes.each_ref().map(|(file, key, value)| (*file, key.as_str(), value.clone()));
+            let changes =
+                [("max_patches", json!(tiles)), ("resize_to_max_canvas", json!(to_max == 1))]
+                    .map(|(key, value)| ("preprocessor_config.json", format!("/{key}"), value));
+            let changes =
+                changes.each_ref().map(|(file, key, value)| (*file, key.as_str(), value.clone()));
             altered("llama4", "llama_4_scout", &changes)
         });
         let plan = plan(model, width, height, &ImageKwargs::default());

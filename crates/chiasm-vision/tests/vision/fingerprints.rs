@@ -1,4 +1,5 @@
-//! What an item's identity says of the processor: everything that changes tensors or tokens, and nothing else.
+//! What an item's identity says of the processor: everything that changes tensors or tokens, and
+//! nothing else.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,49 +7,96 @@ use std::path::Path;
 
 use chiasm_types::{Dtype, TokenId, TokenRun};
 use chiasm_vision::{
-    ImageKwargs, ImageSize, PixelFormat, RgbView, TensorSpec, VisionModel, Vocabulary, VocabularyError,
+    ImageKwargs, ImageSize, PixelFormat, RgbView, TensorSpec, VisionModel, Vocabulary,
+    VocabularyError,
 };
 use serde_json::{Map, Value};
 
 use crate::any_token::AnyToken;
 use crate::golden;
 
-/// A model directory of the goldens for each `model_type` and vision tower, and blake3 of its fingerprint without kwargs.
+/// A model directory of the goldens for each `model_type` and vision tower, and blake3 of its
+/// fingerprint without kwargs.
 ///
-/// Engines keep tensors, and stores keep KV blocks, under identities made of these fingerprints. A digest that changes here
-/// makes all of them unknown to the next version of Chiasm, and mixed fleets disagree: it must be a decision, with a line in
-/// the commit that says why.
+/// Engines keep tensors, and stores keep KV blocks, under identities made of these fingerprints. A
+/// digest that changes here makes all of them unknown to the next version of Chiasm, and mixed
+/// fleets disagree: it must be a decision, with a line in the commit that says why.
 const DIGESTS: &[(&str, &str)] = &[
     ("models/qwen2_vl", "14239178df1d298bcf19de86f56786d5a984d3a6d4cf35e4d03bd1906de74019"),
     ("models/qwen2_5_vl", "ff2b94c6b8bacfe4979e075b8e41455369c15e651ed86c3793040286ad319df7"),
     ("models/qwen3_vl", "7de758d43174a47d6f82c0753487a3cc37d3d294f3daa870c5a958e3a093c7c8"),
-    ("families/qwen_more/models/qwen3_vl_30b_a3b", "48313a3ec18eb3b92cc811e45348aee2e21aa6ba15cc8b41d772d8350abf927d"),
-    ("families/qwen_more/models/qwen3_5_27b", "78a377d289703312159ff3b47bc0172572b7c1537d4668fecbad814d36db472b"),
-    ("families/qwen_more/models/qwen3_5_35b_a3b", "28348d62dcf068aa9f605d6e3b977f0803831fac5c48b0749db715ec24c4fe71"),
-    ("families/llava/models/llava_1_5", "ee6b986a77b2474572c65dd9a8a03710d50eb64ea9f8d56e2e265fac73207fbb"),
-    ("families/pixtral/models/pixtral_12b", "d4743418a69b62496c12f898e4af99ef7127b5a2b1745ddfb24142c914aa7c7c"),
-    ("families/llava_next/models/v1_6_mistral", "f28fce50fc7cb979d2a276876dd4cf6045c7583322509c479f67419a24d78557"),
-    ("families/llama4/models/llama_4_scout", "c220a673550c66254dd673942f39fff5e573da68366686f99e09754161e5beb2"),
-    ("families/gemma3/models/gemma_3_4b", "e6d71f3c305afb943242963bf57f6cc7dbab378406586e5c4f928c2dbfd99d15"),
-    ("families/internvl/models/internvl3_8b", "ee115d951cd529a922b16ee67150ff7f589d94e9f709953ddcbb59cdf154b457"),
+    (
+        "families/qwen_more/models/qwen3_vl_30b_a3b",
+        "48313a3ec18eb3b92cc811e45348aee2e21aa6ba15cc8b41d772d8350abf927d",
+    ),
+    (
+        "families/qwen_more/models/qwen3_5_27b",
+        "78a377d289703312159ff3b47bc0172572b7c1537d4668fecbad814d36db472b",
+    ),
+    (
+        "families/qwen_more/models/qwen3_5_35b_a3b",
+        "28348d62dcf068aa9f605d6e3b977f0803831fac5c48b0749db715ec24c4fe71",
+    ),
+    (
+        "families/llava/models/llava_1_5",
+        "ee6b986a77b2474572c65dd9a8a03710d50eb64ea9f8d56e2e265fac73207fbb",
+    ),
+    (
+        "families/pixtral/models/pixtral_12b",
+        "d4743418a69b62496c12f898e4af99ef7127b5a2b1745ddfb24142c914aa7c7c",
+    ),
+    (
+        "families/llava_next/models/v1_6_mistral",
+        "f28fce50fc7cb979d2a276876dd4cf6045c7583322509c479f67419a24d78557",
+    ),
+    (
+        "families/llama4/models/llama_4_scout",
+        "c220a673550c66254dd673942f39fff5e573da68366686f99e09754161e5beb2",
+    ),
+    (
+        "families/gemma3/models/gemma_3_4b",
+        "e6d71f3c305afb943242963bf57f6cc7dbab378406586e5c4f928c2dbfd99d15",
+    ),
+    (
+        "families/internvl/models/internvl3_8b",
+        "ee115d951cd529a922b16ee67150ff7f589d94e9f709953ddcbb59cdf154b457",
+    ),
     (
         "families/internvl_chat/models/internvl2_5_1b",
         "b85446e4da325f122ddc2a0a6bb849eb66e0be19db463242e3dd857f6b37f682",
     ),
-    ("families/mistral3/models/mistral_small_3_1", "b3f38f14d61d49bcd9be2caf9fd7754a189a7465d580e730ef581f654d4fc822"),
+    (
+        "families/mistral3/models/mistral_small_3_1",
+        "b3f38f14d61d49bcd9be2caf9fd7754a189a7465d580e730ef581f654d4fc822",
+    ),
 ];
 
 /// Kwargs that ask for what the model does anyway.
 const NO_CHANGE: &[(&str, &str)] = &[
     ("models/qwen2_vl", r#"{"min_pixels": 3136}"#),
     ("models/qwen2_vl", r#"{"size": {"shortest_edge": 3136, "longest_edge": 1003520}}"#),
-    ("families/llava/models/llava_1_5", r#"{"size": 336, "crop_size": {"height": 336, "width": 336}}"#),
-    ("families/llava/models/llava_1_5", r#"{"resample": 3, "do_resize": true, "do_center_crop": true}"#),
+    (
+        "families/llava/models/llava_1_5",
+        r#"{"size": 336, "crop_size": {"height": 336, "width": 336}}"#,
+    ),
+    (
+        "families/llava/models/llava_1_5",
+        r#"{"resample": 3, "do_resize": true, "do_center_crop": true}"#,
+    ),
     ("families/llama4/models/llama_4_scout", r#"{"resize_to_max_canvas": false}"#),
     ("families/gemma3/models/gemma_3_4b", r#"{"do_pan_and_scan": false}"#),
-    ("families/gemma3/models/gemma_3_4b", r#"{"pan_and_scan_min_crop_size": 9, "pan_and_scan_max_num_crops": 9}"#),
-    ("families/internvl/models/internvl3_8b", r#"{"crop_to_patches": true, "min_patches": 1, "max_patches": 12}"#),
-    ("families/internvl_chat/models/internvl2_5_1b", r#"{"max_dynamic_patch": 12, "use_thumbnail": true}"#),
+    (
+        "families/gemma3/models/gemma_3_4b",
+        r#"{"pan_and_scan_min_crop_size": 9, "pan_and_scan_max_num_crops": 9}"#,
+    ),
+    (
+        "families/internvl/models/internvl3_8b",
+        r#"{"crop_to_patches": true, "min_patches": 1, "max_patches": 12}"#,
+    ),
+    (
+        "families/internvl_chat/models/internvl2_5_1b",
+        r#"{"max_dynamic_patch": 12, "use_thumbnail": true}"#,
+    ),
     ("families/mistral3/models/mistral_small_3_1", r#"{"size": {"longest_edge": 1540}}"#),
 ];
 
@@ -65,9 +113,18 @@ const CHANGE: &[(&str, &str)] = &[
     ("families/llava/models/llava_1_5", r#"{"resample": 2}"#),
     ("families/llama4/models/llama_4_scout", r#"{"resize_to_max_canvas": true}"#),
     ("families/gemma3/models/gemma_3_4b", r#"{"do_pan_and_scan": true}"#),
-    ("families/gemma3/models/gemma_3_4b", r#"{"do_pan_and_scan": true, "pan_and_scan_min_crop_size": 100}"#),
-    ("families/gemma3/models/gemma_3_4b", r#"{"do_pan_and_scan": true, "pan_and_scan_max_num_crops": 3}"#),
-    ("families/gemma3/models/gemma_3_4b", r#"{"do_pan_and_scan": true, "pan_and_scan_min_ratio_to_activate": 1.3}"#),
+    (
+        "families/gemma3/models/gemma_3_4b",
+        r#"{"do_pan_and_scan": true, "pan_and_scan_min_crop_size": 100}"#,
+    ),
+    (
+        "families/gemma3/models/gemma_3_4b",
+        r#"{"do_pan_and_scan": true, "pan_and_scan_max_num_crops": 3}"#,
+    ),
+    (
+        "families/gemma3/models/gemma_3_4b",
+        r#"{"do_pan_and_scan": true, "pan_and_scan_min_ratio_to_activate": 1.3}"#,
+    ),
     ("families/internvl/models/internvl3_8b", r#"{"crop_to_patches": false}"#),
     ("families/internvl/models/internvl3_8b", r#"{"min_patches": 2}"#),
     ("families/internvl/models/internvl3_8b", r#"{"max_patches": 6}"#),
@@ -90,7 +147,10 @@ const EDITS: &[(&str, &str)] = &[
     ("families/llava/models/llava_1_5", r#"{"image_token_index": 77}"#),
     ("families/llava/models/llava_1_5", r#"{"image_size": 672, "patch_size": 28}"#),
     ("families/llava_next/models/v1_6_mistral", r#"{"image_token_index": 77}"#),
-    ("families/llava_next/models/v1_6_mistral", r#"{"image_grid_pinpoints": [[672, 672], [336, 1008]]}"#),
+    (
+        "families/llava_next/models/v1_6_mistral",
+        r#"{"image_grid_pinpoints": [[672, 672], [336, 1008]]}"#,
+    ),
     (
         "families/llama4/models/llama_4_scout",
         r#"{"size": {"height": 672, "width": 672}, "image_size": 672, "patch_size": 28}"#,
@@ -101,13 +161,23 @@ const EDITS: &[(&str, &str)] = &[
 ];
 
 /// Sizes on which settings show: small, upright, long, large, square.
-const SIZES: [[u32; 2]; 8] =
-    [[30, 41], [336, 336], [300, 901], [1000, 320], [640, 200], [640, 480], [1600, 1200], [97, 2000]];
+const SIZES: [[u32; 2]; 8] = [
+    [30, 41],
+    [336, 336],
+    [300, 901],
+    [1000, 320],
+    [640, 200],
+    [640, 480],
+    [1600, 1200],
+    [97, 2000],
+];
 
-/// Images of up to so many pixels are also processed; settings that change only pixels show on any of them.
+/// Images of up to so many pixels are also processed; settings that change only pixels show on any
+/// of them.
 const PROCESSED: u64 = 2_000;
 
-/// A tokenizer in which one token is another than in [`AnyToken`], and which notes what it was asked for.
+/// A tokenizer in which one token is another than in [`AnyToken`], and which notes what it was
+/// asked for.
 #[derive(Default)]
 struct OneOther {
     changed: Option<String>,
@@ -117,7 +187,9 @@ struct OneOther {
 impl Vocabulary for OneOther {
     fn id(&self, token: &str) -> Option<TokenId> {
         self.asked.borrow_mut().insert(token.to_owned());
-        AnyToken.id(token).map(|id| if self.changed.as_deref() == Some(token) { TokenId(id.0 + 5000) } else { id })
+        AnyToken.id(token).map(|id| {
+            if self.changed.as_deref() == Some(token) { TokenId(id.0 + 5000) } else { id }
+        })
     }
 
     fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
@@ -149,7 +221,8 @@ fn a_release_knows_the_items_of_the_one_before() {
         .iter()
         .map(|(name, _)| (*name, blake3::hash(&load(name).fingerprint(&none)).to_hex().to_string()))
         .collect();
-    let expected: Vec<_> = DIGESTS.iter().map(|(name, digest)| (*name, (*digest).to_owned())).collect();
+    let expected: Vec<_> =
+        DIGESTS.iter().map(|(name, digest)| (*name, (*digest).to_owned())).collect();
     assert_eq!(found, expected);
 }
 
@@ -183,7 +256,12 @@ fn kwargs_that_change_something_change_the_fingerprint_each_in_its_own_way() {
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Refused(String),
-    Image { grid: [u32; 3], placeholder: Vec<TokenRun>, tensors: Vec<TensorSpec>, pixels: Option<blake3::Hash> },
+    Image {
+        grid: [u32; 3],
+        placeholder: Vec<TokenRun>,
+        tensors: Vec<TensorSpec>,
+        pixels: Option<blake3::Hash>,
+    },
 }
 
 fn outcome([width, height]: [u32; 2], model: &VisionModel, kwargs: &ImageKwargs) -> Outcome {
@@ -194,21 +272,33 @@ fn outcome([width, height]: [u32; 2], model: &VisionModel, kwargs: &ImageKwargs)
     };
     let format = PixelFormat::Normalized(Dtype::F32);
     let pixels = (size.area() <= PROCESSED).then(|| {
-        let pixels: Vec<u8> = (0..3 * size.area()).map(|index| (index * index / 97) as u8).collect();
+        let pixels: Vec<u8> =
+            (0..3 * size.area()).map(|index| (index * index / 97) as u8).collect();
         let mut tensor = vec![0; plan.pixel_bytes(format)];
         model.process(RgbView::new(size, &pixels).unwrap(), &plan, format, &mut tensor).unwrap();
         blake3::hash(&tensor)
     });
-    Outcome::Image { grid: plan.grid, tensors: plan.tensors(format), placeholder: plan.placeholder, pixels }
+    Outcome::Image {
+        grid: plan.grid,
+        tensors: plan.tensors(format),
+        placeholder: plan.placeholder,
+        pixels,
+    }
 }
 
 /// Every model of the goldens, and real ones with one token or setting changed.
 fn models() -> Vec<(String, VisionModel)> {
     let families = golden::path("families");
     let mut dirs = vec![golden::path("models")];
-    dirs.extend(std::fs::read_dir(families).unwrap().map(|entry| entry.unwrap().path().join("models")));
+    dirs.extend(
+        std::fs::read_dir(families).unwrap().map(|entry| entry.unwrap().path().join("models")),
+    );
     let mut models = Vec::new();
-    for dir in dirs.iter().flat_map(|dir| std::fs::read_dir(dir).unwrap()).map(|entry| entry.unwrap().path()) {
+    for dir in dirs
+        .iter()
+        .flat_map(|dir| std::fs::read_dir(dir).unwrap())
+        .map(|entry| entry.unwrap().path())
+    {
         let name = dir.display().to_string();
         let vocabulary = OneOther::default();
         let Some(model) = load_from(&dir, &vocabulary) else { continue };
@@ -218,7 +308,10 @@ fn models() -> Vec<(String, VisionModel)> {
         }
         for token in vocabulary.asked.into_inner() {
             let vocabulary = OneOther { changed: Some(token.clone()), ..OneOther::default() };
-            models.push((format!("{name} with another {token:?}"), load_from(&dir, &vocabulary).unwrap()));
+            models.push((
+                format!("{name} with another {token:?}"),
+                load_from(&dir, &vocabulary).unwrap(),
+            ));
         }
     }
     for (name, settings) in EDITS {
@@ -233,12 +326,14 @@ fn edited(dir: &Path, settings: &Map<String, Value>) -> VisionModel {
     let copy = tempfile::tempdir().unwrap();
     let mut changes = 0;
     for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
-        let mut file: Value = serde_json::from_slice(&std::fs::read(entry.path()).unwrap()).unwrap();
+        let mut file: Value =
+            serde_json::from_slice(&std::fs::read(entry.path()).unwrap()).unwrap();
         changes += edit(&mut file, settings);
         std::fs::write(copy.path().join(entry.file_name()), file.to_string()).unwrap();
     }
     assert!(changes > 0, "{} has none of {settings:?}", dir.display());
-    load_from(copy.path(), &AnyToken).unwrap_or_else(|| panic!("{} is refused with {settings:?}", dir.display()))
+    load_from(copy.path(), &AnyToken)
+        .unwrap_or_else(|| panic!("{} is refused with {settings:?}", dir.display()))
 }
 
 /// Returns the number of changes.
@@ -256,12 +351,17 @@ fn edit(value: &mut Value, settings: &Map<String, Value>) -> usize {
 
 /// All kwargs that some golden or table tries.
 fn all_kwargs() -> Vec<Map<String, Value>> {
-    let tables = CHANGE.iter().chain(NO_CHANGE).map(|(_, kwargs)| serde_json::from_str(kwargs).unwrap());
+    let tables =
+        CHANGE.iter().chain(NO_CHANGE).map(|(_, kwargs)| serde_json::from_str(kwargs).unwrap());
     let mut all: Vec<Map<String, Value>> = std::iter::once(Map::new()).chain(tables).collect();
     for entry in std::fs::read_dir(golden::path("families")).unwrap().map(Result::unwrap) {
         let name = entry.file_name();
         let cases: Value = golden::json(&format!("families/{}/cases.json", name.to_str().unwrap()));
-        let kwargs = cases["cases"].as_array().unwrap().iter().filter_map(|case| case["kwargs"].as_object().cloned());
+        let kwargs = cases["cases"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|case| case["kwargs"].as_object().cloned());
         all.extend(kwargs);
     }
     let text = |kwargs: &Map<String, Value>| Value::Object(kwargs.clone()).to_string();
@@ -273,21 +373,31 @@ fn all_kwargs() -> Vec<Map<String, Value>> {
 #[test]
 fn what_has_one_fingerprint_makes_the_same_of_every_image() {
     let (models, all_kwargs) = (models(), all_kwargs());
-    let mut by_fingerprint: BTreeMap<Vec<u8>, Vec<(String, &VisionModel, ImageKwargs)>> = BTreeMap::new();
+    let mut by_fingerprint: BTreeMap<Vec<u8>, Vec<(String, &VisionModel, ImageKwargs)>> =
+        BTreeMap::new();
     for (name, model) in &models {
         for kwargs in &all_kwargs {
             let Ok(parsed) = model.parse_kwargs(kwargs) else { continue };
             let name = format!("{name} {}", Value::Object(kwargs.clone()));
-            by_fingerprint.entry(model.fingerprint(&parsed)).or_default().push((name, model, parsed));
+            by_fingerprint
+                .entry(model.fingerprint(&parsed))
+                .or_default()
+                .push((name, model, parsed));
         }
     }
     assert!(by_fingerprint.len() >= 500, "only {} fingerprints", by_fingerprint.len());
     for group in by_fingerprint.values() {
-        let Some(((first_name, first, first_kwargs), others)) = group.split_first() else { continue };
+        let Some(((first_name, first, first_kwargs), others)) = group.split_first() else {
+            continue;
+        };
         for size in SIZES {
             let expected = outcome(size, first, first_kwargs);
             for (name, model, kwargs) in others {
-                assert_eq!(outcome(size, model, kwargs), expected, "{name} and {first_name}, {size:?}");
+                assert_eq!(
+                    outcome(size, model, kwargs),
+                    expected,
+                    "{name} and {first_name}, {size:?}"
+                );
             }
         }
     }

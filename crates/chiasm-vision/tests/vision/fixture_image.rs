@@ -1,4 +1,5 @@
-//! Deterministic RGB images from integer formulas; `python/goldens/fixture_images.py` holds the same formulas.
+//! Deterministic RGB images from integer formulas; `python/goldens/fixture_images.py` holds the
+//! same formulas.
 
 use std::iter;
 
@@ -44,7 +45,8 @@ impl FixtureImage {
 
     fn noise(&self, x: u32, y: u32, c: u32) -> u8 {
         let index = y.wrapping_mul(self.width).wrapping_add(x).wrapping_mul(3).wrapping_add(c);
-        let mut h = index.wrapping_mul(0x9E37_79B1).wrapping_add(self.seed.wrapping_mul(0x85EB_CA77));
+        let mut h =
+            index.wrapping_mul(0x9E37_79B1).wrapping_add(self.seed.wrapping_mul(0x85EB_CA77));
         h = (h ^ (h >> 15)).wrapping_mul(0x2C1B_3CCD);
         h = (h ^ (h >> 12)).wrapping_mul(0x297A_2D39);
         (h ^ (h >> 15)) as u8

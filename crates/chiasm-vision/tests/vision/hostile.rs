@@ -68,7 +68,9 @@ fn values() -> impl Strategy<Value = Value> {
         Just(Value::Null),
         "[a-z]{0,4}".prop_map(Value::from),
         sides.clone().prop_map(|(height, width)| json!({"height": height, "width": width})),
-        sides.clone().prop_map(|(short, long)| json!({"shortest_edge": short, "longest_edge": long})),
+        sides
+            .clone()
+            .prop_map(|(short, long)| json!({"shortest_edge": short, "longest_edge": long})),
         sides.clone().prop_map(|(edge, _)| json!({"shortest_edge": edge})),
         sides.clone().prop_map(|(edge, _)| json!({"longest_edge": edge})),
         sides.prop_map(|(height, width)| json!([height, width])),
@@ -77,7 +79,9 @@ fn values() -> impl Strategy<Value = Value> {
 
 fn kwargs() -> impl Strategy<Value = Map<String, Value>> {
     let entries = prop::collection::vec((prop::sample::select(&KEYS[..]), values()), 0..3);
-    entries.prop_map(|entries| entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    entries.prop_map(|entries| {
+        entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    })
 }
 
 fn sides() -> impl Strategy<Value = u32> {

@@ -1,4 +1,5 @@
-//! A request's `mm_processor_kwargs` must mean what they mean to vLLM: `python/goldens/make_vision_kwargs_goldens.py`.
+//! A request's `mm_processor_kwargs` must mean what they mean to vLLM:
+//! `python/goldens/make_vision_kwargs_goldens.py`.
 
 use chiasm_vision::{Fault, ImageKwargs, ImageSize, NoVocabulary, VisionError, VisionModel};
 use serde::Deserialize;
@@ -57,15 +58,29 @@ fn unknown_keys_are_refused_by_name() {
         (json!({"min_pixels": 1000, "images_kwargs": {}}), "images_kwargs"),
         (json!({"size": {"shortest_edge": 1, "longest_edge": 2, "height": 3}}), "size.height"),
     ] {
-        let Err(error @ VisionError::UnknownKwarg { .. }) = parse(&model, kwargs) else { panic!("{name} is taken") };
-        assert!(error.to_string().starts_with(&format!("mm_processor_kwargs.{name} is")), "{error}");
+        let Err(error @ VisionError::UnknownKwarg { .. }) = parse(&model, kwargs) else {
+            panic!("{name} is taken")
+        };
+        assert!(
+            error.to_string().starts_with(&format!("mm_processor_kwargs.{name} is")),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn values_that_are_no_areas_are_refused_by_name() {
     let model = load("qwen3_vl");
-    for value in [json!(0), json!(-1), json!(1.0), json!("1"), json!(true), json!(null), json!([1]), json!(1e30)] {
+    for value in [
+        json!(0),
+        json!(-1),
+        json!(1.0),
+        json!("1"),
+        json!(true),
+        json!(null),
+        json!([1]),
+        json!(1e30),
+    ] {
         for (kwargs, name) in [
             (json!({"min_pixels": value}), "min_pixels"),
             (json!({"max_pixels": value}), "max_pixels"),

@@ -1,5 +1,6 @@
-//! The largest item of a model, and so what vLLM's encoder cache holds, must be what vLLM's `MultiModalBudget` says, the class that its
-//! scheduler asks: `python/goldens/make_largest_item_goldens.py` has run it for each of these models and settings.
+//! The largest item of a model, and so what vLLM's encoder cache holds, must be what vLLM's
+//! `MultiModalBudget` says, the class that its scheduler asks:
+//! `python/goldens/make_largest_item_goldens.py` has run it for each of these models and settings.
 
 use std::collections::BTreeMap;
 

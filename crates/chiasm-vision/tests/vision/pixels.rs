@@ -1,11 +1,12 @@
-//! Plans and pixels must equal what `transformers` made of the same images: `python/goldens/make_vision_goldens.py`.
+//! Plans and pixels must equal what `transformers` made of the same images:
+//! `python/goldens/make_vision_goldens.py`.
 
 use std::collections::BTreeMap;
 
 use chiasm_types::Dtype;
 use chiasm_vision::{
-    Contents, Fault, ImageKwargs, ImageSize, Implementation, NoVocabulary, PixelFormat, RgbView, VisionError,
-    VisionModel,
+    Contents, Fault, ImageKwargs, ImageSize, Implementation, NoVocabulary, PixelFormat, RgbView,
+    VisionError, VisionModel,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -88,20 +89,32 @@ fn model_directories_load_exactly_when_transformers_loads_them() {
 fn plans_and_pixels_equal_those_of_transformers() {
     let Index { models, cases } = index();
     assert!(cases.len() >= 440, "only {} cases", cases.len());
-    let loads: Vec<_> = models.iter().filter(|(_, golden)| golden.error.is_none()).map(|(name, _)| name).collect();
+    let loads: Vec<_> =
+        models.iter().filter(|(_, golden)| golden.error.is_none()).map(|(name, _)| name).collect();
     for kernels in Implementation::available() {
-        let load = |name| load(name).unwrap_or_else(|error| panic!("{name}: {error}")).with_implementation(kernels);
+        let load = |name| {
+            load(name)
+                .unwrap_or_else(|error| panic!("{name}: {error}"))
+                .with_implementation(kernels)
+        };
         let models: BTreeMap<_, _> = loads.iter().map(|name| (name.as_str(), load(name))).collect();
         let mut differences = Vec::new();
         for case in &cases {
             if let Err(difference) = check(&models[case.model.as_str()], case) {
                 let FixtureImage { kind, width, height, seed } = &case.image;
                 let (model, kwargs) = (&case.model, &case.kwargs);
-                differences.push(format!("{model} {kind} {width}x{height} #{seed} {kwargs:?}: {difference}"));
+                differences.push(format!(
+                    "{model} {kind} {width}x{height} #{seed} {kwargs:?}: {difference}"
+                ));
             }
         }
         let (count, name) = (differences.len(), kernels.name());
-        assert!(differences.is_empty(), "{name}: {count} of {} differ:\n{}", cases.len(), differences.join("\n"));
+        assert!(
+            differences.is_empty(),
+            "{name}: {count} of {} differ:\n{}",
+            cases.len(),
+            differences.join("\n")
+        );
     }
 }
 
@@ -142,7 +155,8 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
         };
         assert_eq!((pixel_values.name, grid.name), ("pixel_values", "image_grid_thw"));
         assert_eq!((pixel_values.dtype, &pixel_values.shape), (format.dtype(), &golden.shape));
-        let grid_bytes = golden.grid.iter().flat_map(|&side| i64::from(side).to_le_bytes()).collect();
+        let grid_bytes =
+            golden.grid.iter().flat_map(|&side| i64::from(side).to_le_bytes()).collect();
         assert_eq!((grid.dtype, &grid.contents), (Dtype::I64, &Contents::Small(grid_bytes)));
 
         // Not zeros: every byte must be written.
@@ -197,7 +211,9 @@ fn settings_of_the_goldens_change_the_fingerprint_and_nothing_else_does() {
     let none = ImageKwargs::default();
     let two = load("qwen2_vl").unwrap();
     let mut seen = vec![("qwen2_vl".to_owned(), two.fingerprint(&none))];
-    for name in ["qwen2_5_vl", "qwen3_vl", "old_qwen2_vl_hub", "no_resize", "no_rescale", "other_patches"] {
+    for name in
+        ["qwen2_5_vl", "qwen3_vl", "old_qwen2_vl_hub", "no_resize", "no_rescale", "other_patches"]
+    {
         let fingerprint = load(name).unwrap().fingerprint(&none);
         for (other, theirs) in &seen {
             assert_ne!(&fingerprint, theirs, "{name} and {other}");

@@ -6,8 +6,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death, Delivered,
-    Finish, Job, JobError, KvSource, LoadSink, MediaObserver, MemoryUsage, Output, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content,
+    Death, Delivered, Finish, Job, JobError, KvSource, LoadSink, MediaObserver, MemoryUsage,
+    Output, RunningJob,
 };
 use chiasm_engine::EngineConnector;
 use chiasm_types::{MmHash, TokenId, WorkerId};
@@ -62,9 +63,11 @@ impl Connector for Keeper {
         observer: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
-            let Connected { backend: engine, life } = self.connector.connect(worker, observer).await?;
+            let Connected { backend: engine, life } =
+                self.connector.connect(worker, observer).await?;
             self.kept.state().backends.push((worker, engine.clone()));
-            // Nobody is to follow what is in the engine's cache: that would take CPU time while jobs are replayed.
+            // Nobody is to follow what is in the engine's cache: that would take CPU time while
+            // jobs are replayed.
             let kv = KvSource::Unknown { why: "jobs are kept".to_owned() };
             let capabilities = Capabilities { kv, ..engine.capabilities().clone() };
             let kept = self.kept.clone();

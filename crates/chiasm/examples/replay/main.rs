@@ -1,20 +1,23 @@
-//! Engines without a frontend: the requests that a frontend would send them, recorded first and then sent by nobody but a loop.
-//! What `cargo xtask bench-peers serve` measures as the most that these engines can do.
+//! Engines without a frontend: the requests that a frontend would send them, recorded first and
+//! then sent by nobody but a loop. What `cargo xtask bench-peers serve` measures as the most that
+//! these engines can do.
 //!
 //! ```text
 //! replay --vllm PROGRAM --model DIR --served-model-name NAME --engines N --receiver-cache-gb GB --arena-gb GB -- FLAGS OF THE ENGINE
 //! ```
 //!
-//! launches engines as `chiasm serve` does, prints `{"address": "127.0.0.1:PORT"}` and listens there with the same frontend as
-//! `chiasm serve`. That does all it does for a request but for the last step: a job that it would hand to an engine is kept, and
-//! answered at once with one token. Then each line on standard input,
+//! launches engines as `chiasm serve` does, prints `{"address": "127.0.0.1:PORT"}` and listens
+//! there with the same frontend as `chiasm serve`. That does all it does for a request but for the
+//! last step: a job that it would hand to an engine is kept, and answered at once with one token.
+//! Then each line on standard input,
 //!
 //! ```text
 //! {"clients": N, "workers": [N, …]}
 //! ```
 //!
-//! sends what was kept since the last one to the engines, in its order, so many at a time, and prints a [`Replayed`]. The n-th goes to
-//! the n-th worker of the list; behind its end, to the one that has the fewest in flight. Ends with its input, and its engines with it.
+//! sends what was kept since the last one to the engines, in its order, so many at a time, and
+//! prints a [`Replayed`]. The n-th goes to the n-th worker of the list; behind its end, to the one
+//! that has the fewest in flight. Ends with its input, and its engines with it.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +34,8 @@ use std::time::{Duration, Instant};
 
 use chiasm_backend::{Backend, Content, Job, LargestItem};
 use chiasm_engine::{
-    ArenaPolicy, ClientOptions, CountedRows, EngineConnector, EngineOptions, FormatPolicy, LaunchHost,
+    ArenaPolicy, ClientOptions, CountedRows, EngineConnector, EngineOptions, FormatPolicy,
+    LaunchHost,
 };
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
@@ -91,8 +95,10 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         Some(at) => (&arguments[..at], &arguments[at + 1..]),
         None => (arguments, &[][..]),
     };
-    let flags: BTreeMap<&str, &str> = own.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
-    let flag = |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing; {USAGE}"));
+    let flags: BTreeMap<&str, &str> =
+        own.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
+    let flag =
+        |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing; {USAGE}"));
     let model = Path::new(flag("--model")?);
     let served = Arc::new(ServedModel::load(model, flag("--served-model-name")?, None)?);
     let receiver_cache_gb: f64 = flag("--receiver-cache-gb")?.parse()?;
@@ -137,7 +143,9 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
     let gib = |gib: f64| (gib * (1_u64 << 30) as f64) as u64;
     let vision = model.vision.as_ref();
     let counted = vision.map_or(&[][..], |vision| vision.counted_rows());
-    let rows = counted.iter().map(|&(rows_of, grid)| CountedRows { rows_of: rows_of.into(), grid: grid.into() });
+    let rows = counted
+        .iter()
+        .map(|&(rows_of, grid)| CountedRows { rows_of: rows_of.into(), grid: grid.into() });
     EngineOptions {
         startup_timeout: STARTUP,
         client: ClientOptions {
@@ -160,7 +168,12 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
 }
 
 /// Takes orders until there are no more.
-async fn obey(fleet: &Fleet, engines: usize, address: SocketAddr, kept: &Kept) -> Result<(), Box<dyn Error>> {
+async fn obey(
+    fleet: &Fleet,
+    engines: usize,
+    address: SocketAddr,
+    kept: &Kept,
+) -> Result<(), Box<dyn Error>> {
     fleet.wait_ready(engines).await;
     println!("{}", serde_json::json!({ "address": address }));
     let (sender, mut orders) = mpsc::channel(1);
@@ -177,12 +190,20 @@ async fn obey(fleet: &Fleet, engines: usize, address: SocketAddr, kept: &Kept) -
     Ok(())
 }
 
-async fn replay(backends: &[Arc<dyn Backend>], jobs: &[Arc<Job>], order: &Order) -> Result<Replayed, Box<dyn Error>> {
+async fn replay(
+    backends: &[Arc<dyn Backend>],
+    jobs: &[Arc<Job>],
+    order: &Order,
+) -> Result<Replayed, Box<dyn Error>> {
     if order.workers.iter().any(|&worker| worker >= backends.len()) || backends.is_empty() {
         return Err(format!("there are {} workers", backends.len()).into());
     }
     let in_flight: Vec<AtomicUsize> = backends.iter().map(|_| AtomicUsize::new(0)).collect();
-    let least = || (0..backends.len()).min_by_key(|&worker| in_flight[worker].load(Ordering::Relaxed)).unwrap_or(0);
+    let least = || {
+        (0..backends.len())
+            .min_by_key(|&worker| in_flight[worker].load(Ordering::Relaxed))
+            .unwrap_or(0)
+    };
     let next = AtomicUsize::new(0);
     let start = Instant::now();
     let client = async |_| {
@@ -221,9 +242,8 @@ struct Answer {
 impl Answer {
     async fn of(backend: &dyn Backend, job: Arc<Job>) -> Result<Self, Box<dyn Error>> {
         let prompt_tokens = match &job.input {
-            chiasm_backend::Input::Tokens(tokens) | chiasm_backend::Input::Marked { expanded: tokens, .. } => {
-                tokens.len()
-            }
+            chiasm_backend::Input::Tokens(tokens)
+            | chiasm_backend::Input::Marked { expanded: tokens, .. } => tokens.len(),
             chiasm_backend::Input::Messages(_) => 0,
         };
         let start = Instant::now();
@@ -239,7 +259,12 @@ impl Answer {
             }
             cached_tokens += output.prefill.map_or(0, |prefill| prefill.cached_tokens);
         }
-        Ok(Self { ttft: ttft.ok_or("an answer has no tokens")?, prompt_tokens, cached_tokens, tokens })
+        Ok(Self {
+            ttft: ttft.ok_or("an answer has no tokens")?,
+            prompt_tokens,
+            cached_tokens,
+            tokens,
+        })
     }
 }
 

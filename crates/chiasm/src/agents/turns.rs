@@ -1,16 +1,19 @@
-//! Turns of agents that have no worker here: not all of those that are named are asked at once, and silent ones keep no others waiting.
+//! Turns of agents that have no worker here: not all of those that are named are asked at once, and
+//! silent ones keep no others waiting.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Most agents without a worker that are asked at once. Whatever a source names, this process has connections left for others.
+/// Most agents without a worker that are asked at once. Whatever a source names, this process has
+/// connections left for others.
 const MOST_ASKED: usize = 256;
 /// Those of them that were not silent when they were asked last.
 const KEPT: usize = 64;
 
-/// An agent that takes longer to say what it is counts as silent: one on the other side of the world takes less.
+/// An agent that takes longer to say what it is counts as silent: one on the other side of the
+/// world takes less.
 pub(super) const SILENT_AFTER: Duration = Duration::from_secs(1);
 
 /// Turns to be asked.
@@ -21,11 +24,15 @@ pub(super) struct Turns {
 
 impl Turns {
     pub(super) fn new() -> Self {
-        Self { of_all: Arc::new(Semaphore::new(MOST_ASKED - KEPT)), kept: Arc::new(Semaphore::new(KEPT)) }
+        Self {
+            of_all: Arc::new(Semaphore::new(MOST_ASKED - KEPT)),
+            kept: Arc::new(Semaphore::new(KEPT)),
+        }
     }
 
-    /// Waits for a turn, which ends when what is returned is dropped. Silent ones take long and wait for each other: some turns are for
-    /// those alone that were not silent when they were asked last, as new ones, and end within [`SILENT_AFTER`].
+    /// Waits for a turn, which ends when what is returned is dropped. Silent ones take long and
+    /// wait for each other: some turns are for those alone that were not silent when they were
+    /// asked last, as new ones, and end within [`SILENT_AFTER`].
     pub(super) async fn take(&self, was_silent: bool) -> Option<OwnedSemaphorePermit> {
         let turn = tokio::select! {
             biased;

@@ -10,8 +10,9 @@ use crate::error::CliError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AccessArgs {
-    /// A key that clients send as 'Authorization: Bearer KEY'; each of several is enough. Whoever may list this machine's processes
-    /// sees it: --api-key-file hides it [default: no key is needed]
+    /// A key that clients send as 'Authorization: Bearer KEY'; each of several is enough. Whoever
+    /// may list this machine's processes sees it: --api-key-file hides it [default: no key is
+    /// needed]
     #[arg(long, env = "VLLM_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
     /// File of such keys, one a line; empty lines and those that begin with # are none
@@ -26,12 +27,18 @@ impl AccessArgs {
     /// The keys.
     ///
     /// # Errors
-    /// [`CliError::Usage`] for a key that is empty or can't stand in a header, and for a file that can't be read or has none.
+    /// [`CliError::Usage`] for a key that is empty or can't stand in a header, and for a file that
+    /// can't be read or has none.
     pub(crate) fn keys(&self) -> Result<ApiKeys, CliError> {
         let of_file = self.api_key_file.as_deref().map(read).transpose()?.unwrap_or_default();
-        let keys: Vec<&str> =
-            self.api_key.iter().map(String::as_str).chain(of_file.iter().map(String::as_str)).collect();
-        if keys.iter().any(|key| key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic())) {
+        let keys: Vec<&str> = self
+            .api_key
+            .iter()
+            .map(String::as_str)
+            .chain(of_file.iter().map(String::as_str))
+            .collect();
+        if keys.iter().any(|key| key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))
+        {
             let message = "an API key must have printable ASCII characters alone, and at least one";
             return Err(CliError::Usage(message.to_owned()));
         }
@@ -40,9 +47,12 @@ impl AccessArgs {
 }
 
 fn read(path: &Path) -> Result<Vec<String>, CliError> {
-    let wrong = |reason: &dyn Display| CliError::Usage(format!("--api-key-file: {}: {reason}", path.display()));
+    let wrong = |reason: &dyn Display| {
+        CliError::Usage(format!("--api-key-file: {}: {reason}", path.display()))
+    };
     let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys: Vec<String> = lines.map(str::to_owned).collect();
     match keys.is_empty() {
         // Nobody writes such a file to let everybody in.

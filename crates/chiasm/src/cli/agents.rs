@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_agent::{AgentMedia, AgentTls, TlsError};
-use chiasm_discovery::{Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls};
+use chiasm_discovery::{
+    Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls,
+};
 use clap::{Args, ValueEnum};
 
 use super::NixlArgs;
@@ -14,32 +16,38 @@ use crate::error::CliError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// Of chiasm agent: take media items that frontends have made tensors of, as they do with vLLM's processor, and with images while this
-    /// agent has too many to process (--agent-media). Frontends are believed then that the tensors are what the engines want: wrong ones end
-    /// an engine
+    /// Of chiasm agent: take media items that frontends have made tensors of, as they do with
+    /// vLLM's processor, and with images while this agent has too many to process (--agent-media).
+    /// Frontends are believed then that the tensors are what the engines want: wrong ones end an
+    /// engine
     #[arg(long, env = "CHIASM_TAKE_TENSORS")]
     pub(crate) take_tensors: bool,
-    /// Of chiasm agent: fetch images from where frontends have got them, within the limits and the policy of this agent's flags for media.
-    /// Frontends send what that does not bring, as they do with all images otherwise
+    /// Of chiasm agent: fetch images from where frontends have got them, within the limits and the
+    /// policy of this agent's flags for media. Frontends send what that does not bring, as they do
+    /// with all images otherwise
     #[arg(long, env = "CHIASM_FETCH_MEDIA")]
     pub(crate) fetch_media: bool,
-    /// The agents of other machines whose engines are served too, as host:port; without --engines, --sim or --attach theirs alone
+    /// The agents of other machines whose engines are served too, as host:port; without --engines,
+    /// --sim or --attach theirs alone
     #[arg(long, env = "CHIASM_AGENTS", value_name = "HOST:PORT", num_args = 1.., value_delimiter = ',')]
     pub(crate) agents: Vec<String>,
     /// How images reach agents that could make their tensors themselves
     #[arg(long, env = "CHIASM_AGENT_MEDIA", value_enum, default_value_t = AgentMediaArg::Auto)]
     pub(crate) agent_media: AgentMediaArg,
-    /// Where agents are named: etcd://HOST:PORT,…/PREFIX, etcds://… (with TLS), or kubernetes://NAMESPACE/SERVICE[:PORT]; beside
-    /// those of --agents. One that vanishes there goes on for as long as it answers
+    /// Where agents are named: etcd://HOST:PORT,…/PREFIX, etcds://… (with TLS), or
+    /// kubernetes://NAMESPACE/SERVICE[:PORT]; beside those of --agents. One that vanishes there
+    /// goes on for as long as it answers
     #[arg(long, env = "CHIASM_DISCOVERY", value_name = "URL")]
     pub(crate) discovery: Option<Source>,
     /// Of an agent: where it names itself for frontends, etcd://HOST:PORT,…/PREFIX or etcds://…
     #[arg(long, env = "CHIASM_ANNOUNCE", value_name = "URL")]
     pub(crate) announce: Option<Etcd>,
-    /// Of an agent: the address, as HOST:PORT, at which frontends reach it [default: the one that it listens on]
+    /// Of an agent: the address, as HOST:PORT, at which frontends reach it [default: the one that
+    /// it listens on]
     #[arg(long, env = "CHIASM_ANNOUNCE_ADDRESS", value_name = "HOST:PORT", requires = "announce")]
     pub(crate) announce_address: Option<String>,
-    /// PEM file of the authorities that sign the certificates of etcds:// servers [default: those of the web]
+    /// PEM file of the authorities that sign the certificates of etcds:// servers [default: those
+    /// of the web]
     #[arg(long, env = "CHIASM_ETCD_CA_FILE", value_name = "FILE")]
     pub(crate) etcd_ca_file: Option<PathBuf>,
     /// PEM file of the certificate that is shown to etcds:// servers
@@ -48,8 +56,9 @@ pub(crate) struct AgentArgs {
     /// PEM file of that certificate's private key
     #[arg(long, env = "CHIASM_ETCD_KEYFILE", value_name = "FILE", requires = "etcd_certfile")]
     pub(crate) etcd_keyfile: Option<PathBuf>,
-    /// File of 64 hex digits that nobody else knows, with which block keys are made; the same for all frontends and agents that
-    /// work together (openssl rand -hex 32) [default: one in the state folder of this user, made when it is first needed]
+    /// File of 64 hex digits that nobody else knows, with which block keys are made; the same for
+    /// all frontends and agents that work together (openssl rand -hex 32) [default: one in the
+    /// state folder of this user, made when it is first needed]
     #[arg(long, env = "CHIASM_BLOCK_KEY_SECRET", value_name = "FILE")]
     pub(crate) block_key_secret: Option<PathBuf>,
     #[command(flatten)]
@@ -60,8 +69,8 @@ pub(crate) struct AgentArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AgentMediaArg {
-    /// As files, and while an agent has more images to process than sending tensors takes, as tensors made here by a thread that has nothing
-    /// else to do, if the agent has --take-tensors
+    /// As files, and while an agent has more images to process than sending tensors takes, as
+    /// tensors made here by a thread that has nothing else to do, if the agent has --take-tensors
     Auto,
     /// As files
     Encoded,
@@ -92,33 +101,44 @@ impl AgentArgs {
             Some(Source::Kubernetes(_)) => ClusterAccess::of_pod(&|name| std::env::var(name).ok()),
             _ => Ok(None),
         };
-        let access = Access { etcd: self.etcd_tls(), cluster: cluster.map_err(|error| wrong("--discovery", error))? };
+        let access = Access {
+            etcd: self.etcd_tls(),
+            cluster: cluster.map_err(|error| wrong("--discovery", error))?,
+        };
         let mut sources = Vec::new();
         if !self.agents.is_empty() {
-            let listed: Source = self.agents.join(",").parse().map_err(|error| wrong("--agents", error))?;
+            let listed: Source =
+                self.agents.join(",").parse().map_err(|error| wrong("--agents", error))?;
             sources.push(listed.follow(&access).map_err(|error| wrong("--agents", error))?);
         }
         if let Some(source) = &self.discovery {
-            sources.push(source.clone().follow(&access).map_err(|error| wrong("--discovery", error))?);
+            sources
+                .push(source.clone().follow(&access).map_err(|error| wrong("--discovery", error))?);
         }
         Ok(sources)
     }
 
     /// Names an agent of a model that listens there, if it is to. Needs a Tokio runtime.
-    pub(crate) fn register(&self, listens: Option<SocketAddr>, model: &str) -> Result<Option<Registration>, CliError> {
+    pub(crate) fn register(
+        &self,
+        listens: Option<SocketAddr>,
+        model: &str,
+    ) -> Result<Option<Registration>, CliError> {
         let Some(etcd) = &self.announce else { return Ok(None) };
         let wrong = |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
         let address = match (&self.announce_address, listens) {
             (Some(address), _) => address.clone(),
             (None, Some(listens)) if !listens.ip().is_unspecified() => listens.to_string(),
             _ => {
-                let unknown = "--announce needs --announce-address where an agent listens on all addresses";
+                let unknown =
+                    "--announce needs --announce-address where an agent listens on all addresses";
                 return Err(CliError::Usage(unknown.to_owned()));
             }
         };
-        let agent =
-            Candidate::new(&address, Some(model.to_owned())).map_err(|error| wrong("--announce-address", error))?;
-        let registration = Registration::start(etcd.clone(), self.etcd_tls(), &agent, Registration::DEFAULT_TTL);
+        let agent = Candidate::new(&address, Some(model.to_owned()))
+            .map_err(|error| wrong("--announce-address", error))?;
+        let registration =
+            Registration::start(etcd.clone(), self.etcd_tls(), &agent, Registration::DEFAULT_TTL);
         registration.map(Some).map_err(|error| wrong("--announce", error))
     }
 
@@ -155,7 +175,8 @@ pub(crate) struct ProbeArgs {
     /// The agent, as HOST:PORT
     #[arg(value_name = "HOST:PORT")]
     pub(crate) agent: String,
-    /// Fail unless it takes new requests and frontends have admitted each of its engines: what is asked of a pod that is to be ready
+    /// Fail unless it takes new requests and frontends have admitted each of its engines: what is
+    /// asked of a pod that is to be ready
     #[arg(long)]
     pub(crate) admitted: bool,
     #[command(flatten)]
@@ -174,12 +195,12 @@ pub(crate) struct AgentTlsArgs {
     /// PEM file of the authorities that must have signed the other side's certificate
     #[arg(long, env = "CHIASM_AGENT_CA_FILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_keyfile"])]
     pub(crate) agent_ca_file: Option<PathBuf>,
-    /// Name that the certificates of agents must have, where the host that they are reached at is not in them, as with addresses of
-    /// pods [default: that host]
+    /// Name that the certificates of agents must have, where the host that they are reached at is
+    /// not in them, as with addresses of pods [default: that host]
     #[arg(long, env = "CHIASM_AGENT_TLS_NAME", value_name = "NAME", requires = "agent_ca_file")]
     pub(crate) agent_tls_name: Option<String>,
-    /// Let agents and frontends speak without TLS on other addresses than this machine's own: whoever can reach them can use the
-    /// engines, and read all prompts
+    /// Let agents and frontends speak without TLS on other addresses than this machine's own:
+    /// whoever can reach them can use the engines, and read all prompts
     #[arg(long, env = "CHIASM_AGENT_PLAINTEXT")]
     pub(crate) agent_plaintext: bool,
 }
@@ -193,16 +214,24 @@ impl AgentTlsArgs {
             return Ok(None);
         };
         let name = self.agent_tls_name.clone();
-        AgentTls::load(certificate.clone(), key.clone(), authorities.clone(), name).map(Some).map_err(|error| {
-            let flag = if matches!(error, TlsError::Name(_)) { "--agent-tls-name" } else { "--agent-certfile" };
-            CliError::Usage(format!("{flag}: {error}"))
-        })
+        AgentTls::load(certificate.clone(), key.clone(), authorities.clone(), name)
+            .map(Some)
+            .map_err(|error| {
+                let flag = if matches!(error, TlsError::Name(_)) {
+                    "--agent-tls-name"
+                } else {
+                    "--agent-certfile"
+                };
+                CliError::Usage(format!("{flag}: {error}"))
+            })
     }
 
     /// Checks that plain text may be spoken to an agent at an address.
     pub(crate) fn check_plaintext_towards(&self, address: &str) -> Result<(), CliError> {
-        let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
-        let is_here = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        let host =
+            address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+        let is_here =
+            host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
         self.check_plaintext(address, is_here)
     }
 
@@ -242,7 +271,10 @@ mod tests {
         }
         for elsewhere in ["10.0.0.1:1", "gpu1:1", "[2001:db8::1]:1"] {
             let error = args.check_plaintext_towards(elsewhere).unwrap_err();
-            assert!(matches!(&error, CliError::Usage(words) if words.contains("--agent-plaintext")), "{error}");
+            assert!(
+                matches!(&error, CliError::Usage(words) if words.contains("--agent-plaintext")),
+                "{error}"
+            );
         }
         assert!(args.check_plaintext_at("0.0.0.0:1".parse().unwrap()).is_err());
         parsed(&["--agent-plaintext"]).check_plaintext_towards("10.0.0.1:1").unwrap();

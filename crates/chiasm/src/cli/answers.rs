@@ -12,17 +12,20 @@ use crate::error::CliError;
 
 #[derive(Debug, Args)]
 pub(crate) struct AnswerArgs {
-    /// How the model writes tool calls: a name of vLLM's parsers, auto for what its chat template speaks of, or none
+    /// How the model writes tool calls: a name of vLLM's parsers, auto for what its chat template
+    /// speaks of, or none
     #[arg(long, env = "CHIASM_TOOL_CALL_PARSER", value_name = "NAME", default_value = "auto")]
     pub(crate) tool_call_parser: ParserChoice,
-    /// How the model writes reasoning: a name of vLLM's parsers, which engines are told too, auto for what its chat template speaks of,
-    /// or none
+    /// How the model writes reasoning: a name of vLLM's parsers, which engines are told too, auto
+    /// for what its chat template speaks of, or none
     #[arg(long, env = "CHIASM_REASONING_PARSER", value_name = "NAME", default_value = "auto")]
     pub(crate) reasoning_parser: ParserChoice,
-    /// The fields of messages that have reasoning: vLLM's, the older name that many clients read, or both
+    /// The fields of messages that have reasoning: vLLM's, the older name that many clients read,
+    /// or both
     #[arg(long, env = "CHIASM_REASONING_FIELDS", value_enum, default_value = "both")]
     pub(crate) reasoning_fields: FieldChoice,
-    /// Tell usage in all streams of chats and completions, as if their clients asked for it with stream_options
+    /// Tell usage in all streams of chats and completions, as if their clients asked for it with
+    /// stream_options
     #[arg(long, env = "CHIASM_ENABLE_FORCE_INCLUDE_USAGE")]
     pub(crate) enable_force_include_usage: bool,
 }
@@ -30,18 +33,19 @@ pub(crate) struct AnswerArgs {
 /// Flags of how conversations become prompts.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
-    /// The form in which the chat template is given the content of messages: a string, a list of parts as in OpenAI's API, or what
-    /// the template seems to want
+    /// The form in which the chat template is given the content of messages: a string, a list of
+    /// parts as in OpenAI's API, or what the template seems to want
     #[arg(long, env = "CHIASM_CHAT_TEMPLATE_CONTENT_FORMAT", value_enum, default_value = "auto")]
     pub(crate) chat_template_content_format: ContentFormatChoice,
-    /// Variables for the chat template, as a JSON object, that requests may set otherwise in chat_template_kwargs
+    /// Variables for the chat template, as a JSON object, that requests may set otherwise in
+    /// chat_template_kwargs
     #[arg(long, env = "CHIASM_DEFAULT_CHAT_TEMPLATE_KWARGS", value_name = "JSON", value_parser = json_object, default_value = "{}")]
     pub(crate) default_chat_template_kwargs: Map<String, Value>,
     /// Leave functions out of the prompt where tool_choice is none
     #[arg(long, env = "CHIASM_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE")]
     pub(crate) exclude_tools_when_tool_choice_none: bool,
-    /// Most bytes of long pieces of prompts, such as system prompts and messages of conversations, whose tokens are kept for later
-    /// requests, 0 for none
+    /// Most bytes of long pieces of prompts, such as system prompts and messages of conversations,
+    /// whose tokens are kept for later requests, 0 for none
     #[arg(long, env = "CHIASM_TOKEN_CACHE_BYTES", value_name = "BYTES", default_value_t = 64 << 20)]
     pub(crate) token_cache_bytes: u64,
 }
@@ -55,7 +59,10 @@ impl PromptArgs {
         let template_kwargs = self.default_chat_template_kwargs.clone();
         check_template_kwargs(&template_kwargs)
             .map_err(|error| CliError::Usage(format!("--default-chat-template-kwargs: {error}")))?;
-        Ok(ChatDefaults { template_kwargs, excludes_uncalled_tools: self.exclude_tools_when_tool_choice_none })
+        Ok(ChatDefaults {
+            template_kwargs,
+            excludes_uncalled_tools: self.exclude_tools_when_tool_choice_none,
+        })
     }
 }
 

@@ -10,9 +10,11 @@ use super::{ip_address, positive};
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// The model that is to be served: a directory, or the id of a model on the Hugging Face hub, which is not downloaded
+    /// The model that is to be served: a directory, or the id of a model on the Hugging Face hub,
+    /// which is not downloaded
     pub(crate) model: Option<PathBuf>,
-    /// Number of vLLM engines on this machine, by role or not; 0 for a frontend of engines elsewhere, which needs no vLLM
+    /// Number of vLLM engines on this machine, by role or not; 0 for a frontend of engines
+    /// elsewhere, which needs no vLLM
     #[arg(long, env = "CHIASM_ENGINES", value_name = "N", default_value = "1")]
     pub(crate) engines: EngineCounts,
     /// The vllm command, which without a folder is looked for beside chiasm and in the PATH

@@ -17,7 +17,8 @@ pub(crate) struct LimitArgs {
     /// Most bytes of a request body
     #[arg(long, env = "CHIASM_MAX_BODY_BYTES", default_value_t = 64 << 20)]
     pub(crate) max_body_bytes: usize,
-    /// Most JSON values in a request beside messages and prompts: in template settings, tool calls and the like
+    /// Most JSON values in a request beside messages and prompts: in template settings, tool calls
+    /// and the like
     #[arg(long, env = "CHIASM_MAX_JSON_VALUES", default_value_t = BodyLimits::default().json_values)]
     pub(crate) max_json_values: usize,
     /// Most messages in a request
@@ -41,26 +42,32 @@ pub(crate) struct LimitArgs {
     /// Seconds after which a connection is closed whose client reads nothing of its answer
     #[arg(long, env = "CHIASM_WRITE_TIMEOUT", value_parser = seconds, default_value = "60")]
     pub(crate) write_timeout: Duration,
-    /// Most bytes of all answers together that wait to be read; beyond that the answer that is furthest behind is cut
+    /// Most bytes of all answers together that wait to be read; beyond that the answer that is
+    /// furthest behind is cut
     #[arg(long, env = "CHIASM_MAX_UNREAD_BYTES", default_value_t = DEFAULT_MAX_BYTES, value_parser = some())]
     pub(crate) max_unread_bytes: usize,
-    /// Most requests in flight; more get 503 [default: twice what the engines run at once, but at least 1024]
+    /// Most requests in flight; more get 503 [default: twice what the engines run at once, but at
+    /// least 1024]
     #[arg(long, env = "CHIASM_MAX_REQUESTS", value_parser = some())]
     pub(crate) max_requests: Option<usize>,
-    /// Proxies that are believed about whom a request is from, in X-Forwarded-For or Forwarded: addresses or networks
+    /// Proxies that are believed about whom a request is from, in X-Forwarded-For or Forwarded:
+    /// addresses or networks
     #[arg(long, env = "CHIASM_TRUSTED_PROXIES", value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
     pub(crate) trusted_proxies: Vec<Network>,
-    /// Most seconds of this server's CPU time that one request may ask for, by estimate before the work is done; more gets 413
+    /// Most seconds of this server's CPU time that one request may ask for, by estimate before the
+    /// work is done; more gets 413
     #[arg(long, env = "CHIASM_MAX_REQUEST_COST", value_parser = seconds, default_value = "10")]
     pub(crate) max_request_cost: Duration,
-    /// Threads for connections and engines' outputs; more share the load of more tokens per second, at a higher cost for each
-    /// [default: half of the cores]
+    /// Threads for connections and engines' outputs; more share the load of more tokens per second,
+    /// at a higher cost for each [default: half of the cores]
     #[arg(long, env = "CHIASM_ASYNC_THREADS")]
     pub(crate) async_threads: Option<NonZeroUsize>,
-    /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their own [default: one less than cores]
+    /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their
+    /// own [default: one less than cores]
     #[arg(long, env = "CHIASM_CPU_THREADS")]
     pub(crate) cpu_threads: Option<usize>,
-    /// Seconds within which first tokens should come: what does and what does not is counted, for those who add engines by it
+    /// Seconds within which first tokens should come: what does and what does not is counted, for
+    /// those who add engines by it
     #[arg(long, env = "CHIASM_SLO_TTFT", value_name = "SECONDS", value_parser = seconds)]
     pub(crate) slo_ttft: Option<Duration>,
     /// Seconds within which each token after the first should come
@@ -75,7 +82,8 @@ pub(crate) struct LimitArgs {
     /// Seconds for which a prompt is refused that was in three engines when they died
     #[arg(long, env = "CHIASM_QUARANTINE", value_parser = seconds, default_value = "60")]
     pub(crate) quarantine: Duration,
-    /// Seconds after SIGTERM for which requests are still taken, while /ready says that none should be sent
+    /// Seconds after SIGTERM for which requests are still taken, while /ready says that none should
+    /// be sent
     #[arg(long, env = "CHIASM_DRAIN_DELAY", value_parser = seconds, default_value = "0")]
     pub(crate) drain_delay: Duration,
     /// Seconds that requests in flight get to finish after that
@@ -84,8 +92,9 @@ pub(crate) struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// The number of threads that async tasks run on. What they do for a token takes less than to hand it to another thread, so
-    /// there are fewer than cores; all that takes long has threads of its own.
+    /// The number of threads that async tasks run on. What they do for a token takes less than to
+    /// hand it to another thread, so there are fewer than cores; all that takes long has threads of
+    /// its own.
     pub(crate) fn async_threads(&self) -> usize {
         let half = || available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
         self.async_threads.map_or_else(half, NonZeroUsize::get)

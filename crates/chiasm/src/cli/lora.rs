@@ -9,16 +9,18 @@ use serde::Deserialize;
 
 #[derive(Debug, Args)]
 pub(crate) struct LoraArgs {
-    /// LoRA adapters that requests may name as their model: NAME=PATH, or JSON such as {"name": "a", "path": "/adapters/a"}. PATH
-    /// is a folder, or the id of an adapter on the Hugging Face hub. Launched engines are told what they need for them. Engines of agents have
-    /// those that chiasm agent is given
+    /// LoRA adapters that requests may name as their model: NAME=PATH, or JSON such as {"name":
+    /// "a", "path": "/adapters/a"}. PATH is a folder, or the id of an adapter on the Hugging Face
+    /// hub. Launched engines are told what they need for them. Engines of agents have those that
+    /// chiasm agent is given
     #[arg(long, env = "CHIASM_LORA_MODULES", value_name = "NAME=PATH", num_args = 1..)]
     pub(crate) lora_modules: Vec<LoraModules>,
-    /// Let clients load and unload LoRA adapters, at /v1/load_lora_adapter and /v1/unload_lora_adapter: whoever may ask can then
-    /// have engines read any folder
+    /// Let clients load and unload LoRA adapters, at /v1/load_lora_adapter and
+    /// /v1/unload_lora_adapter: whoever may ask can then have engines read any folder
     #[arg(long, env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", value_parser = BoolishValueParser::new())]
     pub(crate) allow_runtime_lora_updating: bool,
-    /// Most LoRA adapters at a time; launched engines keep so many in memory (vLLM's --max-cpu-loras)
+    /// Most LoRA adapters at a time; launched engines keep so many in memory (vLLM's
+    /// --max-cpu-loras)
     #[arg(long, env = "CHIASM_MAX_LORA_ADAPTERS", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_lora_adapters: u16,
 }
@@ -45,7 +47,8 @@ pub(crate) struct LoraModules(pub(crate) Vec<AdapterSource>);
 struct Module {
     name: String,
     path: String,
-    /// vLLM tells it as the adapter's `parent` if it is a name of the served model, which it is in any case.
+    /// vLLM tells it as the adapter's `parent` if it is a name of the served model, which it is in
+    /// any case.
     #[serde(rename = "base_model_name")]
     _base_model_name: Option<String>,
     #[serde(default)]
@@ -74,8 +77,11 @@ impl FromStr for LoraModules {
                 vec![AdapterSource { name: name.to_owned(), path: path.to_owned() }]
             }
             _ => {
-                let modules: Vec<Module> =
-                    if text.starts_with('[') { serde_json::from_str(text)? } else { vec![serde_json::from_str(text)?] };
+                let modules: Vec<Module> = if text.starts_with('[') {
+                    serde_json::from_str(text)?
+                } else {
+                    vec![serde_json::from_str(text)?]
+                };
                 if modules.iter().any(|module| module.is_3d_lora_weight) {
                     return Err(LoraModulesError::Fused);
                 }
@@ -107,10 +113,22 @@ mod tests {
 
     #[test]
     fn adapters_are_given_as_to_vllm() {
-        let json = r#"{"name": "c", "path": "/c,d", "base_model_name": "m", "is_3d_lora_weight": false}"#;
+        let json =
+            r#"{"name": "c", "path": "/c,d", "base_model_name": "m", "is_3d_lora_weight": false}"#;
         let list = r#"[{"name": "d", "path": "/d"}, {"name": "e", "path": "/e"}]"#;
-        let args = parse(&["--lora-modules", "a=/a", "b=/x=y", "--lora-modules", json, list, "--port", "1"]).unwrap();
-        let found: Vec<_> = args.modules().map(|module| (module.name.as_str(), module.path.as_str())).collect();
+        let args = parse(&[
+            "--lora-modules",
+            "a=/a",
+            "b=/x=y",
+            "--lora-modules",
+            json,
+            list,
+            "--port",
+            "1",
+        ])
+        .unwrap();
+        let found: Vec<_> =
+            args.modules().map(|module| (module.name.as_str(), module.path.as_str())).collect();
         assert_eq!(found, [("a", "/a"), ("b", "/x=y"), ("c", "/c,d"), ("d", "/d"), ("e", "/e")]);
         assert!(args.wants_adapters() && !args.allow_runtime_lora_updating);
         assert!(!parse(&[]).unwrap().wants_adapters());
@@ -120,9 +138,16 @@ mod tests {
     #[test]
     fn what_is_no_adapter_is_refused() {
         let fused = r#"{"name": "a", "path": "/a", "is_3d_lora_weight": true}"#;
-        for wrong in
-            [fused, "a", "=/a", "a=", "a=/x,y", "{}", r#"{"name": "a"}"#, r#"{"name": "a", "path": "/a", "rank": 8}"#]
-        {
+        for wrong in [
+            fused,
+            "a",
+            "=/a",
+            "a=",
+            "a=/x,y",
+            "{}",
+            r#"{"name": "a"}"#,
+            r#"{"name": "a", "path": "/a", "rank": 8}"#,
+        ] {
             let error = parse(&["--lora-modules", wrong]).unwrap_err();
             assert!(error.contains("--lora-modules"), "{wrong}: {error}");
         }

@@ -16,7 +16,8 @@ pub(crate) struct MediaArgs {
     /// Folder below which file:// URLs may be read [default: none may]
     #[arg(long, env = "CHIASM_ALLOWED_LOCAL_MEDIA_PATH", value_name = "DIR")]
     pub(crate) allowed_local_media_path: Option<PathBuf>,
-    /// Fetch images from these hosts only: example.com, or *.example.com for all below it [default: from all]
+    /// Fetch images from these hosts only: example.com, or *.example.com for all below it [default:
+    /// from all]
     #[arg(long, env = "CHIASM_ALLOWED_MEDIA_DOMAINS", value_name = "HOST", num_args = 1.., value_delimiter = ',')]
     pub(crate) allowed_media_domains: Vec<DomainRule>,
     /// Fetch images from these ports only [default: 80,443; with --allow-private-media all]
@@ -25,7 +26,8 @@ pub(crate) struct MediaArgs {
     /// Fetch images from loopback, private and link-local addresses too, and from every port
     #[arg(long, env = "CHIASM_ALLOW_PRIVATE_MEDIA")]
     pub(crate) allow_private_media: bool,
-    /// Most items of each modality in one prompt, as vLLM takes them: image=8 or {"image": 8}. The rest keeps its default
+    /// Most items of each modality in one prompt, as vLLM takes them: image=8 or {"image": 8}. The
+    /// rest keeps its default
     #[arg(long, env = "CHIASM_LIMIT_MM_PER_PROMPT", value_name = "LIMITS", value_parser = items_per_prompt, default_value = "image=64,video=16,audio=64")]
     pub(crate) limit_mm_per_prompt: ItemLimits,
     /// Most bytes of one encoded image
@@ -49,14 +51,16 @@ pub(crate) struct MediaArgs {
     /// Most bytes of one encoded sound recording
     #[arg(long, env = "CHIASM_MAX_AUDIO_BYTES", default_value_t = 64 << 20)]
     pub(crate) max_audio_bytes: u64,
-    /// Most bytes of request bodies, encoded images and pixels in messages that are in memory for requests in flight, at an agent of
-    /// jobs and media; what has no room gets 503, or is for another agent
+    /// Most bytes of request bodies, encoded images and pixels in messages that are in memory for
+    /// requests in flight, at an agent of jobs and media; what has no room gets 503, or is for
+    /// another agent
     #[arg(long, env = "CHIASM_MAX_BYTES_IN_FLIGHT", default_value_t = 1 << 30)]
     pub(crate) max_bytes_in_flight: u64,
     /// Most bytes of encoded images that are kept for later requests, 0 for none
     #[arg(long, env = "CHIASM_MEDIA_CACHE_BYTES", default_value_t = 1 << 30)]
     pub(crate) media_cache_bytes: u64,
-    /// Most bytes of processed pixels that are kept for other engines where they travel in messages, 0 for none
+    /// Most bytes of processed pixels that are kept for other engines where they travel in
+    /// messages, 0 for none
     #[arg(long, env = "CHIASM_PROCESSED_CACHE_BYTES", default_value_t = 256 << 20)]
     pub(crate) processed_cache_bytes: u64,
     /// Most URLs, and most uuids, whose images are remembered
@@ -83,11 +87,12 @@ pub(crate) struct MediaArgs {
     /// Most images that are fetched at once from one host and port
     #[arg(long, env = "CHIASM_MAX_MEDIA_FETCHES_PER_ORIGIN", default_value_t = 32)]
     pub(crate) max_media_fetches_per_origin: usize,
-    /// Seconds for which a fetched image is used again without asking its origin, even if that claims less (but not if it says
-    /// no-store)
+    /// Seconds for which a fetched image is used again without asking its origin, even if that
+    /// claims less (but not if it says no-store)
     #[arg(long, env = "CHIASM_MEDIA_MIN_FRESHNESS", value_parser = seconds, default_value = "0")]
     pub(crate) media_min_freshness: Duration,
-    /// Seconds for which a fetched image is used again without asking its origin, even if that allows more
+    /// Seconds for which a fetched image is used again without asking its origin, even if that
+    /// allows more
     #[arg(long, env = "CHIASM_MEDIA_MAX_FRESHNESS", value_parser = seconds, default_value = "86400")]
     pub(crate) media_max_freshness: Duration,
     /// Seconds for which a URL that has failed is not tried again
@@ -124,9 +129,15 @@ fn counts(text: &str) -> Result<Vec<(String, usize)>, LimitError> {
         };
         return text.split(',').map(|text| pair(text).ok_or(LimitError::Form)).collect();
     }
-    let Ok(Value::Object(limits)) = serde_json::from_str(text) else { return Err(LimitError::Form) };
-    let count = |limit: Value| limit.get("count").unwrap_or(&limit).as_u64().map(|count| count as usize);
-    limits.into_iter().map(|(modality, limit)| Ok((modality, count(limit).ok_or(LimitError::Form)?))).collect()
+    let Ok(Value::Object(limits)) = serde_json::from_str(text) else {
+        return Err(LimitError::Form);
+    };
+    let count =
+        |limit: Value| limit.get("count").unwrap_or(&limit).as_u64().map(|count| count as usize);
+    limits
+        .into_iter()
+        .map(|(modality, limit)| Ok((modality, count(limit).ok_or(LimitError::Form)?)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -144,8 +155,17 @@ mod tests {
         ] {
             assert_eq!(items_per_prompt(text).unwrap().get(&Modality::Image), images, "{text}");
         }
-        for text in ["8", "image", "image=-1", "image=x", "picture=1", "{\"image\": \"8\"}", "{", "{\"image\": {}}", ""]
-        {
+        for text in [
+            "8",
+            "image",
+            "image=-1",
+            "image=x",
+            "picture=1",
+            "{\"image\": \"8\"}",
+            "{",
+            "{\"image\": {}}",
+            "",
+        ] {
             assert!(items_per_prompt(text).is_err(), "{text}");
         }
     }

@@ -9,7 +9,11 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/roles.md");
 /// The commands in the page's blocks for a shell.
 fn commands() -> Vec<String> {
     let page = fs::read_to_string(PAGE).expect("the page");
-    let blocks = page.split("```sh\n").skip(1).filter_map(|block| block.split_once("```")).map(|(block, _)| block);
+    let blocks = page
+        .split("```sh\n")
+        .skip(1)
+        .filter_map(|block| block.split_once("```"))
+        .map(|(block, _)| block);
     let lines = blocks.map(|block| block.replace("\\\n", "")).collect::<String>();
     lines.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
 }

@@ -1,4 +1,5 @@
-//! Writes `docs/flags.md` of the command line, and tests that it has been written since a flag was changed.
+//! Writes `docs/flags.md` of the command line, and tests that it has been written since a flag was
+//! changed.
 
 use std::fmt::Write;
 use std::{env, fs};
@@ -25,7 +26,9 @@ fn page() -> String {
     let mut command = Cli::definition();
     command.build();
     let mut page = INTRODUCTION.to_owned();
-    for subcommand in command.get_subcommands().filter(|c| c.get_name() != "help" && !c.is_hide_set()) {
+    for subcommand in
+        command.get_subcommands().filter(|c| c.get_name() != "help" && !c.is_hide_set())
+    {
         write_command(&mut page, subcommand);
     }
     page
@@ -46,14 +49,17 @@ fn write_command(page: &mut String, command: &Command) {
             let _ = write!(page, "\n**{heading}**\n");
         }
         page.push_str("\n| flag | variable | default | meaning |\n|---|---|---|---|\n");
-        for arg in command.get_arguments().filter(shown).filter(|arg| arg.get_help_heading() == heading) {
+        for arg in
+            command.get_arguments().filter(shown).filter(|arg| arg.get_help_heading() == heading)
+        {
             write_flag(page, arg);
         }
     }
 }
 
 fn write_flag(page: &mut String, arg: &Arg) {
-    let takes_value = !matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse | ArgAction::Count);
+    let takes_value =
+        !matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse | ArgAction::Count);
     let value = arg.get_value_names().filter(|_| takes_value).and_then(|names| names.first());
     let name = match (arg.get_long(), value) {
         (Some(long), Some(value)) => format!("--{long} {value}"),
@@ -61,10 +67,13 @@ fn write_flag(page: &mut String, arg: &Arg) {
         (None, _) => value.map(ToString::to_string).unwrap_or_else(|| arg.get_id().to_string()),
     };
     let variable = arg.get_env().map(|name| code(&name.to_string_lossy())).unwrap_or_default();
-    let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-    let default = if takes_value && !defaults.is_empty() { code(&defaults.join(",")) } else { String::new() };
+    let defaults: Vec<_> =
+        arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let default =
+        if takes_value && !defaults.is_empty() { code(&defaults.join(",")) } else { String::new() };
     let mut help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    let choices: Vec<String> = arg.get_possible_values().iter().map(|value| code(value.get_name())).collect();
+    let choices: Vec<String> =
+        arg.get_possible_values().iter().map(|value| code(value.get_name())).collect();
     let mut choices = choices.join(", ");
     if takes_value && !choices.is_empty() {
         choices.insert_str(0, ": ");
@@ -99,7 +108,10 @@ fn the_page_of_flags_is_that_of_the_command_line() {
         fs::write(PAGE, &made).expect("the page can be written");
     }
     let kept = fs::read_to_string(PAGE).unwrap_or_default();
-    let differs = made.lines().zip(kept.lines().chain(std::iter::repeat(""))).find(|(made, kept)| made != kept);
+    let differs = made
+        .lines()
+        .zip(kept.lines().chain(std::iter::repeat("")))
+        .find(|(made, kept)| made != kept);
     assert!(
         kept == made,
         "docs/flags.md is not what the command line says, from {differs:?} on; write it again by: {HOW}"

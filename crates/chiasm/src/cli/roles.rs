@@ -16,27 +16,31 @@ use crate::error::CliError;
 
 #[derive(Debug, Args)]
 pub(crate) struct RoleArgs {
-    /// How engines that prefill hand prompts to those that decode: nixl, files:DIR for trials, or vLLM's --kv-transfer-config as JSON, to
-    /// which each role's kv_role is added
+    /// How engines that prefill hand prompts to those that decode: nixl, files:DIR for trials, or
+    /// vLLM's --kv-transfer-config as JSON, to which each role's kv_role is added
     #[arg(long, env = "CHIASM_KV_CONNECTOR", value_name = "CONNECTOR", default_value = "nixl", value_parser = kv_connector)]
     pub(crate) kv_connector: KvConnector,
-    /// Flags of vLLM for the engines of one role, such as decode='--max-num-seqs 512', behind those for all; may be given several times
+    /// Flags of vLLM for the engines of one role, such as decode='--max-num-seqs 512', behind those
+    /// for all; may be given several times
     #[arg(long, env = "CHIASM_ROLE_ARGS", value_name = "ROLE=FLAGS", value_delimiter = ';')]
     pub(crate) role_args: Vec<RoleFlags>,
-    /// Hand prompts over to engines of other machines, too, unencrypted and to whoever asks, on a network that nobody else is on: this
-    /// machine's address there and how many of its bits are the network's, such as 10.0.0.7/24. Machines that are told the same network
-    /// hand prompts to each other [default: prompts stay on their machine]
+    /// Hand prompts over to engines of other machines, too, unencrypted and to whoever asks, on a
+    /// network that nobody else is on: this machine's address there and how many of its bits are
+    /// the network's, such as 10.0.0.7/24. Machines that are told the same network hand prompts to
+    /// each other [default: prompts stay on their machine]
     #[arg(long, env = "CHIASM_ROLES_PRIVATE_NETWORK", value_name = "ADDR/BITS")]
     pub(crate) roles_private_network: Option<PrivateNetwork>,
-    /// How engines that encode hand embeddings to the others of their machine: store (files in memory), files:DIR for trials, or vLLM's
-    /// --ec-transfer-config as JSON, to which each role's ec_role is added
+    /// How engines that encode hand embeddings to the others of their machine: store (files in
+    /// memory), files:DIR for trials, or vLLM's --ec-transfer-config as JSON, to which each role's
+    /// ec_role is added
     #[arg(long, env = "CHIASM_EC_CONNECTOR", value_name = "CONNECTOR", default_value = "store", value_parser = ec_connector)]
     pub(crate) ec_connector: EcConnector,
-    /// Bytes of embeddings that engines of one machine leave for each other; beyond them what was used longest ago is removed
+    /// Bytes of embeddings that engines of one machine leave for each other; beyond them what was
+    /// used longest ago is removed
     #[arg(long, env = "CHIASM_EMBEDDING_STORE_BYTES", value_name = "BYTES", default_value_t = 4 << 30)]
     pub(crate) embedding_store_bytes: u64,
-    /// Cost of a prompt block that an engine gets from the one that has computed it; an eighth of it is that of a block's embeddings from
-    /// the one that has encoded them
+    /// Cost of a prompt block that an engine gets from the one that has computed it; an eighth of
+    /// it is that of a block's embeddings from the one that has encoded them
     #[arg(long, env = "CHIASM_TRANSFER_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
     /// The same where that is on another machine
@@ -45,7 +49,8 @@ pub(crate) struct RoleArgs {
     /// Cost of having a second engine, whatever the length of the prompt
     #[arg(long, env = "CHIASM_HOP_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().hop)]
     pub(crate) hop_weight: f64,
-    /// What the work of a prompt counts for, in parts of it, for each request whose answer waits while a decode engine computes it
+    /// What the work of a prompt counts for, in parts of it, for each request whose answer waits
+    /// while a decode engine computes it
     #[arg(long, env = "CHIASM_DISTURB_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().disturb)]
     pub(crate) disturb_weight: f64,
 }
@@ -53,7 +58,10 @@ pub(crate) struct RoleArgs {
 impl RoleArgs {
     /// The flags of vLLM for engines of a role.
     pub(crate) fn of(&self, role: Role) -> impl Iterator<Item = String> {
-        self.role_args.iter().filter(move |of| of.role == role).flat_map(|of| of.flags.iter().cloned())
+        self.role_args
+            .iter()
+            .filter(move |of| of.role == role)
+            .flat_map(|of| of.flags.iter().cloned())
     }
 
     /// What splitting a request counts for.
@@ -186,7 +194,8 @@ impl FromStr for EngineCounts {
     }
 }
 
-/// The handshake address of an engine that somebody else starts: `tcp://host:port`, or `prefill=tcp://host:port`.
+/// The handshake address of an engine that somebody else starts: `tcp://host:port`, or
+/// `prefill=tcp://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachArg {
     pub(crate) role: Role,
@@ -258,13 +267,20 @@ mod tests {
 
     #[test]
     fn engines_are_counted_by_role() {
-        let roles = |text: &str| text.parse::<EngineCounts>().map(|counts| counts.roles().collect::<Vec<_>>());
+        let roles = |text: &str| {
+            text.parse::<EngineCounts>().map(|counts| counts.roles().collect::<Vec<_>>())
+        };
         assert_eq!(roles("2"), Ok(vec![Role::Aggregated; 2]));
-        assert_eq!(roles("prefill=1,decode=2"), Ok(vec![Role::Prefill, Role::Decode, Role::Decode]));
+        assert_eq!(
+            roles("prefill=1,decode=2"),
+            Ok(vec![Role::Prefill, Role::Decode, Role::Decode])
+        );
         let told = |text: &str| text.parse::<EngineCounts>().unwrap().to_string();
         assert_eq!([told("2"), told("aggregated=2")], ["2", "2"]);
         assert_eq!(told("prefill=1,decode=2"), "1 prefill + 2 decode");
-        for wrong in ["", "x", "prefill", "prefill=x", "prefills=1", "decode=1,decode=2", "-1", "1,2"] {
+        for wrong in
+            ["", "x", "prefill", "prefill=x", "prefills=1", "decode=1,decode=2", "-1", "1,2"]
+        {
             assert!(roles(wrong).is_err(), "{wrong}");
         }
     }
@@ -275,7 +291,11 @@ mod tests {
         assert_eq!(of("tcp://h:1"), Ok((Role::Aggregated, "tcp://h:1".to_owned())));
         assert_eq!(of("decode=tcp://h:1"), Ok((Role::Decode, "tcp://h:1".to_owned())));
         assert!(of("decoder=tcp://h:1").is_err());
-        assert!(["h:1", "ipc:///x", "decode=tcp://h", "tcp://:1", "tcp://h:x"].iter().all(|text| of(text).is_err()));
+        assert!(
+            ["h:1", "ipc:///x", "decode=tcp://h", "tcp://:1", "tcp://h:x"]
+                .iter()
+                .all(|text| of(text).is_err())
+        );
     }
 
     #[test]
@@ -285,13 +305,18 @@ mod tests {
             (flags.role, flags.flags),
             (Role::Prefill, vec!["--a".into(), "1".into(), "--b".into(), "{\"c\": 2}".into()])
         );
-        assert!("prefill=--a 'x".parse::<RoleFlags>().is_err() && "--a".parse::<RoleFlags>().is_err());
+        assert!(
+            "prefill=--a 'x".parse::<RoleFlags>().is_err() && "--a".parse::<RoleFlags>().is_err()
+        );
     }
 
     #[test]
     fn a_network_is_this_machines_and_of_engines_that_use_it() {
         let read = |words: &str| {
-            let all = ["chiasm", "agent", "m"].map(str::to_owned).into_iter().chain(shlex::split(words).unwrap());
+            let all = ["chiasm", "agent", "m"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(shlex::split(words).unwrap());
             let args = match Cli::try_parse_from(all).map_err(|error| error.to_string())?.command {
                 Command::Agent(args) => args,
                 other => panic!("{other:?}"),
@@ -299,16 +324,29 @@ mod tests {
             args.roles.private_network(args.engines.roles()).map_err(|error| error.to_string())
         };
         assert_eq!(read("--engines prefill=1"), Ok(None));
-        let network = read("--engines prefill=1 --roles-private-network 127.0.0.2/24").unwrap().unwrap();
-        assert_eq!((network.address, network.network.to_string()), ([127, 0, 0, 2].into(), "127.0.0.0/24".to_owned()));
+        let network =
+            read("--engines prefill=1 --roles-private-network 127.0.0.2/24").unwrap().unwrap();
+        assert_eq!(
+            (network.address, network.network.to_string()),
+            ([127, 0, 0, 2].into(), "127.0.0.0/24".to_owned())
+        );
         for engines in ["--sim decode=1", "--attach decode=tcp://127.0.0.1:1"] {
-            assert!(read(&format!("{engines} --roles-private-network 127.0.0.2/24")).unwrap().is_some(), "{engines}");
+            assert!(
+                read(&format!("{engines} --roles-private-network 127.0.0.2/24")).unwrap().is_some(),
+                "{engines}"
+            );
         }
         for (words, why) in [
             ("--engines 2 --roles-private-network 127.0.0.2/24", "none"),
             ("--roles-private-network 127.0.0.2/24", "none"),
-            ("--engines prefill=1 --kv-connector files:/kv --roles-private-network 127.0.0.2/24", "files"),
-            ("--engines prefill=1 --roles-private-network 192.0.2.7/24", "192.0.2.7 is no address of this machine"),
+            (
+                "--engines prefill=1 --kv-connector files:/kv --roles-private-network 127.0.0.2/24",
+                "files",
+            ),
+            (
+                "--engines prefill=1 --roles-private-network 192.0.2.7/24",
+                "192.0.2.7 is no address of this machine",
+            ),
             ("--engines prefill=1 --roles-private-network 10.0.0.7", "such as 10.0.0.7/24"),
         ] {
             let error = read(words).unwrap_err();

@@ -9,8 +9,9 @@ use super::{ValueError, fraction, seconds, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct RoutingArgs {
-    /// How a worker is picked: kv+media (the least work: KV blocks and images that it holds, weighed against its load), kv
-    /// (blind to images beyond their KV blocks), round-robin, random, least-loaded or power-of-two
+    /// How a worker is picked: kv+media (the least work: KV blocks and images that it holds,
+    /// weighed against its load), kv (blind to images beyond their KV blocks), round-robin, random,
+    /// least-loaded or power-of-two
     #[arg(long, env = "CHIASM_POLICY", default_value_t = Policy::KvMedia)]
     pub(crate) policy: Policy,
     /// Cost of a prompt block that has to be computed
@@ -22,25 +23,31 @@ pub(crate) struct RoutingArgs {
     /// Cost of a block's worth of image embeddings that has to be encoded
     #[arg(long, env = "CHIASM_ENCODE_WEIGHT", value_parser = weight, default_value_t = Weights::default().encode)]
     pub(crate) encode_weight: f64,
-    /// Cost of a block's worth of image embeddings whose pixels have to be processed and handed over
+    /// Cost of a block's worth of image embeddings whose pixels have to be processed and handed
+    /// over
     #[arg(long, env = "CHIASM_PROCESS_WEIGHT", value_parser = weight, default_value_t = Weights::default().process)]
     pub(crate) process_weight: f64,
-    /// What the work of requests that wait for their first token counts for, in parts of the request's own
+    /// What the work of requests that wait for their first token counts for, in parts of the
+    /// request's own
     #[arg(long, env = "CHIASM_QUEUE_WEIGHT", value_parser = weight, default_value_t = Weights::default().queue)]
     pub(crate) queue_weight: f64,
     /// Cost of a block that running requests use
     #[arg(long, env = "CHIASM_LOAD_WEIGHT", value_parser = weight, default_value_t = Weights::default().load)]
     pub(crate) load_weight: f64,
-    /// What the work that a worker did in the last seconds beyond the mean counts for, in parts of it
+    /// What the work that a worker did in the last seconds beyond the mean counts for, in parts of
+    /// it
     #[arg(long, env = "CHIASM_BALANCE_WEIGHT", value_parser = weight, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
-    /// Steps of one token each that an engine makes per second while it answers: 1 over the usual time between two tokens
+    /// Steps of one token each that an engine makes per second while it answers: 1 over the usual
+    /// time between two tokens
     #[arg(long, env = "CHIASM_DECODE_STEPS_PER_SECOND", value_parser = weight, default_value_t = Decoding::default().steps_per_second)]
     pub(crate) decode_steps_per_second: f64,
-    /// What reading one block's keys and values takes in such a step, in parts of computing a prompt block
+    /// What reading one block's keys and values takes in such a step, in parts of computing a
+    /// prompt block
     #[arg(long, env = "CHIASM_DECODE_READ_PER_BLOCK", value_parser = weight, default_value_t = Decoding::default().read_per_block)]
     pub(crate) decode_read_per_block: f64,
-    /// Spreads choices: a worker's chance falls by e for so much more cost; 0 always takes the lowest
+    /// Spreads choices: a worker's chance falls by e for so much more cost; 0 always takes the
+    /// lowest
     #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = weight, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,
     /// Send nothing to engines whose KV cache is in use to this part, 0 to 1 [default: no bound]
@@ -56,7 +63,12 @@ pub(crate) struct RoutingArgs {
     #[arg(long, env = "CHIASM_BUSY_STATUS", default_value_t = 503, value_parser = busy_status)]
     pub(crate) busy_status: u16,
     /// Header whose value keeps requests together on one engine; empty for none
-    #[arg(long, env = "CHIASM_SESSION_HEADER", value_name = "NAME", default_value = "x-session-id")]
+    #[arg(
+        long,
+        env = "CHIASM_SESSION_HEADER",
+        value_name = "NAME",
+        default_value = "x-session-id"
+    )]
     pub(crate) session_header: String,
     /// Most sessions to remember; the least recently used are forgotten
     #[arg(long, env = "CHIASM_MAX_SESSIONS", default_value_t = 100_000)]
@@ -64,7 +76,8 @@ pub(crate) struct RoutingArgs {
     /// Seconds for which an engine without KV events is taken to keep a prompt that it was sent
     #[arg(long, env = "CHIASM_APPROXIMATE_TTL", value_parser = seconds, default_value = "120")]
     pub(crate) approximate_ttl: Duration,
-    /// Most bytes for what is known of the engines' KV caches; beyond it the least recently used blocks are forgotten
+    /// Most bytes for what is known of the engines' KV caches; beyond it the least recently used
+    /// blocks are forgotten
     #[arg(long, env = "CHIASM_INDEX_MAX_BYTES", default_value_t = 4 << 30)]
     pub(crate) index_max_bytes: usize,
 }

@@ -12,27 +12,32 @@ use super::{ValueError, positive, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Engines of the fleet, such as 6, prefill=2,decode=4 or encode=1,aggregated=5; several numbers, separated by commas, or the flag several times, are fleets of
-    /// which all are asked the same
+    /// Engines of the fleet, such as 6, prefill=2,decode=4 or encode=1,aggregated=5; several
+    /// numbers, separated by commas, or the flag several times, are fleets of which all are asked
+    /// the same
     #[arg(long, value_name = "LIST", default_value = "32", value_parser = fleets)]
     pub(crate) workers: Vec<List<EngineCounts>>,
-    /// Requests; of a trace at most so many [default: 1,000 per worker of the largest fleet, or the whole trace]
+    /// Requests; of a trace at most so many [default: 1,000 per worker of the largest fleet, or the
+    /// whole trace]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
     /// Part of the requests that come first and don't count, while caches fill
     #[arg(long, value_parser = part, default_value_t = 0.25)]
     pub(crate) warm_up: f64,
-    /// What is asked: shared-image-qa, multi-turn-images, image-after-text, unique-images, shared-system-prompt, mixed, or
-    /// several of them, or all
+    /// What is asked: shared-image-qa, multi-turn-images, image-after-text, unique-images,
+    /// shared-system-prompt, mixed, or several of them, or all
     #[arg(long, value_name = "LIST", default_value = "mixed", value_parser = workloads, conflicts_with = "trace")]
     pub(crate) workload: List<Workload>,
-    /// Requests from a file of JSON lines in Mooncake's format: timestamp (ms), input_length, output_length, hash_ids
+    /// Requests from a file of JSON lines in Mooncake's format: timestamp (ms), input_length,
+    /// output_length, hash_ids
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// How workers are picked: kv+media, kv, round-robin, random, least-loaded, power-of-two, or several, or all
+    /// How workers are picked: kv+media, kv, round-robin, random, least-loaded, power-of-two, or
+    /// several, or all
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = policies)]
     pub(crate) policy: List<Policy>,
-    /// Part of each fleet's own saturation at which requests arrive [default: 0.7; a trace has times of its own]
+    /// Part of each fleet's own saturation at which requests arrive [default: 0.7; a trace has
+    /// times of its own]
     #[arg(long, value_parser = positive, conflicts_with = "rate")]
     pub(crate) load: Option<f64>,
     /// The policy whose saturation it is
@@ -44,7 +49,8 @@ pub(crate) struct SimulateArgs {
     /// Frontends before the engines; each request comes to one of them at random
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) frontends: u8,
-    /// Milliseconds from a frontend's choice, a first token or an end until the other frontends know of it
+    /// Milliseconds from a frontend's choice, a first token or an end until the other frontends
+    /// know of it
     #[arg(long, value_name = "MS", value_parser = weight, default_value_t = 1.0)]
     pub(crate) announce_ms: f64,
     /// Frontends are told nothing of each other's requests, as of engines without agents
@@ -92,14 +98,15 @@ pub(crate) struct WeightArgs {
     /// The work that a worker did in the last seconds beyond the mean, in parts of it
     #[arg(long, value_parser = weight, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
-    /// A prompt block that an engine gets from the one that has computed it; an eighth of it is that of a block's embeddings from the one
-    /// that has encoded them
+    /// A prompt block that an engine gets from the one that has computed it; an eighth of it is
+    /// that of a block's embeddings from the one that has encoded them
     #[arg(long, value_parser = weight, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
     /// A second engine, whatever the length of the prompt
     #[arg(long, value_parser = weight, default_value_t = StageWeights::default().hop)]
     pub(crate) hop_weight: f64,
-    /// The work of a prompt, in parts of it, for each request whose answer waits while a decode engine computes it
+    /// The work of a prompt, in parts of it, for each request whose answer waits while a decode
+    /// engine computes it
     #[arg(long, value_parser = weight, default_value_t = StageWeights::default().disturb)]
     pub(crate) disturb_weight: f64,
     /// Spreads choices
@@ -147,7 +154,8 @@ pub(crate) struct ModelArgs {
     /// Image embeddings that it encodes per second
     #[arg(long, value_parser = positive, default_value_t = 70_000.0)]
     pub(crate) encode_rate: f64,
-    /// GB per second at which an engine gives or gets keys and values of a prompt, or reads embeddings that others have left
+    /// GB per second at which an engine gives or gets keys and values of a prompt, or reads
+    /// embeddings that others have left
     #[arg(long, value_parser = positive, default_value_t = 25.0)]
     pub(crate) transfer_rate: f64,
     /// Milliseconds that getting a prompt takes besides
@@ -176,7 +184,8 @@ pub(crate) struct ModelArgs {
     pub(crate) threads_per_worker: usize,
 }
 
-/// Several of something, separated by commas. A type of its own, lest clap take each as a flag's own value.
+/// Several of something, separated by commas. A type of its own, lest clap take each as a flag's
+/// own value.
 #[derive(Clone, Debug)]
 pub(crate) struct List<T>(pub(crate) Vec<T>);
 

@@ -1,4 +1,5 @@
-//! Flags that say where traces are sent. Their variables are those that OpenTelemetry's own libraries read.
+//! Flags that say where traces are sent. Their variables are those that OpenTelemetry's own
+//! libraries read.
 
 use chiasm_otlp::{Endpoint, Exporter, Headers};
 use chiasm_server::Traces;
@@ -11,16 +12,28 @@ const SERVICE_NAME: &str = "chiasm";
 
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, such as http://HOST:4318/v1/traces [default: none is sent]
+    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, such as
+    /// http://HOST:4318/v1/traces [default: none is sent]
     // Read later: what clap refuses it quotes, and this may have a password in it.
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", hide_env_values = true, value_name = "URL")]
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
     pub(crate) otlp_traces_endpoint: Option<String>,
-    /// Headers for the collector, such as a key: NAME=VALUE,NAME=VALUE. Whoever may list this machine's processes sees them: the
-    /// variable hides them
+    /// Headers for the collector, such as a key: NAME=VALUE,NAME=VALUE. Whoever may list this
+    /// machine's processes sees them: the variable hides them
     // Read later, too.
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_HEADERS", hide_env_values = true, value_name = "HEADERS")]
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+        hide_env_values = true,
+        value_name = "HEADERS"
+    )]
     pub(crate) otlp_traces_headers: Option<String>,
-    /// Part of the requests that are traced, 0 to 1, of those whose clients do not say (traceparent)
+    /// Part of the requests that are traced, 0 to 1, of those whose clients do not say
+    /// (traceparent)
     #[arg(long, env = "CHIASM_OTLP_TRACES_SAMPLE", value_name = "PART", default_value_t = 1.0, value_parser = fraction)]
     pub(crate) otlp_traces_sample: f64,
     /// Name of this service in traces
@@ -32,18 +45,24 @@ impl TraceArgs {
     /// What records traces, if any are to be.
     ///
     /// # Errors
-    /// [`CliError::Usage`] for an address or headers that are none, and when nothing can be sent at all.
+    /// [`CliError::Usage`] for an address or headers that are none, and when nothing can be sent at
+    /// all.
     pub(crate) fn traces(&self) -> Result<Option<Traces>, CliError> {
         // OpenTelemetry's libraries take an empty variable for one that is not set.
         let endpoint = self.otlp_traces_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty());
         let Some(endpoint) = endpoint else { return Ok(None) };
-        let endpoint: Endpoint =
-            endpoint.parse().map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
+        let endpoint: Endpoint = endpoint
+            .parse()
+            .map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
         let headers = self.otlp_traces_headers.as_deref().unwrap_or_default().parse::<Headers>();
-        let headers = headers.map_err(|error| CliError::Usage(format!("--otlp-traces-headers: {error}")))?;
-        let service = if self.otlp_service_name.is_empty() { SERVICE_NAME } else { &self.otlp_service_name };
-        let exporter = Exporter::start(endpoint.clone(), headers, service, env!("CARGO_PKG_VERSION"));
-        let exporter = exporter.map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
+        let headers =
+            headers.map_err(|error| CliError::Usage(format!("--otlp-traces-headers: {error}")))?;
+        let service =
+            if self.otlp_service_name.is_empty() { SERVICE_NAME } else { &self.otlp_service_name };
+        let exporter =
+            Exporter::start(endpoint.clone(), headers, service, env!("CARGO_PKG_VERSION"));
+        let exporter = exporter
+            .map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
         tracing::info!(%endpoint, sample = self.otlp_traces_sample, "traces are sent");
         Ok(Some(Traces::new(exporter, self.otlp_traces_sample)))
     }
@@ -57,7 +76,8 @@ mod tests {
 
     #[test]
     fn empty_endpoint_sends_no_traces() {
-        let cli = Cli::try_parse_from(["chiasm", "serve", "m", "--otlp-traces-endpoint", ""]).unwrap();
+        let cli =
+            Cli::try_parse_from(["chiasm", "serve", "m", "--otlp-traces-endpoint", ""]).unwrap();
         let Command::Serve(args) = cli.command else { panic!("serve") };
         assert!(args.traces.traces().unwrap().is_none());
     }
@@ -65,17 +85,24 @@ mod tests {
     #[test]
     fn what_can_not_be_sent_or_sampled_is_refused() {
         for sample in ["1.5", "NaN"] {
-            let error = Cli::try_parse_from(["chiasm", "serve", "m", "--otlp-traces-sample", sample]).unwrap_err();
+            let error =
+                Cli::try_parse_from(["chiasm", "serve", "m", "--otlp-traces-sample", sample])
+                    .unwrap_err();
             assert!(error.to_string().contains("from 0 to 1"), "{error}");
         }
         let collector = "http://127.0.0.1:4318";
         for (endpoint, headers, told) in [
-            ("grpc://user:secret@127.0.0.1:4317", "", "--otlp-traces-endpoint: traces are sent as HTTP"),
+            (
+                "grpc://user:secret@127.0.0.1:4317",
+                "",
+                "--otlp-traces-endpoint: traces are sent as HTTP",
+            ),
             ("secret@127.0.0.1:4318", "", "--otlp-traces-endpoint: expected an address"),
             (collector, "authorization: secret", "--otlp-traces-headers: expected NAME=VALUE"),
         ] {
             let flags = ["--otlp-traces-endpoint", endpoint, "--otlp-traces-headers", headers];
-            let cli = Cli::try_parse_from([&["chiasm", "serve", "m"][..], &flags].concat()).unwrap();
+            let cli =
+                Cli::try_parse_from([&["chiasm", "serve", "m"][..], &flags].concat()).unwrap();
             let Command::Serve(args) = cli.command else { panic!("serve") };
             let error = args.traces.traces().err().unwrap().to_string();
             assert!(error.starts_with(told) && !error.contains("secret"), "{error}");

@@ -1,4 +1,5 @@
-//! The model directory and the picture that are part of the binary, unpacked to a folder that goes away again.
+//! The model directory and the picture that are part of the binary, unpacked to a folder that goes
+//! away again.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +30,8 @@ pub(super) struct Bundle {
 
 impl Bundle {
     pub(super) fn unpack() -> Result<Self, CliError> {
-        let dir = TempDir::with_prefix("chiasm-demo-").map_err(|error| CliError::file(&std::env::temp_dir(), error))?;
+        let dir = TempDir::with_prefix("chiasm-demo-")
+            .map_err(|error| CliError::file(&std::env::temp_dir(), error))?;
         let picture = dir.path().join(DAWN.name);
         for (name, bytes) in MODEL.iter().copied().chain([(DAWN.name, DAWN.jpeg)]) {
             let path = dir.path().join(name);

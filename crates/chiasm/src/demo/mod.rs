@@ -1,4 +1,5 @@
-//! `chiasm demo`: a frontend, two simulated engines and ten small conversations over real HTTP, in one process.
+//! `chiasm demo`: a frontend, two simulated engines and ten small conversations over real HTTP, in
+//! one process.
 
 mod bundle;
 mod origin;
@@ -38,8 +39,8 @@ const ARENA_BYTES: u64 = 64 << 20;
 /// Memory for encoded images, a cache of a GiB included, and request bodies.
 const DEMO_BYTES: u64 = 2 << 30;
 
-/// An engine that is fast enough not to bore anybody, and slow enough that a cached prompt is seen in the time to
-/// first token.
+/// An engine that is fast enough not to bore anybody, and slow enough that a cached prompt is seen
+/// in the time to first token.
 const ENGINE: SimArgs = SimArgs {
     sim_vllm_version: None,
     sim_block_size: 16,
@@ -90,7 +91,11 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), CliError> {
 }
 
 /// Plays all scenarios; stops at a request that fails or does not go where it should.
-async fn play(stand: &Stand, origin: &Origin, each: impl Fn(&str, &player::Shot)) -> Result<Totals, CliError> {
+async fn play(
+    stand: &Stand,
+    origin: &Origin,
+    each: impl Fn(&str, &player::Shot),
+) -> Result<Totals, CliError> {
     let player = Player::new(stand.address)?;
     let mut totals = Totals::default();
     for scenario in scenarios::all() {
@@ -101,9 +106,9 @@ async fn play(stand: &Stand, origin: &Origin, each: impl Fn(&str, &player::Shot)
             totals.add(&shot);
             observed.push(shot.observed());
             if stand.policy == Policy::Kv {
-                turn.expect
-                    .check(&observed)
-                    .map_err(|wrong| CliError::Demo(format!("{}, request {}: {wrong}", scenario.name, index + 1)))?;
+                turn.expect.check(&observed).map_err(|wrong| {
+                    CliError::Demo(format!("{}, request {}: {wrong}", scenario.name, index + 1))
+                })?;
             }
         }
     }
@@ -127,7 +132,10 @@ impl Stand {
         let config = sim_config(&ENGINE, Some(model), Some(format));
         let options = EngineOptions {
             startup_timeout: Duration::from_secs(30),
-            client: ClientOptions { receiver_cache_bytes: config.receiver_cache_bytes, ..client_options(model) },
+            client: ClientOptions {
+                receiver_cache_bytes: config.receiver_cache_bytes,
+                ..client_options(model)
+            },
             format,
             arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
             processor: model.processor(),
@@ -138,10 +146,15 @@ impl Stand {
             starts: None,
         };
         options.arena.check(ENGINES)?;
-        let connectors = (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();
+        let connectors =
+            (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();
         let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
         let address = listener.local_addr().map_err(CliError::Server)?;
-        let fleet = Fleet::start(connectors, RouterConfig { policy, ..RouterConfig::default() }, Patience::default())?;
+        let fleet = Fleet::start(
+            connectors,
+            RouterConfig { policy, ..RouterConfig::default() },
+            Patience::default(),
+        )?;
         // The demo's web server is on this machine, so the door must let loopback addresses in.
         let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
         let door = MediaDoor::new(media, ByteBudget::new(DEMO_BYTES))?;

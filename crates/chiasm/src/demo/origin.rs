@@ -21,7 +21,10 @@ impl Origin {
         let address = listener.local_addr().map_err(CliError::Server)?;
         let routes = PICTURES.iter().fold(Router::new(), |routes, picture| {
             let jpeg = picture.jpeg;
-            routes.route(&format!("/{}", picture.name), get(async move || ([("content-type", "image/jpeg")], jpeg)))
+            routes.route(
+                &format!("/{}", picture.name),
+                get(async move || ([("content-type", "image/jpeg")], jpeg)),
+            )
         });
         let server = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, routes).await {

@@ -48,13 +48,18 @@ impl Shot {
 
 impl Player {
     pub(super) fn new(address: SocketAddr) -> Result<Self, CliError> {
-        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build().map_err(failed)?;
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(Duration::from_secs(30))
+            .build()
+            .map_err(failed)?;
         Ok(Self { client, url: format!("http://{address}") })
     }
 
     /// What has become of the images so far, by the server's own counters.
     pub(super) async fn images(&self) -> Result<Images, CliError> {
-        let response = self.client.get(format!("{}/metrics", self.url)).send().await.map_err(failed)?;
+        let response =
+            self.client.get(format!("{}/metrics", self.url)).send().await.map_err(failed)?;
         let text = response.text().await.map_err(failed)?;
         let count = |name: &str| {
             let sample = text.lines().find_map(|line| line.strip_prefix(name));
@@ -68,7 +73,13 @@ impl Player {
         })
     }
 
-    pub(super) async fn play(&self, turn: &Turn, index: usize, model: &str, origin: &str) -> Result<Shot, CliError> {
+    pub(super) async fn play(
+        &self,
+        turn: &Turn,
+        index: usize,
+        model: &str,
+        origin: &str,
+    ) -> Result<Shot, CliError> {
         let mut body = turn.body(model, origin, MAX_TOKENS);
         body["stream"] = true.into();
         body["stream_options"] = serde_json::json!({"include_usage": true});
@@ -88,7 +99,9 @@ impl Player {
         }
         let header = |name: &str| {
             let value = response.headers().get(name).and_then(|value| value.to_str().ok());
-            value.map(str::to_owned).ok_or_else(|| CliError::Demo(format!("no {name} in the answer")))
+            value
+                .map(str::to_owned)
+                .ok_or_else(|| CliError::Demo(format!("no {name} in the answer")))
         };
         let overlap = header("x-chiasm-overlap")?;
         let (overlap, total) = overlap
@@ -120,10 +133,13 @@ impl Player {
 
 impl Shot {
     fn take_event(&mut self, event: &[u8], started: Instant) -> Result<(), CliError> {
-        let Some(data) = event.trim_ascii().strip_prefix(b"data: ").filter(|data| data != b"[DONE]") else {
+        let Some(data) =
+            event.trim_ascii().strip_prefix(b"data: ").filter(|data| data != b"[DONE]")
+        else {
             return Ok(());
         };
-        let chunk: Value = serde_json::from_slice(data).map_err(|error| CliError::Demo(error.to_string()))?;
+        let chunk: Value =
+            serde_json::from_slice(data).map_err(|error| CliError::Demo(error.to_string()))?;
         if let Some(message) = chunk["error"]["message"].as_str() {
             return Err(CliError::Demo(message.to_owned()));
         }
@@ -133,7 +149,8 @@ impl Shot {
         }
         if let Some(usage) = chunk.get("usage") {
             self.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or_default();
-            self.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_default();
+            self.cached_tokens =
+                usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_default();
         }
         Ok(())
     }

@@ -54,8 +54,12 @@ impl Report {
 
     pub(super) fn opening(&self, engines: usize, model: &str) {
         if !self.json {
-            line!("A frontend with KV-aware routing before {engines} simulated engines, model '{model}'.");
-            line!("Overlap: leading blocks of the prompt that the worker holds. Cached: the engine's own count.\n");
+            line!(
+                "A frontend with KV-aware routing before {engines} simulated engines, model '{model}'."
+            );
+            line!(
+                "Overlap: leading blocks of the prompt that the worker holds. Cached: the engine's own count.\n"
+            );
         }
     }
 
@@ -116,7 +120,9 @@ impl Report {
 
     pub(super) fn how_to_keep(&self) {
         if !self.json {
-            line!("\nGo on: `chiasm demo --keep` leaves the server up; `chiasm serve --help` is for real engines.");
+            line!(
+                "\nGo on: `chiasm demo --keep` leaves the server up; `chiasm serve --help` is for real engines."
+            );
         }
     }
 
@@ -130,7 +136,10 @@ impl Report {
         );
         let page = format!("http://{address}{}/", PAGE_PATH);
         if self.json {
-            line!("{}", json!({"url": format!("http://{address}/v1"), "page": page, "model": model}));
+            line!(
+                "{}",
+                json!({"url": format!("http://{address}/v1"), "page": page, "model": model})
+            );
         } else {
             line!(
                 "\nThe server stays up at http://{address}/v1 until Ctrl-C, and shows what it does at {page}. Try:\n\n{command}"

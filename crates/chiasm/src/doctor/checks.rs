@@ -9,7 +9,8 @@ use super::environment::Environment;
 use super::facts::{Clock, EngineFacts, Facts, FoundModel, ModelFact, UnknownShm};
 use super::finding::Finding;
 
-/// Open files below which clients are turned away long before `--max-connections`, 8192 unless it is given.
+/// Open files below which clients are turned away long before `--max-connections`, 8192 unless it
+/// is given.
 const MANY_FILES: u64 = 8192;
 /// Open files below which not even a few engines and clients have theirs.
 const FEW_FILES: u64 = 256;
@@ -41,8 +42,7 @@ fn of_engines(facts: &EngineFacts) -> Vec<Finding> {
         ],
         Err(reason) => {
             let found = format!("{} can't be asked: {reason}", facts.vllm.display());
-            let advice =
-                "install vLLM beside chiasm, give --vllm PATH, or --engines 0 for a frontend of engines elsewhere";
+            let advice = "install vLLM beside chiasm, give --vllm PATH, or --engines 0 for a frontend of engines elsewhere";
             vec![Finding::problem("vllm", found, advice)]
         }
     };
@@ -56,25 +56,38 @@ fn vllm(environment: &Environment) -> Finding {
     let check = "vllm";
     let python = environment.path.display();
     let Some(version) = &environment.vllm else {
-        return Finding::problem(check, format!("{python} has no vLLM"), "pip install vllm there, or give --vllm PATH");
+        return Finding::problem(
+            check,
+            format!("{python} has no vLLM"),
+            "pip install vllm there, or give --vllm PATH",
+        );
     };
     let found = format!("{version}, by {python}");
     let supported = format!("vLLM {} is supported", window());
     match support(version) {
         Support::Supported => Finding::ok(check, found),
-        Support::Newer => Finding::warning(check, found, format!("it is not tested yet, {supported}")),
+        Support::Newer => {
+            Finding::warning(check, found, format!("it is not tested yet, {supported}"))
+        }
         Support::Older => Finding::problem(check, found, format!("it is too old, {supported}")),
-        Support::Unknown => Finding::warning(check, found, format!("that is no release, {supported}")),
+        Support::Unknown => {
+            Finding::warning(check, found, format!("that is no release, {supported}"))
+        }
     }
 }
 
-/// The plugin that reads shared memory inside the engines. `selected` is `VLLM_PLUGINS`, a list of names; `own` the version of this
-/// program, with which the plugin agrees on what lies in that memory.
+/// The plugin that reads shared memory inside the engines. `selected` is `VLLM_PLUGINS`, a list of
+/// names; `own` the version of this program, with which the plugin agrees on what lies in that
+/// memory.
 fn plugin(environment: &Environment, selected: Option<&str>, own: &str) -> Finding {
     let (check, inline) = ("plugin", "until then images travel inside messages");
     let Some(version) = &environment.plugin else {
         let found = format!("chiasm_vllm is not installed beside vLLM; {inline}");
-        return Finding::warning(check, found, "pip install the wheel of chiasm, or python/chiasm_vllm, there");
+        return Finding::warning(
+            check,
+            found,
+            "pip install the wheel of chiasm, or python/chiasm_vllm, there",
+        );
     };
     if selected.is_some_and(|names| !names.split(',').any(|name| name == "chiasm")) {
         let found = format!("VLLM_PLUGINS leaves chiasm out; {inline}");
@@ -94,7 +107,9 @@ fn processor(environment: &Environment) -> Finding {
         return Finding::ok("processor", found);
     }
     let missing = environment.missing.join(", ");
-    let found = format!("{found} has no {missing}; without it no videos, audio and rare formats of images are taken");
+    let found = format!(
+        "{found} has no {missing}; without it no videos, audio and rare formats of images are taken"
+    );
     Finding::warning("processor", found, "install vLLM there with its requirements")
 }
 
@@ -111,19 +126,27 @@ fn sandbox(is_available: bool) -> Finding {
 fn gpus(gpus: &Result<Vec<String>, NoAnswer>, engines: u32) -> Finding {
     let check = "gpus";
     match gpus {
-        Ok(gpus) if gpus.is_empty() => Finding::warning(check, "nvidia-smi lists none", "check the driver"),
+        Ok(gpus) if gpus.is_empty() => {
+            Finding::warning(check, "nvidia-smi lists none", "check the driver")
+        }
         Ok(gpus) if (gpus.len() as u64) < u64::from(engines) => {
             let found = format!("{} for {engines} engines ({})", gpus.len(), gpus.join("; "));
-            Finding::warning(check, found, "lower --engines, or share them by chiasm serve's --share-gpu")
+            Finding::warning(
+                check,
+                found,
+                "lower --engines, or share them by chiasm serve's --share-gpu",
+            )
         }
         Ok(gpus) => Finding::ok(check, gpus.join("; ")),
         Err(NoAnswer::Missing) => {
             let advice = "vLLM needs other hardware that it was built for, or is slow on this CPU";
             Finding::warning(check, "none: there is no nvidia-smi", advice)
         }
-        Err(NoAnswer::Failed(reason)) => {
-            Finding::problem(check, format!("nvidia-smi: {reason}"), "mend the driver before vLLM is started")
-        }
+        Err(NoAnswer::Failed(reason)) => Finding::problem(
+            check,
+            format!("nvidia-smi: {reason}"),
+            "mend the driver before vLLM is started",
+        ),
     }
 }
 
@@ -133,9 +156,10 @@ fn shared_memory(free: &Result<u64, UnknownShm>, engines: u32, arena_bytes: u64)
     let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
     let wanted = arena_bytes.saturating_mul(u64::from(engines));
     match free {
-        Ok(free) if *free >= wanted => {
-            Finding::ok(check, format!("/dev/shm has {:.1} GiB free of {:.1} wanted", gib(*free), gib(wanted)))
-        }
+        Ok(free) if *free >= wanted => Finding::ok(
+            check,
+            format!("/dev/shm has {:.1} GiB free of {:.1} wanted", gib(*free), gib(wanted)),
+        ),
         Ok(free) => {
             let found = format!(
                 "/dev/shm has {:.1} GiB free of {:.1} that {engines} engines may take; what finds no room travels inside messages",
@@ -157,7 +181,9 @@ fn open_files(limit: Option<u64>) -> Finding {
     let (found, advice) = (format!("at most {limit}"), "raise the hard limit (ulimit -Hn)");
     match limit {
         ..FEW_FILES => Finding::problem(check, found, advice),
-        FEW_FILES..MANY_FILES => Finding::warning(check, format!("{found} are fewer than --max-connections"), advice),
+        FEW_FILES..MANY_FILES => {
+            Finding::warning(check, format!("{found} are fewer than --max-connections"), advice)
+        }
         _ => Finding::ok(check, found),
     }
 }
@@ -165,7 +191,9 @@ fn open_files(limit: Option<u64>) -> Finding {
 fn port(facts: &Facts) -> Finding {
     let address = facts.address;
     match &facts.refused {
-        None if address.port() == 0 => Finding::ok("port", format!("a free one at {}", address.ip())),
+        None if address.port() == 0 => {
+            Finding::ok("port", format!("a free one at {}", address.ip()))
+        }
         None => Finding::ok("port", format!("{address} is free")),
         Some(reason) => Finding::problem(
             "port",
@@ -175,14 +203,16 @@ fn port(facts: &Facts) -> Finding {
     }
 }
 
-/// The time of day has to be right for TLS certificates and the hub; deadlines and leases go by a clock that is never set.
+/// The time of day has to be right for TLS certificates and the hub; deadlines and leases go by a
+/// clock that is never set.
 fn clock(clock: Clock) -> Finding {
     let advice = "set it (NTP): TLS certificates are refused while it is wrong";
     if clock.now < EARLIEST {
         return Finding::problem("clock", "it says a year before 2026", advice);
     }
     if clock.jump > JUMP {
-        let found = format!("it was set by {:.1} seconds while it was looked at", clock.jump.as_secs_f64());
+        let found =
+            format!("it was set by {:.1} seconds while it was looked at", clock.jump.as_secs_f64());
         return Finding::warning("clock", found, advice);
     }
     Finding::ok("clock", "steady, and after 2025")
@@ -191,7 +221,9 @@ fn clock(clock: Clock) -> Finding {
 fn model(model: &ModelFact) -> Finding {
     let (check, name) = ("model", &model.name);
     match &model.found {
-        FoundModel::Readable { native_images: true } => Finding::ok(check, format!("{name}, images made by Chiasm")),
+        FoundModel::Readable { native_images: true } => {
+            Finding::ok(check, format!("{name}, images made by Chiasm"))
+        }
         FoundModel::Readable { native_images: false } => {
             Finding::ok(check, format!("{name}, text, or media by vLLM's own processor"))
         }
@@ -200,9 +232,10 @@ fn model(model: &ModelFact) -> Finding {
             format!("{name}: {reason}"),
             "give a directory with config.json, tokenizer.json and the processor's configuration",
         ),
-        FoundModel::OfTheHub => {
-            Finding::ok(check, format!("{name} is no directory: it is taken from the hub or its cache"))
-        }
+        FoundModel::OfTheHub => Finding::ok(
+            check,
+            format!("{name} is no directory: it is taken from the hub or its cache"),
+        ),
         FoundModel::Nothing => Finding::problem(
             check,
             format!("{name} is no directory, and no id of a model on the hub"),

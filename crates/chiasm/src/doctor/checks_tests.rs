@@ -41,7 +41,10 @@ fn facts() -> Facts {
         address: "127.0.0.1:8000".parse().unwrap(),
         refused: None,
         clock: Clock { now: EARLIEST + Duration::from_secs(1), jump: Duration::ZERO },
-        model: Some(ModelFact { name: "/m".to_owned(), found: FoundModel::Readable { native_images: true } }),
+        model: Some(ModelFact {
+            name: "/m".to_owned(),
+            found: FoundModel::Readable { native_images: true },
+        }),
     }
 }
 
@@ -71,8 +74,18 @@ fn a_machine_that_has_everything_is_fine() {
     let findings = all(&facts());
     assert!(findings.iter().all(|finding| finding.severity == Fine), "{findings:?}");
     let checks: Vec<_> = findings.iter().map(|finding| finding.check).collect();
-    let expected =
-        ["vllm", "plugin", "processor", "sandbox", "gpus", "shared-memory", "open-files", "port", "clock", "model"];
+    let expected = [
+        "vllm",
+        "plugin",
+        "processor",
+        "sandbox",
+        "gpus",
+        "shared-memory",
+        "open-files",
+        "port",
+        "clock",
+        "model",
+    ];
     assert_eq!(checks, expected);
 }
 
@@ -92,7 +105,8 @@ fn a_version_of_vllm_is_held_against_the_window() {
 
 #[test]
 fn a_command_that_is_not_there_is_a_problem_unless_no_engine_is_to_run_here() {
-    let no_python = ProcessorError::NoPython { command: "vllm".into(), reason: "it is not in PATH".to_owned() };
+    let no_python =
+        ProcessorError::NoPython { command: "vllm".into(), reason: "it is not in PATH".to_owned() };
     let environment = Err(UnknownEnvironment::NoPython(no_python));
     let lost = with_engines(EngineFacts { environment, ..engine_facts() });
     expect(&lost, "vllm", Problem, &["/venv/bin/vllm", "not in PATH", "--vllm"]);
@@ -115,7 +129,10 @@ fn a_plugin_that_will_not_be_active_is_told() {
         &["VLLM_PLUGINS"],
     );
     expect(
-        &with_engines(EngineFacts { vllm_plugins: Some("other,chiasm".to_owned()), ..engine_facts() }),
+        &with_engines(EngineFacts {
+            vllm_plugins: Some("other,chiasm".to_owned()),
+            ..engine_facts()
+        }),
         "plugin",
         Fine,
         &["chiasm_vllm"],
@@ -124,7 +141,8 @@ fn a_plugin_that_will_not_be_active_is_told() {
 
 #[test]
 fn the_processor_needs_its_modules_and_wants_its_locks() {
-    let environment = Environment { missing: vec!["torch".to_owned()], sandbox: false, ..environment() };
+    let environment =
+        Environment { missing: vec!["torch".to_owned()], sandbox: false, ..environment() };
     let facts = with_environment(environment);
     expect(&facts, "processor", Warning, &["torch", "/venv/bin/python"]);
     expect(&facts, "sandbox", Warning, &["Landlock", "--processor native"]);
@@ -133,10 +151,20 @@ fn the_processor_needs_its_modules_and_wants_its_locks() {
 #[test]
 fn gpus_are_counted_and_a_broken_driver_is_a_problem() {
     let with = |gpus| with_engines(EngineFacts { gpus, ..engine_facts() });
-    expect(&with(Ok(vec!["A GPU".to_owned()])), "gpus", Warning, &["1 for 2 engines", "--share-gpu"]);
+    expect(
+        &with(Ok(vec!["A GPU".to_owned()])),
+        "gpus",
+        Warning,
+        &["1 for 2 engines", "--share-gpu"],
+    );
     expect(&with(Ok(Vec::new())), "gpus", Warning, &["none"]);
     expect(&with(Err(NoAnswer::Missing)), "gpus", Warning, &["none"]);
-    expect(&with(Err(NoAnswer::Failed("no answer within 20 seconds".to_owned()))), "gpus", Problem, &["no answer"]);
+    expect(
+        &with(Err(NoAnswer::Failed("no answer within 20 seconds".to_owned()))),
+        "gpus",
+        Problem,
+        &["no answer"],
+    );
 }
 
 #[test]
@@ -163,7 +191,12 @@ fn open_files_are_as_many_as_connections() {
 
 #[test]
 fn a_taken_port_a_wrong_clock_and_a_model_that_can_not_be_read_are_problems() {
-    expect(&Facts { refused: Some("in use".to_owned()), ..facts() }, "port", Problem, &["127.0.0.1:8000", "in use"]);
+    expect(
+        &Facts { refused: Some("in use".to_owned()), ..facts() },
+        "port",
+        Problem,
+        &["127.0.0.1:8000", "in use"],
+    );
     let unset = Clock { now: Duration::from_secs(60), jump: Duration::ZERO };
     expect(&Facts { clock: unset, ..facts() }, "clock", Problem, &["2026"]);
     let jumping = Clock { jump: Duration::from_secs(90), ..facts().clock };

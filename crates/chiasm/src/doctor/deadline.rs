@@ -57,9 +57,12 @@ async fn read(pipe: Option<impl AsyncReadExt + Unpin>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What `look` returns, if it does within `time`. It runs on a thread of its own, which this process does not wait for: a file system
-/// of a machine that is gone holds a thread for ever.
-pub(super) fn looked<T: Send + 'static>(time: Duration, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// What `look` returns, if it does within `time`. It runs on a thread of its own, which this
+/// process does not wait for: a file system of a machine that is gone holds a thread for ever.
+pub(super) fn looked<T: Send + 'static>(
+    time: Duration,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         // Nobody listens any more after `time`.
@@ -96,10 +99,16 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_program_says_last_tells_why_it_failed() {
-        let told = printed(shell("echo first >&2; echo no driver >&2; exit 9"), Duration::from_secs(30)).await;
+        let told =
+            printed(shell("echo first >&2; echo no driver >&2; exit 9"), Duration::from_secs(30))
+                .await;
         assert_eq!(told, Err(NoAnswer::Failed("exit status: 9 no driver".to_owned())));
-        assert_eq!(printed(shell("echo yes"), Duration::from_secs(30)).await, Ok("yes\n".to_owned()));
-        let missing = printed(Command::new("no-such-program-anywhere"), Duration::from_secs(30)).await;
+        assert_eq!(
+            printed(shell("echo yes"), Duration::from_secs(30)).await,
+            Ok("yes\n".to_owned())
+        );
+        let missing =
+            printed(Command::new("no-such-program-anywhere"), Duration::from_secs(30)).await;
         assert_eq!(missing, Err(NoAnswer::Missing));
     }
 

@@ -1,4 +1,5 @@
-//! What is in the Python environment of a `vllm`: its version, the plugin, what the processor needs.
+//! What is in the Python environment of a `vllm`: its version, the plugin, what the processor
+//! needs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -65,7 +66,8 @@ pub(super) enum PythonProblem {
 /// There is no answer.
 pub(super) async fn ask(vllm: &Path) -> Result<Environment, UnknownEnvironment> {
     let command = vllm.to_owned();
-    let path = looked(DISK_TIME, move || python_of(&command)).ok_or(UnknownEnvironment::FileSystem)??;
+    let path =
+        looked(DISK_TIME, move || python_of(&command)).ok_or(UnknownEnvironment::FileSystem)??;
     match ask_python(&path).await {
         Ok(environment) => Ok(Environment { path, ..environment }),
         Err(problem) => Err(UnknownEnvironment::Python { python: path, problem }),

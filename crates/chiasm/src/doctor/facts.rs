@@ -98,10 +98,11 @@ impl Facts {
     /// Looks at everything that these flags make matter.
     pub(super) async fn gather(args: &DoctorArgs) -> Self {
         let address = SocketAddr::new(args.host, args.port);
-        let of_engines = match NonZeroU32::new(u32::try_from(args.engines.total()).unwrap_or(u32::MAX)) {
-            Some(engines) => Some(EngineFacts::gather(args, engines).await),
-            None => None,
-        };
+        let of_engines =
+            match NonZeroU32::new(u32::try_from(args.engines.total()).unwrap_or(u32::MAX)) {
+                Some(engines) => Some(EngineFacts::gather(args, engines).await),
+                None => None,
+            };
         Self {
             of_engines,
             open_files: open_files::raise(),

@@ -40,11 +40,19 @@ impl Finding {
         Self { check, severity: Severity::Ok, found: found.into(), advice: String::new() }
     }
 
-    pub(super) fn warning(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(super) fn warning(
+        check: &'static str,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
         Self { check, severity: Severity::Warning, found: found.into(), advice: advice.into() }
     }
 
-    pub(super) fn problem(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(super) fn problem(
+        check: &'static str,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
         Self { check, severity: Severity::Problem, found: found.into(), advice: advice.into() }
     }
 

@@ -8,7 +8,8 @@ use chiasm_upstream::UpstreamKey;
 use crate::cli::AccessArgs;
 use crate::signals::{Hangup, Hangups};
 
-/// The files that are read again, and the parts that use them. A file that can't be used changes nothing.
+/// The files that are read again, and the parts that use them. A file that can't be used changes
+/// nothing.
 pub(super) struct Reload {
     pub(super) hangups: Hangups,
     pub(super) certificate: Option<Arc<Certificate>>,
@@ -19,7 +20,8 @@ pub(super) struct Reload {
 }
 
 impl Reload {
-    /// Reads the files at each SIGHUP. Returns when the terminal that the process was started at is gone.
+    /// Reads the files at each SIGHUP. Returns when the terminal that the process was started at is
+    /// gone.
     pub(super) async fn follow(mut self) {
         while self.hangups.next().await == Hangup::Reload {
             self.reload().await;
@@ -44,7 +46,8 @@ impl Reload {
     }
 }
 
-/// Reads the API keys and the keys for servers again. A file that can't be used leaves its old keys.
+/// Reads the API keys and the keys for servers again. A file that can't be used leaves its old
+/// keys.
 fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: &Server) {
     if access.api_key_file.is_some() {
         match access.keys() {
@@ -52,13 +55,19 @@ fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: 
                 server.keys().replace(keys);
                 tracing::info!("the API keys have been read again");
             }
-            Err(error) => tracing::warn!(%error, "the new API keys are not taken, the old ones stay"),
+            Err(error) => {
+                tracing::warn!(%error, "the new API keys are not taken, the old ones stay")
+            }
         }
     }
     for key in upstream_keys {
         match key.reload() {
-            Ok(()) => tracing::info!(file = %key.path().display(), "the key for a server has been read again"),
-            Err(error) => tracing::warn!(%error, "the new key for a server is not taken, the old one stays"),
+            Ok(()) => {
+                tracing::info!(file = %key.path().display(), "the key for a server has been read again")
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the new key for a server is not taken, the old one stays")
+            }
         }
     }
 }

@@ -13,7 +13,9 @@ use crate::side::Side;
 /// # Errors
 /// [`CliError::Usage`] names one that somebody may rely on, whoever starts the engines.
 pub(super) fn check(args: &ServeArgs, side: Side) -> Result<(), CliError> {
-    for (flag, of_server) in args.vllm_args.iter().filter_map(|arg| Some((name(arg), ServerFlag::of(arg)?))) {
+    for (flag, of_server) in
+        args.vllm_args.iter().filter_map(|arg| Some((name(arg), ServerFlag::of(arg)?)))
+    {
         if of_server.is_refused {
             let error = EngineError::OwnedFlag { flag, instead: of_server.instead };
             return Err(CliError::Usage(error.to_string()));
@@ -39,7 +41,8 @@ fn instead(flag: &ServerFlag, args: &ServeArgs, side: Side) -> Option<&'static s
     const REASONING: &str = "--reasoning-parser";
     if side == Side::Agent {
         // An agent's engines are told where reasoning ends by whoever starts them.
-        return (flag.name != REASONING).then_some("it is of frontends: give it to chiasm serve, if that has it");
+        return (flag.name != REASONING)
+            .then_some("it is of frontends: give it to chiasm serve, if that has it");
     }
     let is_told = match flag.name {
         "--tool-call-parser" => args.answers.tool_call_parser != ParserChoice::Detect,
@@ -58,7 +61,9 @@ mod tests {
     use crate::cli::{Cli, Command};
 
     fn serve(flags: &[&str]) -> Box<ServeArgs> {
-        let Command::Serve(args) = Cli::parse_from([&["chiasm", "serve", "m"], flags].concat()).command else {
+        let Command::Serve(args) =
+            Cli::parse_from([&["chiasm", "serve", "m"], flags].concat()).command
+        else {
             panic!("serve")
         };
         args
@@ -67,7 +72,9 @@ mod tests {
     #[test]
     fn flags_that_would_be_relied_on_are_refused_whoever_starts_the_engines() {
         for how in ["--sim=1", "--attach=tcp://a:1", "--engines=1", "--upstream=http://a:1"] {
-            let error = check(&serve(&[how, "--", "--api_key=secret"]), Side::Frontend).unwrap_err().to_string();
+            let error = check(&serve(&[how, "--", "--api_key=secret"]), Side::Frontend)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("--api_key") && !error.contains("secret"), "{how}: {error}");
         }
     }
@@ -79,20 +86,29 @@ mod tests {
             check(&args, side).unwrap();
             instead(ServerFlag::of(flag).unwrap(), &args, side)
         };
-        let behind = ["--", "--tool-call-parser", "hermes", "--reasoning-parser=qwen3", "--enable-auto-tool-choice"];
+        let behind = [
+            "--",
+            "--tool-call-parser",
+            "hermes",
+            "--reasoning-parser=qwen3",
+            "--enable-auto-tool-choice",
+        ];
         for flag in ["--tool-call-parser", "--reasoning-parser", "--enable-auto-tool-choice"] {
             assert!(
-                asked(&behind, flag, Side::Frontend).is_some_and(|instead| instead.contains("before --")),
+                asked(&behind, flag, Side::Frontend)
+                    .is_some_and(|instead| instead.contains("before --")),
                 "{flag}"
             );
         }
-        let told = [&["--tool-call-parser", "hermes", "--served-model-name", "x"][..], &behind].concat();
+        let told =
+            [&["--tool-call-parser", "hermes", "--served-model-name", "x"][..], &behind].concat();
         assert_eq!(asked(&told, "--tool-call-parser", Side::Frontend), None);
         assert_eq!(asked(&told, "--served-model-name", Side::Frontend), None);
         assert!(asked(&told, "--reasoning-parser", Side::Frontend).is_some());
         assert_eq!(asked(&behind, "--reasoning-parser", Side::Agent), None);
         assert!(
-            asked(&behind, "--tool-call-parser", Side::Agent).is_some_and(|instead| instead.contains("chiasm serve"))
+            asked(&behind, "--tool-call-parser", Side::Agent)
+                .is_some_and(|instead| instead.contains("chiasm serve"))
         );
     }
 }

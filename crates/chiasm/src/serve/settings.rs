@@ -22,8 +22,13 @@ const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
 /// Room for tensors that are being written, sent, or used by requests after their eviction.
 const ARENA_GB_IN_FLIGHT: f64 = 1.0;
 
-/// Raw values where the engine normalises. vLLM does so by default for the families that can, from some version on.
-pub(super) fn format_policy(args: &ServeArgs, flags: &VllmFlags, model: &ServedModel) -> FormatPolicy {
+/// Raw values where the engine normalises. vLLM does so by default for the families that can, from
+/// some version on.
+pub(super) fn format_policy(
+    args: &ServeArgs,
+    flags: &VllmFlags,
+    model: &ServedModel,
+) -> FormatPolicy {
     match args.engines.mm_tensor_format.or(args.engines.pixels).unwrap_or(TensorFormats::Auto) {
         TensorFormats::Raw => FormatPolicy::Raw,
         TensorFormats::Float => FormatPolicy::Float,
@@ -34,7 +39,8 @@ pub(super) fn format_policy(args: &ServeArgs, flags: &VllmFlags, model: &ServedM
     }
 }
 
-/// Size of the engines' receiver caches. The engines that are started here cache nothing with `--mm-transfer off`.
+/// Size of the engines' receiver caches. The engines that are started here cache nothing with
+/// `--mm-transfer off`.
 pub(super) fn receiver_cache_gb(args: &ServeArgs) -> f64 {
     match args.engines.mm_transfer {
         MmTransfer::Off => 0.0,
@@ -42,13 +48,14 @@ pub(super) fn receiver_cache_gb(args: &ServeArgs) -> f64 {
     }
 }
 
-/// An engine's receiver cache keeps the tensors where they are, in its arena; so that must hold as much and what is under
-/// way. A model without media needs none.
+/// An engine's receiver cache keeps the tensors where they are, in its arena; so that must hold as
+/// much and what is under way. A model without media needs none.
 pub(super) fn arena_policy(args: &ServeArgs, takes_media: bool) -> ArenaPolicy {
     if !takes_media {
         return ArenaPolicy::Never;
     }
-    let gib = args.engines.mm_arena_gb.unwrap_or_else(|| receiver_cache_gb(args) + ARENA_GB_IN_FLIGHT);
+    let gib =
+        args.engines.mm_arena_gb.unwrap_or_else(|| receiver_cache_gb(args) + ARENA_GB_IN_FLIGHT);
     let bytes = (gib * (1_u64 << 30) as f64) as u64;
     match args.engines.mm_transfer {
         MmTransfer::Auto => ArenaPolicy::Preferred { bytes },
@@ -57,8 +64,8 @@ pub(super) fn arena_policy(args: &ServeArgs, takes_media: bool) -> ArenaPolicy {
     }
 }
 
-/// What the engines' receiver caches hold, where that is known. An attached engine does not tell, and one without a cache
-/// dies of an item without data.
+/// What the engines' receiver caches hold, where that is known. An attached engine does not tell,
+/// and one without a cache dies of an item without data.
 pub(super) fn receiver_cache_bytes(args: &ServeArgs) -> Option<u64> {
     if !args.engines.attach.is_empty() && args.engines.receiver_cache_gb.is_none() {
         return None;
@@ -66,7 +73,8 @@ pub(super) fn receiver_cache_bytes(args: &ServeArgs) -> Option<u64> {
     cache_bytes(receiver_cache_gb(args))
 }
 
-/// GiB to bytes as vLLM computes them; `None` for no cache. A fraction of a byte makes no difference to it either.
+/// GiB to bytes as vLLM computes them; `None` for no cache. A fraction of a byte makes no
+/// difference to it either.
 pub(crate) fn cache_bytes(gib: f64) -> Option<u64> {
     let bytes = gib * (1_u64 << 30) as f64;
     (bytes >= 1.0).then_some(bytes as u64)
@@ -86,7 +94,10 @@ pub(crate) fn client_options(model: &ServedModel) -> ClientOptions {
 }
 
 pub(super) fn patience(args: &ServeArgs) -> Patience {
-    Patience { suspect_after: args.engines.engine_timeout, hung_after: args.engines.engine_hang_timeout }
+    Patience {
+        suspect_after: args.engines.engine_timeout,
+        hung_after: args.engines.engine_hang_timeout,
+    }
 }
 
 pub(super) fn router_config(args: &RoutingArgs) -> RouterConfig {
@@ -121,20 +132,22 @@ pub(super) fn router_config(args: &RoutingArgs) -> RouterConfig {
 pub(super) fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliError> {
     let session_header = match args.session_header.as_str() {
         "" => None,
-        name => Some(
-            name.parse()
-                .map_err(|_| CliError::Usage(format!("--session-header '{name}' is no name of an HTTP header")))?,
-        ),
+        name => Some(name.parse().map_err(|_| {
+            CliError::Usage(format!("--session-header '{name}' is no name of an HTTP header"))
+        })?),
     };
-    let busy_status = StatusCode::from_u16(args.busy_status)
-        .map_err(|_| CliError::Usage(format!("--busy-status {} is no HTTP status", args.busy_status)))?;
+    let busy_status = StatusCode::from_u16(args.busy_status).map_err(|_| {
+        CliError::Usage(format!("--busy-status {} is no HTTP status", args.busy_status))
+    })?;
     Ok(RoutingOptions { session_header, busy_status })
 }
 
 /// The door of all media.
 pub(super) fn media_door(args: &MediaArgs, has_helper: bool) -> Result<MediaDoor, CliError> {
-    if let Some(folder) = args.allowed_local_media_path.as_deref().filter(|folder| !folder.is_dir()) {
-        let message = format!("--allowed-local-media-path: there is no folder {}", folder.display());
+    if let Some(folder) = args.allowed_local_media_path.as_deref().filter(|folder| !folder.is_dir())
+    {
+        let message =
+            format!("--allowed-local-media-path: there is no folder {}", folder.display());
         return Err(CliError::Usage(message));
     }
     Ok(MediaDoor::new(media_config(args, has_helper), byte_budget(args))?)
@@ -259,7 +272,11 @@ pub(super) fn limits(args: &ServeArgs) -> Limits {
             write_timeout,
             trusted_proxies: TrustedProxies::new(trusted_proxies.clone()),
         },
-        body: BodyLimits { json_values: max_json_values, messages: max_messages, content_parts: max_content_parts },
+        body: BodyLimits {
+            json_values: max_json_values,
+            messages: max_messages,
+            content_parts: max_content_parts,
+        },
         pipeline: PipelineLimits {
             requests: max_requests,
             items_per_prompt: args.media.limit_mm_per_prompt.clone(),
@@ -288,7 +305,9 @@ mod tests {
     #[test]
     fn limits_are_those_of_the_flags() {
         let of = |flags: &[&str]| {
-            let Command::Serve(args) = Cli::parse_from([&["chiasm", "serve", "m"], flags].concat()).command else {
+            let Command::Serve(args) =
+                Cli::parse_from([&["chiasm", "serve", "m"], flags].concat()).command
+            else {
                 panic!("serve")
             };
             limits(&args)
@@ -296,8 +315,12 @@ mod tests {
         let mut defaults = Limits::default();
         defaults.pipeline.cpu_threads = of(&[]).pipeline.cpu_threads;
         assert_eq!(of(&[]), defaults);
-        let flags =
-            ["--min-body-rate=5", "--write-timeout=7", "--max-requests=9", "--trusted-proxies=10.0.0.0/8,fd00::1"];
+        let flags = [
+            "--min-body-rate=5",
+            "--write-timeout=7",
+            "--max-requests=9",
+            "--trusted-proxies=10.0.0.0/8,fd00::1",
+        ];
         let networks = ["10.0.0.0/8", "fd00::1"].map(|network| network.parse().unwrap());
         let http = HttpLimits {
             min_body_rate: 5,
@@ -308,6 +331,9 @@ mod tests {
         let pipeline = PipelineLimits { requests: Some(9), ..defaults.pipeline };
         let changed = Limits { http, pipeline, ..defaults };
         assert_eq!(of(&flags), changed);
-        assert!(Cli::try_parse_from(["chiasm", "serve", "m", "--trusted-proxies", "example.com"]).is_err());
+        assert!(
+            Cli::try_parse_from(["chiasm", "serve", "m", "--trusted-proxies", "example.com"])
+                .is_err()
+        );
     }
 }

@@ -10,8 +10,8 @@ use crate::vllm_flags::Spelled;
 const UTILIZATION: &str = "--gpu-memory-utilization";
 /// Its other name in vLLM.
 const ALIAS: &str = "--device-memory-utilization";
-/// What all engines take together, unless they are told otherwise: about what one alone takes (vLLM's default is 0.92), as each has CUDA
-/// graphs and a context beside what it counts.
+/// What all engines take together, unless they are told otherwise: about what one alone takes
+/// (vLLM's default is 0.92), as each has CUDA graphs and a context beside what it counts.
 const TOGETHER: f64 = 0.9;
 /// Less is no share: the weights of a small model alone are more.
 const LEAST: f64 = 0.01;
@@ -24,14 +24,16 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Shares what the engines that the operator has told a part leave of the GPU between the others.
+    /// Shares what the engines that the operator has told a part leave of the GPU between the
+    /// others.
     ///
     /// # Errors
     /// [`CliError::Usage`]: it is not enough for all, or a part is not a number.
     pub(super) fn of(args: &ServeArgs, launched: &EngineCounts) -> Result<Self, CliError> {
         let (mut told, mut others) = (0.0, 0_u32);
         for &(role, count) in launched.by_role() {
-            let flags: Vec<String> = args.vllm_args.iter().cloned().chain(args.roles.of(role)).collect();
+            let flags: Vec<String> =
+                args.vllm_args.iter().cloned().chain(args.roles.of(role)).collect();
             match utilization(&flags)? {
                 Some(part) => told += part * f64::from(count),
                 None => others += count,
@@ -67,20 +69,23 @@ fn utilization(flags: &[String]) -> Result<Option<f64>, CliError> {
     let mut said = None;
     let mut flags = flags.iter();
     while let Some(flag) = flags.next() {
-        let Some(spelled) = Spelled::read(flag).filter(|spelled| spelled.means(UTILIZATION) || spelled.means(ALIAS))
+        let Some(spelled) = Spelled::read(flag)
+            .filter(|spelled| spelled.means(UTILIZATION) || spelled.means(ALIAS))
         else {
             continue;
         };
         let value = spelled.value.or_else(|| flags.next().map(String::as_str));
-        let part = value.and_then(|value| value.parse().ok()).filter(|part: &f64| (0.0..=1.0).contains(part));
+        let part = value
+            .and_then(|value| value.parse().ok())
+            .filter(|part: &f64| (0.0..=1.0).contains(part));
         let why = || CliError::Usage(format!("{UTILIZATION} has to be a number from 0 to 1"));
         said = Some(part.ok_or_else(why)?);
     }
     Ok(said)
 }
 
-/// The GPUs that all engines see: so many, or one. `None` leaves what the operator has this process see, of which vLLM takes the first: it
-/// may be there so that the others are left alone.
+/// The GPUs that all engines see: so many, or one. `None` leaves what the operator has this process
+/// see, of which vLLM takes the first: it may be there so that the others are left alone.
 pub(super) fn gpus(count: Option<u32>, is_restricted: bool) -> Option<Vec<u32>> {
     match count {
         Some(count) => Some((0..count).collect()),
@@ -98,7 +103,8 @@ mod tests {
 
     fn shares(words: &str) -> Result<Shares, String> {
         let words = shlex::split(words).unwrap();
-        let all = ["chiasm", "serve", "m", "--share-gpu"].map(str::to_owned).into_iter().chain(words);
+        let all =
+            ["chiasm", "serve", "m", "--share-gpu"].map(str::to_owned).into_iter().chain(words);
         let Command::Serve(args) = Cli::parse_from(all).command else { panic!("serve") };
         let launched = args.engines.engines.clone().unwrap();
         Shares::of(&args, &launched).map_err(|error| error.to_string())
@@ -111,12 +117,12 @@ mod tests {
         assert_eq!(of_others("--engines prefill=1,decode=1"), Some(0.45));
         assert_eq!(of_others("--engines prefill=1,decode=3"), Some(0.225));
         assert_eq!(of_others("--engines 7"), Some(0.128), "rounded down");
-        let told = "--engines prefill=1,decode=2 --role-args prefill='--gpu-memory-utilization 0.3'";
+        let told =
+            "--engines prefill=1,decode=2 --role-args prefill='--gpu-memory-utilization 0.3'";
         assert_eq!(of_others(told), Some(0.3));
         assert_eq!(of_others("--engines 2 -- --gpu_memory_utilization=0.4"), None);
         assert_eq!(of_others("--engines 2 -- --device-memory-utilization 0.4"), None);
-        let both =
-            "--engines prefill=1,decode=1 --role-args decode='--gpu-memory-util 0.5' -- --gpu-memory-utilization 0.2";
+        let both = "--engines prefill=1,decode=1 --role-args decode='--gpu-memory-util 0.5' -- --gpu-memory-utilization 0.2";
         assert_eq!(of_others(both), None, "that of the role is behind that of all");
     }
 
@@ -124,7 +130,10 @@ mod tests {
     fn more_than_there_is_is_refused_at_the_start() {
         for (words, why) in [
             ("--engines 2 -- --gpu-memory-utilization 0.6", "1.20"),
-            ("--engines prefill=1,decode=1 --role-args prefill='--gpu-memory-utilization 0.9'", "0.90"),
+            (
+                "--engines prefill=1,decode=1 --role-args prefill='--gpu-memory-utilization 0.9'",
+                "0.90",
+            ),
             ("--engines 100", "100 more engines"),
             ("--engines 2 -- --gpu-memory-utilization half", "a number"),
             ("--engines 2 -- --gpu-memory-utilization", "a number"),

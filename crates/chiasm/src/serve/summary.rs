@@ -8,7 +8,9 @@ pub(super) fn summary(base: &str, model: &str, page: Option<&str>, has_keys: boo
     if let Some(page) = page {
         let _ = write!(summary, "\n  page  {page}");
     }
-    let body = serde_json::json!({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}).to_string();
+    let body =
+        serde_json::json!({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
+            .to_string();
     let key = if has_keys { " -H \"authorization: Bearer $KEY\"" } else { "" };
     let _ = write!(
         summary,
@@ -33,7 +35,11 @@ mod tests {
         let shown = summary("http://h:1", model, Some("http://h:1/ui/"), true);
         assert!(shown.contains("page  http://h:1/ui/") && shown.contains("Bearer $KEY"), "{shown}");
         let (_, body) = shown.rsplit_once(" -d ").unwrap();
-        let echoed = std::process::Command::new("sh").arg("-c").arg(format!("printf %s {body}")).output().unwrap();
+        let echoed = std::process::Command::new("sh")
+            .arg("-c")
+            .arg(format!("printf %s {body}"))
+            .output()
+            .unwrap();
         let sent: serde_json::Value = serde_json::from_slice(&echoed.stdout).unwrap();
         assert_eq!(sent["model"], model);
         assert!(!summary("http://h:1", "m", None, false).contains("page"));

@@ -112,15 +112,22 @@ impl Plot {
 
 /// The places, each with the values of all lines.
 fn rows(plot: &Plot) -> Vec<(String, Vec<String>)> {
-    let places = plot.lines.iter().max_by_key(|line| line.len()).map(Vec::as_slice).unwrap_or_default();
-    let value = |line: &Vec<(f64, Option<f64>)>, at: usize| line.get(at).and_then(|(_, value)| *value);
-    let told = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| plot.y.long(value));
+    let places =
+        plot.lines.iter().max_by_key(|line| line.len()).map(Vec::as_slice).unwrap_or_default();
+    let value =
+        |line: &Vec<(f64, Option<f64>)>, at: usize| line.get(at).and_then(|(_, value)| *value);
+    let told =
+        |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| plot.y.long(value));
     let of_place = |at| plot.lines.iter().map(|line| told(value(line, at))).collect();
     places.iter().enumerate().map(|(at, (place, _))| (plot.x.long(*place), of_place(at))).collect()
 }
 
 /// A line through the values that there are; where there is none it breaks off.
-fn path(points: &[(f64, Option<f64>)], x_at: impl Fn(f64) -> f64, y_at: impl Fn(f64) -> f64) -> String {
+fn path(
+    points: &[(f64, Option<f64>)],
+    x_at: impl Fn(f64) -> f64,
+    y_at: impl Fn(f64) -> f64,
+) -> String {
     let mut path = String::new();
     let mut is_down = false;
     for (x, y) in points {
@@ -144,7 +151,9 @@ fn is_wide(values: &[f64]) -> bool {
 }
 
 fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(value), most.max(value)))
+    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| {
+        (least.min(value), most.max(value))
+    })
 }
 
 impl Axis {
@@ -181,9 +190,14 @@ impl Axis {
 
     /// Where on it a value is, 0 to 1.
     fn part(&self, value: f64) -> f64 {
-        let place = |value: f64| if self.is_logarithmic { value.max(self.from).ln() } else { value };
+        let place =
+            |value: f64| if self.is_logarithmic { value.max(self.from).ln() } else { value };
         let length = place(self.to) - place(self.from);
-        if length > 0.0 { ((place(value) - place(self.from)) / length).clamp(0.0, 1.0) } else { 0.5 }
+        if length > 0.0 {
+            ((place(value) - place(self.from)) / length).clamp(0.0, 1.0)
+        } else {
+            0.5
+        }
     }
 }
 
@@ -191,7 +205,11 @@ impl Axis {
 fn step(most: f64) -> f64 {
     let least = most / TICKS;
     let power = 10_f64.powf(least.log10().floor());
-    [1.0, 2.0, 5.0].into_iter().map(|digit| digit * power).find(|step| *step >= least).unwrap_or(10.0 * power)
+    [1.0, 2.0, 5.0]
+        .into_iter()
+        .map(|digit| digit * power)
+        .find(|step| *step >= least)
+        .unwrap_or(10.0 * power)
 }
 
 impl Unit {
@@ -241,7 +259,8 @@ mod tests {
 
     fn plot(y: Unit, values: &[Option<f64>]) -> Chart {
         let line = values.iter().enumerate().map(|(at, value)| (at as f64, *value)).collect();
-        Plot { title: "t".to_owned(), x: Unit::Seconds, y, warm_up: Some(1.0), lines: vec![line] }.draw()
+        Plot { title: "t".to_owned(), x: Unit::Seconds, y, warm_up: Some(1.0), lines: vec![line] }
+            .draw()
     }
 
     fn labels(ticks: &[Tick]) -> Vec<&str> {
@@ -257,15 +276,26 @@ mod tests {
             let axis = Axis::above(0.0, &[most]);
             assert!(axis.to >= most && (2..=7).contains(&axis.ticks.len()), "{axis:?}");
         }
-        assert_eq!(labels(&plot(Unit::Part, &[None]).y)[0], "0 %", "without a value there is an axis still");
-        assert_eq!(labels(&plot(Unit::Ratio, &[Some(1.0), Some(1.31)]).y), ["1", "1.1", "1.2", "1.3", "1.4"]);
+        assert_eq!(
+            labels(&plot(Unit::Part, &[None]).y)[0],
+            "0 %",
+            "without a value there is an axis still"
+        );
+        assert_eq!(
+            labels(&plot(Unit::Ratio, &[Some(1.0), Some(1.31)]).y),
+            ["1", "1.1", "1.2", "1.3", "1.4"]
+        );
     }
 
     #[test]
     fn times_that_differ_much_are_drawn_by_their_ratios() {
         let chart = plot(Unit::Time, &[Some(12.0), Some(1900.0)]);
-        assert_eq!(labels(&chart.y), ["10 ms", "20 ms", "50 ms", "100 ms", "200 ms", "500 ms", "1 s", "2 s"]);
-        let gaps: Vec<f64> = [(0, 3), (3, 6)].map(|(from, to)| chart.y[from].at - chart.y[to].at).into();
+        assert_eq!(
+            labels(&chart.y),
+            ["10 ms", "20 ms", "50 ms", "100 ms", "200 ms", "500 ms", "1 s", "2 s"]
+        );
+        let gaps: Vec<f64> =
+            [(0, 3), (3, 6)].map(|(from, to)| chart.y[from].at - chart.y[to].at).into();
         assert!((gaps[0] - gaps[1]).abs() < 0.2 && chart.is_logarithmic, "{gaps:?}");
         assert!(!plot(Unit::Time, &[Some(100.0), Some(1900.0)]).is_logarithmic);
         assert!(!plot(Unit::Time, &[Some(0.0), Some(0.0)]).is_logarithmic);

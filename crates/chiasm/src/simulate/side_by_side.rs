@@ -4,13 +4,15 @@ use std::fmt::Write as _;
 
 use super::Run;
 
-/// A line for each fleet and policy, with what was encoded elsewhere if some engines encode alone. `None` where there is nothing to compare: one fleet, or fleets without roles, of which the size is
-/// all that differs.
+/// A line for each fleet and policy, with what was encoded elsewhere if some engines encode alone.
+/// `None` where there is nothing to compare: one fleet, or fleets without roles, of which the size
+/// is all that differs.
 pub(super) fn table(runs: &[Run]) -> Option<String> {
     if runs.len() < 2 || !runs.iter().any(|run| run.fleet.has_roles()) {
         return None;
     }
-    let has_encoders = runs.iter().flat_map(|run| &run.reports).any(|report| report.encoded_elsewhere.is_some());
+    let has_encoders =
+        runs.iter().flat_map(|run| &run.reports).any(|report| report.encoded_elsewhere.is_some());
     let (name, line) = if has_encoders { (" encoded elsewhere |", "---|") } else { ("", "") };
     let mut text = format!(
         "| fleet | policy | TTFT p50 | p90 | p99 | ITL p50 | p90 | p99 | hit rate | split |{name} work | requests/s |\n\
@@ -21,7 +23,8 @@ pub(super) fn table(runs: &[Run]) -> Option<String> {
     for run in runs {
         for report in &run.reports {
             let (ttft, itl) = (report.ttft_ms, report.itl_ms);
-            let times = [ttft.p50, ttft.p90, ttft.p99, itl.p50, itl.p90, itl.p99].map(|time| format!("{time:.1}"));
+            let times = [ttft.p50, ttft.p90, ttft.p99, itl.p50, itl.p90, itl.p99]
+                .map(|time| format!("{time:.1}"));
             let elsewhere = match has_encoders {
                 true => format!(" {} |", maybe(report.encoded_elsewhere)),
                 false => String::new(),

@@ -13,9 +13,14 @@ fn kwargs(args: &[&str]) -> Value {
 
 #[test]
 fn what_only_engines_could_heed_is_found() {
-    let found = |args: &[&str]| for_engines_alone(&args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>());
+    let found = |args: &[&str]| {
+        for_engines_alone(&args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
+    };
     assert_eq!(found(&["--trust_remote_code", "--mm-processor-kwargs.max_pixels", "1"]), None);
-    assert_eq!(found(&["--revision=v1", "--max_model_len", "4096", "--dtype", "half"]), Some("--max-model-len".into()));
+    assert_eq!(
+        found(&["--revision=v1", "--max_model_len", "4096", "--dtype", "half"]),
+        Some("--max-model-len".into())
+    );
 }
 
 #[test]
@@ -34,7 +39,10 @@ fn who_reads_the_model_and_writes_its_conversations_is_said_in_every_spelling() 
         (config_format, tokenizer_mode)
     };
     let pair = |format: &str, mode: &str| (format.to_owned(), mode.to_owned());
-    assert_eq!(said(&["--tokenizer", "mistral", "--tokenizer-revision", "x"]), pair("auto", "auto"));
+    assert_eq!(
+        said(&["--tokenizer", "mistral", "--tokenizer-revision", "x"]),
+        pair("auto", "auto")
+    );
     assert_eq!(said(&["--tokenizer_mode=HF", "--config-f", "mistral"]), pair("mistral", "hf"));
     assert_eq!(said(&["--tokenizer-m", "deepseek_v32"]), pair("auto", "deepseek_v32"));
 }
@@ -45,9 +53,18 @@ fn what_is_fetched_of_a_model_on_the_hub_is_said_in_every_spelling() {
         let VllmFlags { trust_remote_code, load_format, has_revision, .. } = read(args).unwrap();
         (trust_remote_code, load_format, has_revision)
     };
-    assert_eq!(said(&["--trust_remote_code", "--load-format=mistral"]), (true, "mistral".to_owned(), false));
-    assert_eq!(said(&["--trust-remote", "--no-trust-remote-code", "--rev=v1"]), (false, "auto".to_owned(), true));
-    assert_eq!(said(&["--tokenizer-revision", "x", "--code-revision=y"]), (false, "auto".to_owned(), false));
+    assert_eq!(
+        said(&["--trust_remote_code", "--load-format=mistral"]),
+        (true, "mistral".to_owned(), false)
+    );
+    assert_eq!(
+        said(&["--trust-remote", "--no-trust-remote-code", "--rev=v1"]),
+        (false, "auto".to_owned(), true)
+    );
+    assert_eq!(
+        said(&["--tokenizer-revision", "x", "--code-revision=y"]),
+        (false, "auto".to_owned(), false)
+    );
 }
 
 #[test]
@@ -55,7 +72,12 @@ fn processor_kwargs_are_found_in_every_spelling() {
     let expected = json!({"max_pixels": 50000});
     for args in [
         &["--mm-processor-kwargs", r#"{"max_pixels": 50000}"#][..],
-        &["--dtype", "float32", r#"--mm-processor-kwargs={"max_pixels": 50000}"#, "--enforce-eager"],
+        &[
+            "--dtype",
+            "float32",
+            r#"--mm-processor-kwargs={"max_pixels": 50000}"#,
+            "--enforce-eager",
+        ],
         &["--mm_processor_kwargs", r#"{"max_pixels": 50000}"#],
         &["--mm-processor-k", r#"{"max_pixels": 50000}"#],
         &["--mm-processor-kwargs.max_pixels", "50000"],
@@ -69,7 +91,15 @@ fn processor_kwargs_are_found_in_every_spelling() {
 fn other_flags_say_nothing() {
     for args in [
         &[][..],
-        &["--dtype", "float32", "-tp", "2", "--max-model-len=4096", "--compilation-config.mode", "3"],
+        &[
+            "--dtype",
+            "float32",
+            "-tp",
+            "2",
+            "--max-model-len=4096",
+            "--compilation-config.mode",
+            "3",
+        ],
         &["--mm-encoder-tp-mode", "data", "--mm-processor-kwargs", "None"],
         &["--mm-processor-kwargs", "{}", "--media-io-kwargs", "{}"],
     ] {
@@ -136,7 +166,10 @@ fn media_io_kwargs_that_would_change_an_image_are_refused_by_name() {
         ("1", "no JSON object"),
     ] {
         let error = read(&["--media-io-kwargs", value]).unwrap_err();
-        assert!(error.starts_with("--media-io-kwargs after --") && error.contains(name), "{value}: {error}");
+        assert!(
+            error.starts_with("--media-io-kwargs after --") && error.contains(name),
+            "{value}: {error}"
+        );
     }
     assert!(read(&["--media_io_kwargs.image.rgba_background_color", "[0, 0, 0]"]).is_err());
     for value in [
@@ -182,7 +215,8 @@ fn a_configuration_with_these_flags_is_refused() {
         let error = read_file(text).unwrap_err();
         assert!(error.contains("vllm.yaml is not read by Chiasm: give --"), "{text}: {error}");
     }
-    let harmless = "# grüße\ndtype: float32\nallowed-local-media-path: /mnt/media\nmax-model-len: 4096\n";
+    let harmless =
+        "# grüße\ndtype: float32\nallowed-local-media-path: /mnt/media\nmax-model-len: 4096\n";
     assert!(read_file(harmless).is_ok());
     std::fs::remove_file(&file).unwrap();
     assert!(read(&["--config", file.to_str().unwrap()]).unwrap_err().contains("vllm.yaml"));

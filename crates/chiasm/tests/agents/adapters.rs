@@ -10,7 +10,8 @@ use crate::support::adapters::{adapter, answered_by, body, overlap};
 use crate::support::{Answer, Server, chiasm, demo_model, wait_for};
 
 async fn models(server: &Server) -> Vec<Value> {
-    let response = server.client.get(format!("{}/v1/models", server.url)).send().await.expect("an answer");
+    let response =
+        server.client.get(format!("{}/v1/models", server.url)).send().await.expect("an answer");
     let models = Answer::of(response).await.ok();
     models["data"].as_array().expect("a list").iter().map(|model| model["id"].clone()).collect()
 }
@@ -20,7 +21,8 @@ async fn who_has(server: &Server, name: &str) -> (Value, String) {
     let (mut has, mut why) = (Value::Null, String::new());
     for worker in workers(server).await {
         let adapters = worker["lora_adapters"].as_array().expect("a list").clone();
-        let found = adapters.into_iter().find(|adapter| adapter["name"] == name).expect("an adapter");
+        let found =
+            adapters.into_iter().find(|adapter| adapter["name"] == name).expect("an adapter");
         match found["loaded"] == true {
             true => has = worker["id"].clone(),
             false => why = found["error"].as_str().expect("a reason").to_owned(),
@@ -36,8 +38,9 @@ async fn an_adapter_is_served_by_the_agent_that_has_it() {
     let (a, b) = (module("a"), module("b"));
     let sim = ["--sim", "1", "--sim-speedup", "1000"];
     let with = |module: &str| [&sim[..], &["--lora-modules", module]].concat().join(" ");
-    let start =
-        |machine: &str, port: &str, flags: &str| cluster.agent_at(machine, port, &flags.split(' ').collect::<Vec<_>>());
+    let start = |machine: &str, port: &str, flags: &str| {
+        cluster.agent_at(machine, port, &flags.split(' ').collect::<Vec<_>>())
+    };
     let mut agents = [start("127.0.0.1", "0", &with(&a)), start("127.0.0.2", "0", &sim.join(" "))];
     let (one, other) = (cluster.serve(&agents, &[]), cluster.serve(&agents, &[]));
     for server in [&one, &other] {
@@ -91,7 +94,8 @@ async fn copies_of_an_adapter_are_one_on_all_machines() {
         // Each has its own folder with the same files.
         let folder = adapter(&dir.path().join(machine.to_string()), "files", 8);
         let module = format!("a={}", folder.display());
-        cluster.agent(machine, &["--sim", "1", "--sim-decode-rate", "20", "--lora-modules", &module])
+        cluster
+            .agent(machine, &["--sim", "1", "--sim-decode-rate", "20", "--lora-modules", &module])
     };
     let agents = [agent(1), agent(2)];
     // And an engine of its own that has none.
@@ -133,10 +137,16 @@ fn whose_adapters_they_are_is_told_at_the_start() {
             &["serve", &model, "--agents", "127.0.0.1:1", "--port", "0", "--lora-modules", &here],
             "for engines of this frontend",
         ),
-        (&["serve", &model, "--sim", "1", "--port", "0", "--fetch-media"], "--fetch-media is of chiasm agent"),
+        (
+            &["serve", &model, "--sim", "1", "--port", "0", "--fetch-media"],
+            "--fetch-media is of chiasm agent",
+        ),
     ] {
-        let ended =
-            chiasm(flags).env("CHIASM_STATE_DIR", dir.path()).stdin(Stdio::null()).output().expect("chiasm runs");
+        let ended = chiasm(flags)
+            .env("CHIASM_STATE_DIR", dir.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("chiasm runs");
         let said = String::from_utf8_lossy(&ended.stderr);
         assert!(!ended.status.success() && said.contains(told), "{flags:?}: {said}");
     }

@@ -41,7 +41,13 @@ impl Cluster {
     }
 
     /// The same by a command that runs the binary under test.
-    pub(crate) fn agent_by(&self, mut chiasm: Command, host: &str, port: &str, flags: &[&str]) -> Agent {
+    pub(crate) fn agent_by(
+        &self,
+        mut chiasm: Command,
+        host: &str,
+        port: &str,
+        flags: &[&str],
+    ) -> Agent {
         let model = demo_model().display().to_string();
         let mut child = chiasm
             .args(["agent", &model, "--host", host, "--port", port])
@@ -57,15 +63,17 @@ impl Cluster {
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 eprintln!("  agent | {line}");
-                if let Some((_, address)) =
-                    line.split_once("an agent waits").and_then(|(_, rest)| rest.split_once(" address="))
+                if let Some((_, address)) = line
+                    .split_once("an agent waits")
+                    .and_then(|(_, rest)| rest.split_once(" address="))
                 {
                     let _ = sender.send(address.split(' ').next().unwrap_or_default().to_owned());
                 }
             }
         });
         let process = Process(child);
-        let address = address.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
+        let address =
+            address.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
         Agent { process, address }
     }
 

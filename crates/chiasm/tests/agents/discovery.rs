@@ -44,7 +44,8 @@ async fn agents_in_etcd_come_and_go_and_are_served_while_etcd_is_away() {
     server.logged("an agent is gone");
     wait_for("one worker less", SOON, async || server.ready_workers().await == 1).await;
     first.kill();
-    wait_for("the end of its lease", SOON, async || server.lines_logged("an agent is gone") == 2).await;
+    wait_for("the end of its lease", SOON, async || server.lines_logged("an agent is gone") == 2)
+        .await;
     let _third = cluster.agent(3, &announced);
     server.wait_ready(1, SOON).await;
     assert_eq!(answered(&server, 20).await, 20);
@@ -81,7 +82,8 @@ async fn however_many_are_named_few_strangers_are_asked_at_once() {
     let silent = tokio::net::TcpListener::from_std(silent).unwrap();
     let cluster = Cluster::new();
     let honest = cluster.agent(1, &["--sim", "1"]);
-    let strangers = (0..2 * MOST_ASKED).map(|n| format!("127.1.{}.{}:{port}", n / 250, 1 + n % 250));
+    let strangers =
+        (0..2 * MOST_ASKED).map(|n| format!("127.1.{}.{}:{port}", n / 250, 1 + n % 250));
     let named: Vec<String> = std::iter::once(honest.address.clone()).chain(strangers).collect();
     let began = Instant::now();
     let server = cluster.serve_with(&["--agents", &named.join(",")]);

@@ -16,7 +16,8 @@ const SLACK: Duration = Duration::from_secs(3);
 
 /// Asks for short answers until one fails, from several clients. How many were answered.
 pub(crate) async fn answered(server: &Server, requests: usize) -> usize {
-    let asked = (0..requests).map(|number| async move { server.chat(&ask(&format!("question {number}"), 3)).await });
+    let asked = (0..requests)
+        .map(|number| async move { server.chat(&ask(&format!("question {number}"), 3)).await });
     let answers: Vec<_> = futures_util::stream::iter(asked).buffer_unordered(8).collect().await;
     answers.iter().filter(|answer| answer.status == 200).count()
 }
@@ -46,13 +47,18 @@ async fn a_killed_agent_costs_no_request_that_had_no_token_and_comes_back_empty(
     assert_eq!(server.ready_workers().await, 1);
 
     // It comes back where it was, with an engine that holds nothing.
-    let (host, port) =
-        (agents[victim].address.rsplit_once(':').expect("host:port").0.to_owned(), agents[victim].port());
+    let (host, port) = (
+        agents[victim].address.rsplit_once(':').expect("host:port").0.to_owned(),
+        agents[victim].port(),
+    );
     agents[victim] = cluster.agent_at(&host, &port, &slow);
     server.wait_ready(2, SOON).await;
-    let known =
-        workers(&server).await.iter().find(|known| known["id"] == *worker).expect("it is listed")["known_blocks"]
-            .clone();
+    let known = workers(&server)
+        .await
+        .iter()
+        .find(|known| known["id"] == *worker)
+        .expect("it is listed")["known_blocks"]
+        .clone();
     assert_eq!(known, 0);
     assert_eq!(answered(&server, 40).await, 40);
 }
@@ -60,7 +66,10 @@ async fn a_killed_agent_costs_no_request_that_had_no_token_and_comes_back_empty(
 /// The first worker whose engine is the agent's at this address.
 pub(crate) async fn first_worker(server: &Server, address: &str) -> String {
     let log = server.logged_line(&format!("engine 0 of the agent at {address}"));
-    log.split_once("worker=").and_then(|(_, rest)| rest.split(' ').next()).expect("a worker").to_owned()
+    log.split_once("worker=")
+        .and_then(|(_, rest)| rest.split(' ').next())
+        .expect("a worker")
+        .to_owned()
 }
 
 #[tokio::test]
@@ -89,7 +98,10 @@ async fn requests_of_a_killed_frontend_end_in_the_engine() {
     stays.wait_ready(1, SOON).await;
     let mut body = ask("hello", 4000);
     body["stream"] = json!(true);
-    let streams = [gone.open("/v1/chat/completions", &body).await, gone.open("/v1/chat/completions", &body).await];
+    let streams = [
+        gone.open("/v1/chat/completions", &body).await,
+        gone.open("/v1/chat/completions", &body).await,
+    ];
     let running = async |server: &Server| workers(server).await[0]["engine"]["running"].as_u64();
     wait_for("two requests", SOON, async || running(&stays).await == Some(2)).await;
     gone.end_by("KILL");
@@ -105,7 +117,8 @@ async fn an_agent_that_goes_down_finishes_what_it_has() {
     let mut agents = [cluster.agent(1, &slow), cluster.agent(2, &slow)];
     let server = cluster.serve(&agents, &[]);
     server.wait_ready(2, SOON).await;
-    let both = async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 1);
+    let both =
+        async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 1);
     let (one, other) = (ask("hello", 60), ask("good morning", 60));
     let (one, other) = (server.chat(&one), server.chat(&other));
     let down = async {
@@ -125,18 +138,25 @@ async fn an_agent_that_goes_down_finishes_what_it_has() {
 #[tokio::test]
 async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
     let cluster = Cluster::new();
-    let agents = [cluster.agent(1, &["--sim", "1"]), cluster.agent(2, &["--sim", "1", "--sim-decode-rate", "20"])];
+    let agents = [
+        cluster.agent(1, &["--sim", "1"]),
+        cluster.agent(2, &["--sim", "1", "--sim-decode-rate", "20"]),
+    ];
     let server = cluster.serve(&agents, &[]);
     server.wait_ready(2, SOON).await;
     let drain_at = |agent: usize, more: &[&str]| {
-        let status = chiasm(&["drain", &agents[agent].address]).args(more).stderr(std::process::Stdio::null()).status();
+        let status = chiasm(&["drain", &agents[agent].address])
+            .args(more)
+            .stderr(std::process::Stdio::null())
+            .status();
         status.expect("chiasm runs").success()
     };
     let drain = |more: &[&str]| drain_at(1, more);
     // One request on each of them.
     let requests = [ask("hello", 60), ask("good morning", 60)];
     let [one, other] = requests.each_ref().map(|body| server.chat(body));
-    let both = async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 1);
+    let both =
+        async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 1);
     let drained = async {
         wait_for("a request on both", SOON, both).await;
         // That one ends, and is not waited for long enough.
@@ -149,7 +169,10 @@ async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
     assert!(drain(&["--wait", "10"]));
     let first = server.chat(&ask("hello", 2)).await.header("x-chiasm-worker");
     for number in 0..8 {
-        assert_eq!(server.chat(&ask(&format!("question {number}"), 2)).await.header("x-chiasm-worker"), first);
+        assert_eq!(
+            server.chat(&ask(&format!("question {number}"), 2)).await.header("x-chiasm-worker"),
+            first
+        );
     }
     assert_eq!(server.ready_workers().await, 1);
     // Load balancers learn that requests should go elsewhere when all of them are drained.
@@ -162,7 +185,8 @@ async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
     assert!(drain(&["--resume"]));
     server.wait_ready(1, SOON).await;
     assert!(drain_at(0, &["--resume"]));
-    let is_other = async || server.chat(&ask("good evening", 2)).await.header("x-chiasm-worker") != first;
+    let is_other =
+        async || server.chat(&ask("good evening", 2)).await.header("x-chiasm-worker") != first;
     wait_for("a request on the other", SOON, is_other).await;
 }
 
@@ -171,13 +195,18 @@ struct Launched<'a>(&'a Cluster);
 
 impl Launched<'_> {
     fn command(&self, args: &[&str]) -> String {
-        let output = chiasm(&["engines", "--state-dir", &self.0.state()]).args(args).output().expect("chiasm runs");
+        let output = chiasm(&["engines", "--state-dir", &self.0.state()])
+            .args(args)
+            .output()
+            .expect("chiasm runs");
         String::from_utf8(output.stdout).expect("text")
     }
 
     fn pids(&self) -> Vec<u64> {
         let engines = self.command(&["--json"]);
-        let pid = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["pid"].as_u64();
+        let pid = |line: &str| {
+            serde_json::from_str::<serde_json::Value>(line).expect("JSON")["pid"].as_u64()
+        };
         engines.lines().filter_map(pid).collect()
     }
 }
@@ -199,7 +228,8 @@ async fn an_agent_that_is_started_again_takes_over_its_engines_and_what_they_hol
     server.wait_ready(1, SOON).await;
     let long = ask(&"one two three four five six seven eight nine ten ".repeat(20), 2);
     server.chat(&long).await.ok();
-    let known = async || workers(&server).await.first().map(|worker| worker["known_blocks"].clone());
+    let known =
+        async || workers(&server).await.first().map(|worker| worker["known_blocks"].clone());
     let (pids, held) = (launched.pids(), known().await);
     assert_eq!(pids.len(), 1);
     for signal in ["KILL", "TERM"] {
@@ -213,7 +243,11 @@ async fn an_agent_that_is_started_again_takes_over_its_engines_and_what_they_hol
         assert_eq!(launched.pids(), pids, "after {signal}");
         let again = server.chat(&long).await;
         let overlap = again.header("x-chiasm-overlap");
-        assert_eq!(overlap.split_once('/').map(|(held, of)| held == of), Some(true), "{overlap} after {signal}");
+        assert_eq!(
+            overlap.split_once('/').map(|(held, of)| held == of),
+            Some(true),
+            "{overlap} after {signal}"
+        );
         assert!(again.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(0));
     }
 }

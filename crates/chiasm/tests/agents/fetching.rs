@@ -56,7 +56,8 @@ fn taken(asked: &Asked) -> usize {
     asked.times.lock().expect("no panic").drain().map(|(_, times)| times).sum()
 }
 
-/// A web server whose pictures may be others, or never come, when they are asked for again: the first who asks is the frontend.
+/// A web server whose pictures may be others, or never come, when they are asked for again: the
+/// first who asks is the frontend.
 async fn origin(asked: Asked) -> SocketAddr {
     let serve = move |Path(name): Path<String>| async move {
         let times = {
@@ -73,7 +74,9 @@ async fn origin(asked: Asked) -> SocketAddr {
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    tokio::spawn(async move { axum::serve(listener, Router::new().route("/{name}", get(serve))).await });
+    tokio::spawn(
+        async move { axum::serve(listener, Router::new().route("/{name}", get(serve))).await },
+    );
     address
 }
 
@@ -82,13 +85,15 @@ async fn ask(server: &Server, urls: &[&str]) -> (u64, u64) {
     let image = |url: &&str| json!({"type": "image_url", "image_url": {"url": url}});
     let text = json!({"type": "text", "text": "what is it?"});
     let parts: Vec<Value> = urls.iter().map(image).chain([text]).collect();
-    let body = json!({"model": "m", "messages": [{"role": "user", "content": parts}], "max_tokens": 2});
+    let body =
+        json!({"model": "m", "messages": [{"role": "user", "content": parts}], "max_tokens": 2});
     let usage = server.chat(&body).await.ok()["usage"].clone();
     let number = |value: &Value| value.as_u64().expect("a number");
     (number(&usage["prompt_tokens"]), number(&usage["prompt_tokens_details"]["cached_tokens"]))
 }
 
-/// Bytes that agents were sent, and pictures that were sent though an agent was to fetch them, for this reason.
+/// Bytes that agents were sent, and pictures that were sent though an agent was to fetch them, for
+/// this reason.
 async fn sent(server: &Server, cause: &str) -> (usize, usize) {
     let bytes = server.metric("chiasm_media_sent_bytes_total").await;
     let fallback = format!("chiasm_mm_transfer_fallback_total{{cause=\"{cause}\"}}");
@@ -119,12 +124,16 @@ async fn what_an_agent_fetches_is_not_sent_and_what_it_can_not_fetch_is() {
         assert_eq!(taken(&asked), 2, "{name}");
     }
     // Each goes its own way, and none waits for another.
-    let names = ["hangs-1", "good-1", "other-1", "hangs-2", "hangs-3", "hangs-4", "hangs-5", "hangs-6"];
+    let names =
+        ["hangs-1", "good-1", "other-1", "hangs-2", "hangs-3", "hangs-4", "hangs-5", "hangs-6"];
     let urls = names.map(url);
     ask(&server, &urls.each_ref().map(String::as_str)).await;
     assert_eq!(asked.most_hanging.load(SeqCst), 6, "all six are waited for at once");
     bytes += names.map(|name| picture(name).len()).iter().sum::<usize>() - picture("good-1").len();
-    assert_eq!((sent(&server, "fetch_slow").await, sent(&server, "fetched_other").await), ((bytes, 7), (bytes, 2)));
+    assert_eq!(
+        (sent(&server, "fetch_slow").await, sent(&server, "fetched_other").await),
+        ((bytes, 7), (bytes, 2))
+    );
     assert_eq!(taken(&asked), 16);
 
     let data = format!("data:image/jpeg;base64,{}", BASE64_STANDARD.encode(picture("data")));
@@ -146,5 +155,8 @@ async fn what_an_agent_fetches_is_not_sent_and_what_it_can_not_fetch_is() {
     let server = cluster.serve(&careful, &["--allow-private-media"]);
     server.wait_ready(1, SOON).await;
     assert_eq!(ask(&server, &[&url("good")]).await, (tokens, 0));
-    assert_eq!((sent(&server, "fetch_refused").await, taken(&asked)), ((picture("good").len(), 1), 1));
+    assert_eq!(
+        (sent(&server, "fetch_refused").await, taken(&asked)),
+        ((picture("good").len(), 1), 1)
+    );
 }

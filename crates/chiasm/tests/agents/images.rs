@@ -46,8 +46,9 @@ async fn seen(server: &Server, pictures: &[Vec<u8>]) -> Value {
 
 /// Images that were sent as files, and as tensors.
 async fn sent(server: &Server) -> [usize; 2] {
-    let of =
-        async |form: &str| server.metric(&format!("chiasm_media_sent_items_total{{form=\"{form}\"}}")).await as usize;
+    let of = async |form: &str| {
+        server.metric(&format!("chiasm_media_sent_items_total{{form=\"{form}\"}}")).await as usize
+    };
     [of("encoded").await, of("tensors").await]
 }
 
@@ -68,15 +69,25 @@ async fn answers_are_the_same_whichever_way_images_go() {
     let cluster = Cluster::new();
     let flags = [&["--sim", "2", "--take-tensors"], &FAST[..]].concat();
     let mut machine = 0;
-    for (media, goes) in [("encoded", [true, false]), ("tensors", [false, true]), ("auto", [true, false])] {
+    for (media, goes) in
+        [("encoded", [true, false]), ("tensors", [false, true]), ("auto", [true, false])]
+    {
         let agents = [machine + 1, machine + 2].map(|machine| cluster.agent(machine, &flags));
         machine += 2;
         let server = cluster.serve(&agents, &["--allow-private-media", "--agent-media", media]);
         server.wait_ready(4, SOON).await;
         assert_eq!(scenario_run::play_all(&server, "m", BLOCK, 64).await, expected, "{media}");
         assert_eq!(sent(&server).await.map(|items| items > 0), goes, "{media}");
-        assert_eq!(server.metric("chiasm_media_decoded_total").await > 0.0, media == "tensors", "{media}");
-        assert_eq!(server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await, 0.0, "{media}");
+        assert_eq!(
+            server.metric("chiasm_media_decoded_total").await > 0.0,
+            media == "tensors",
+            "{media}"
+        );
+        assert_eq!(
+            server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await,
+            0.0,
+            "{media}"
+        );
     }
 }
 
@@ -84,7 +95,8 @@ async fn answers_are_the_same_whichever_way_images_go() {
 #[ignore = "needs NIXL: `cargo xtask test` runs it"]
 async fn answers_are_the_same_when_tensors_are_read_by_nixl() {
     let library = std::env::var("CHIASM_TEST_NIXL");
-    let library = library.expect("CHIASM_TEST_NIXL names NIXL's libnixl_capi.so: `cargo xtask test` sets it");
+    let library =
+        library.expect("CHIASM_TEST_NIXL names NIXL's libnixl_capi.so: `cargo xtask test` sets it");
     let nixl = ["--nixl-library", &library];
     let local = local(&[&["--allow-private-media", "--sim", "4"], &FAST[..]].concat());
     local.wait_ready(4, SOON).await;
@@ -92,7 +104,10 @@ async fn answers_are_the_same_when_tensors_are_read_by_nixl() {
     let cluster = Cluster::new();
     let flags = [&["--sim", "2", "--take-tensors"], &FAST[..], &nixl].concat();
     let agents = [1, 2].map(|machine| cluster.agent(machine, &flags));
-    let server = cluster.serve(&agents, &[&["--allow-private-media", "--agent-media", "tensors"], &nixl[..]].concat());
+    let server = cluster.serve(
+        &agents,
+        &[&["--allow-private-media", "--agent-media", "tensors"], &nixl[..]].concat(),
+    );
     server.wait_ready(4, SOON).await;
     assert_eq!(scenario_run::play_all(&server, "m", BLOCK, 64).await, expected);
     let [encoded, tensors] = sent(&server).await;
@@ -107,17 +122,22 @@ async fn answers_are_the_same_when_tensors_are_read_by_nixl() {
 async fn an_image_has_one_identity_whichever_way_it_came() {
     let cluster = Cluster::new();
     let agents = [cluster.agent(1, &["--sim", "1", "--take-tensors"])];
-    let [encoded, tensors] = ["encoded", "tensors"].map(|media| cluster.serve(&agents, &["--agent-media", media]));
+    let [encoded, tensors] =
+        ["encoded", "tensors"].map(|media| cluster.serve(&agents, &["--agent-media", media]));
     encoded.wait_ready(1, SOON).await;
     tensors.wait_ready(1, SOON).await;
-    for (number, [first, second]) in [[&encoded, &tensors], [&tensors, &encoded]].into_iter().enumerate() {
+    for (number, [first, second]) in
+        [[&encoded, &tensors], [&tensors, &encoded]].into_iter().enumerate()
+    {
         let picture = [named(DAWN.jpeg, &number.to_string())];
         let before = [sent(first).await, sent(second).await];
         ask(first, &picture).await.ok();
         assert_eq!(sent(first).await.iter().sum::<usize>(), before[0].iter().sum::<usize>() + 1);
         let again = ask(second, &picture).await;
-        let (overlap, cached) =
-            (again.header("x-chiasm-overlap"), again.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].clone());
+        let (overlap, cached) = (
+            again.header("x-chiasm-overlap"),
+            again.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].clone(),
+        );
         assert_eq!(sent(second).await, before[1], "the machine has it");
         assert!(!overlap.starts_with("0/") && cached.as_u64() > Some(0), "{overlap} {cached}");
     }
@@ -137,7 +157,10 @@ async fn what_an_agent_does_not_take_as_tensors_goes_as_a_file_beside_what_it_ta
     let server = cluster.serve(&agents, &["--agent-media", "tensors"]);
     server.wait_ready(1, SOON).await;
     assert_eq!(seen(&server, &pictures).await, expected);
-    assert_eq!((sent(&server).await, stepped_down(&server, "tensors_too_large").await), ([1, 2], 1));
+    assert_eq!(
+        (sent(&server).await, stepped_down(&server, "tensors_too_large").await),
+        ([1, 2], 1)
+    );
     // The bytes are those of one file and two tensors.
     let bytes = server.metric("chiasm_media_sent_bytes_total").await as usize;
     assert!(bytes > large.len() + 2 * 376_320 && bytes < large.len() + 2 * 377_000, "{bytes}");
@@ -146,7 +169,10 @@ async fn what_an_agent_does_not_take_as_tensors_goes_as_a_file_beside_what_it_ta
     let server = cluster.serve(&agents, &["--agent-media", "tensors"]);
     server.wait_ready(1, SOON).await;
     assert_eq!(seen(&server, &pictures).await, expected);
-    assert_eq!((sent(&server).await, stepped_down(&server, "tensors_not_taken").await), ([3, 0], 3));
+    assert_eq!(
+        (sent(&server).await, stepped_down(&server, "tensors_not_taken").await),
+        ([3, 0], 3)
+    );
 }
 
 #[tokio::test]
@@ -160,7 +186,10 @@ async fn a_broken_image_gets_the_same_answer_whichever_way_it_would_go() {
         server.wait_ready(1, SOON).await;
         let answer = ask(&server, &broken).await;
         answers.push((answer.status, answer.json()["error"]["message"].clone()));
-        assert_eq!(stepped_down(&server, "tensors_not_made").await, usize::from(media == "tensors"));
+        assert_eq!(
+            stepped_down(&server, "tensors_not_made").await,
+            usize::from(media == "tensors")
+        );
     }
     assert!(answers[0].0 != 200 && answers[0] == answers[1], "{answers:?}");
 }
@@ -211,7 +240,10 @@ async fn an_agent_that_dies_while_tensors_come_costs_no_request() {
     let mut agents = [cluster.agent(1, &flags), cluster.agent(2, &flags)];
     // Slow enough that tensors are on their way for a while.
     let relay = Relay::to(&agents[0].address).await;
-    let server = cluster.serve_at(&format!("{},{}", relay.address(), agents[1].address), &["--agent-media", "tensors"]);
+    let server = cluster.serve_at(
+        &format!("{},{}", relay.address(), agents[1].address),
+        &["--agent-media", "tensors"],
+    );
     server.wait_ready(2, SOON).await;
     let photo = photo(1000, 1000);
     let before = relay.carried();
@@ -252,14 +284,17 @@ async fn a_frontend_that_dies_while_it_sends_tensors_leaves_nothing_to_wait_for(
     let other = async {
         wait_for("tensors on their way", SOON, async || relay.carried() > before + 1000).await;
         // It waits for what the first one was asked for.
-        let (answer, ()) = tokio::join!(ask(&stays, &picture), async { send_signal(gone.pid(), "KILL") });
+        let (answer, ()) =
+            tokio::join!(ask(&stays, &picture), async { send_signal(gone.pid(), "KILL") });
         answer
     };
-    let ((), answer) = tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(asked, other) })
-        .await
-        .expect("nobody waits for what does not come");
+    let ((), answer) =
+        tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(asked, other) })
+            .await
+            .expect("nobody waits for what does not come");
     assert_eq!(answer.status, 200);
     assert_eq!(sent(&stays).await, [0, 1]);
-    let idle = async || pending(&stays).await == 0.0 && workers(&stays).await[0]["engine"]["running"] == 0;
+    let idle =
+        async || pending(&stays).await == 0.0 && workers(&stays).await[0]["engine"]["running"] == 0;
     wait_for("an idle agent", SOON, idle).await;
 }

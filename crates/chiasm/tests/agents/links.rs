@@ -1,4 +1,5 @@
-//! Links between machines that lose packets, silently. Agents behind them are processes in network namespaces.
+//! Links between machines that lose packets, silently. Agents behind them are processes in network
+//! namespaces.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -16,12 +17,13 @@ use crate::support::{Server, wait_for};
 
 /// The name that all agents have in common.
 const AGENTS: &str = "agents.chiasm";
-/// What a busy machine may add to the time in which silence is noticed: less than would hide a longer one.
+/// What a busy machine may add to the time in which silence is noticed: less than would hide a
+/// longer one.
 const BUSY: Duration = Duration::from_secs(1);
 const BOTH: [Towards; 2] = [Towards::Here, Towards::There];
 
-/// A frontend of two agents, of which one is behind a link, and a frontend that has a link of its own to that agent alone.
-/// Fields are dropped in their order: processes first.
+/// A frontend of two agents, of which one is behind a link, and a frontend that has a link of its
+/// own to that agent alone. Fields are dropped in their order: processes first.
 struct Stand {
     frontend: Server,
     observer: Server,
@@ -40,12 +42,16 @@ impl Stand {
     /// None where there can be no such machine, which is said.
     async fn start() -> Option<Self> {
         let machine = Machine::new();
-        let parts = machine.and_then(|machine| Ok((Link::to(&machine)?, Link::to(&machine)?, machine)));
+        let parts =
+            machine.and_then(|machine| Ok((Link::to(&machine)?, Link::to(&machine)?, machine)));
         let (link, link_of_observer, machine) = match parts {
             Ok(parts) => parts,
             Err(why) => {
                 // Told whether or not the test's output is.
-                let told = writeln!(std::io::stdout(), "links between machines can't be tested here: {why}");
+                let told = writeln!(
+                    std::io::stdout(),
+                    "links between machines can't be tested here: {why}"
+                );
                 told.expect("an output");
                 return None;
             }
@@ -54,9 +60,11 @@ impl Stand {
         let certified = authority.flags(AGENTS, &authority);
         let slow = ["--sim", "1", "--sim-decode-rate", "20"].into_iter();
         let flags: Vec<&str> = slow.chain(certified.iter().map(String::as_str)).collect();
-        let agents = [cluster.agent_by(machine.chiasm(), "0.0.0.0", "0", &flags), cluster.agent(2, &flags)];
+        let agents =
+            [cluster.agent_by(machine.chiasm(), "0.0.0.0", "0", &flags), cluster.agent(2, &flags)];
         let port = agents[0].port();
-        let [far, far_of_observer] = [&link, &link_of_observer].map(|link| format!("{}:{port}", link.address()));
+        let [far, far_of_observer] =
+            [&link, &link_of_observer].map(|link| format!("{}:{port}", link.address()));
         let mut certified = authority.flags("frontend", &authority);
         certified.extend(["--agent-tls-name".to_owned(), AGENTS.to_owned()]);
         let certified: Vec<&str> = certified.iter().map(String::as_str).collect();
@@ -80,7 +88,8 @@ impl Stand {
 
     /// Loses what goes there while requests run and, once all have noticed it, no more.
     async fn lose_with_requests(&self, towards: &[Towards]) {
-        let [streamed, moved, held] = ["streamed", "moved", "held"].map(|what| long(&format!("{what} {towards:?}")));
+        let [streamed, moved, held] =
+            ["streamed", "moved", "held"].map(|what| long(&format!("{what} {towards:?}")));
         self.hold(&[&streamed, &moved, &held]).await;
         let mut body = ask(&streamed, 4000);
         body["stream"] = json!(true);
@@ -191,9 +200,12 @@ impl Stand {
 
     /// Waits until the frontend knows exactly what the far engine holds.
     async fn knows_all(&self) {
-        let known = |worker: Value| (worker["knowledge"] == "exact").then(|| worker["known_blocks"].clone());
+        let known = |worker: Value| {
+            (worker["knowledge"] == "exact").then(|| worker["known_blocks"].clone())
+        };
         let is_known = async || {
-            let (told, observed) = (self.told().await.and_then(known), known(self.observed().await));
+            let (told, observed) =
+                (self.told().await.and_then(known), known(self.observed().await));
             told.is_some() && told == observed
         };
         wait_for("exact knowledge", SOON, is_known).await;
@@ -246,7 +258,11 @@ async fn delay_and_loss_fail_nothing() {
         });
         for (answer, took) in futures_util::future::join_all(asked).await {
             let chunks = answer.chunks();
-            assert!(chunks.len() > 10 && chunks.iter().all(|chunk| chunk.get("error").is_none()), "{}", answer.text);
+            assert!(
+                chunks.len() > 10 && chunks.iter().all(|chunk| chunk.get("error").is_none()),
+                "{}",
+                answer.text
+            );
             // There and back.
             assert!(took >= 2 * DELAY, "{took:?}");
         }

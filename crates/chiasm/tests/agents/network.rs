@@ -12,10 +12,12 @@ const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const NETWORKS: u32 = 1 << 15;
 /// Networks of one process. Processes whose ids are not far apart have different ones.
 const NETWORKS_OF_PROCESS: u32 = 8;
-/// An interface that no link has: what is sent to it is dropped where it arrives, and nobody is told.
+/// An interface that no link has: what is sent to it is dropped where it arrives, and nobody is
+/// told.
 const NOBODY: &str = "02:00:00:00:00:01";
 
-/// A network namespace, which is removed with this value. Drop the processes in it and the links into it first.
+/// A network namespace, which is removed with this value. Drop the processes in it and the links
+/// into it first.
 pub(crate) struct Machine {
     name: String,
 }
@@ -73,7 +75,8 @@ impl Link {
     /// Why there can't be one.
     pub(crate) fn to(machine: &Machine) -> Result<Self, String> {
         let number = number();
-        let network = (std::process::id() * NETWORKS_OF_PROCESS + number % NETWORKS_OF_PROCESS) % NETWORKS;
+        let network =
+            (std::process::id() * NETWORKS_OF_PROCESS + number % NETWORKS_OF_PROCESS) % NETWORKS;
         let end = |side: char, host: u32| End {
             // At most 15 letters.
             device: format!("{side}{}-{number}", std::process::id()),
@@ -81,9 +84,28 @@ impl Link {
         };
         let link = Self { machine: machine.name.clone(), here: end('h', 1), there: end('t', 2) };
         let Self { machine, here, there } = &link;
-        ip(&["link", "add", &here.device, "type", "veth", "peer", "name", &there.device, "netns", machine])?;
+        ip(&[
+            "link",
+            "add",
+            &here.device,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            &there.device,
+            "netns",
+            machine,
+        ])?;
         ip(&["address", "add", &format!("{}/30", here.address), "dev", &here.device])?;
-        ip(&["-n", machine, "address", "add", &format!("{}/30", there.address), "dev", &there.device])?;
+        ip(&[
+            "-n",
+            machine,
+            "address",
+            "add",
+            &format!("{}/30", there.address),
+            "dev",
+            &there.device,
+        ])?;
         ip(&["link", "set", &here.device, "up"])?;
         ip(&["-n", machine, "link", "set", &there.device, "up"])?;
         Ok(link)
@@ -94,7 +116,8 @@ impl Link {
         self.there.address
     }
 
-    /// Loses every packet that goes there from now on. Neither machine is told: each sends to an interface that is none.
+    /// Loses every packet that goes there from now on. Neither machine is told: each sends to an
+    /// interface that is none.
     pub(crate) fn lose(&self, towards: Towards) {
         self.ip_neighbour(towards, "replace", &["lladdr", NOBODY, "nud", "permanent"]);
     }
@@ -132,7 +155,8 @@ fn number() -> u32 {
 
 fn ip(arguments: &[&str]) -> Result<(), String> {
     let what = format!("ip {}", arguments.join(" "));
-    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("{what}: {error}"))?;
+    let output =
+        Command::new("ip").args(arguments).output().map_err(|error| format!("{what}: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() { Ok(()) } else { Err(format!("{what}: {}", said.trim_end())) }
 }

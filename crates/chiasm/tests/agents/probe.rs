@@ -9,7 +9,13 @@ use crate::support::{chiasm, wait_for};
 /// Whether a probe of an agent succeeds.
 fn probe(agent: &Agent, more: &[&str]) -> bool {
     let mut probe = chiasm(&["probe", &agent.address]);
-    probe.args(more).stdout(Stdio::null()).stderr(Stdio::null()).status().expect("chiasm runs").success()
+    probe
+        .args(more)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .expect("chiasm runs")
+        .success()
 }
 
 #[tokio::test]
@@ -27,7 +33,13 @@ async fn an_agent_is_admitted_while_a_frontend_has_all_of_its_engines_and_it_tak
     let frontend = cluster.serve(&agents, &[]);
     wait_for("admission", SOON, async || is_admitted(&agents)).await;
     let drain = |more: &[&str]| {
-        assert!(chiasm(&["drain", &agents[0].address]).args(more).status().expect("chiasm runs").success());
+        assert!(
+            chiasm(&["drain", &agents[0].address])
+                .args(more)
+                .status()
+                .expect("chiasm runs")
+                .success()
+        );
     };
     drain(&[]);
     assert!(!is_admitted(&agents) && probe(&agents[0], &[]));

@@ -1,4 +1,5 @@
-//! A link with delay and loss, as TCP shows it to programs: bytes come late, and later where a packet had to be sent again.
+//! A link with delay and loss, as TCP shows it to programs: bytes come late, and later where a
+//! packet had to be sent again.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use tokio::time::{Instant, sleep_until};
 pub(crate) const DELAY: Duration = Duration::from_millis(100);
 /// One of so many packets is lost.
 const LOST: usize = 100;
-/// How long a sender waits for a sign of a packet before it sends it again: the time both ways, and the 200 ms that Linux adds at least.
+/// How long a sender waits for a sign of a packet before it sends it again: the time both ways, and
+/// the 200 ms that Linux adds at least.
 const SENT_AGAIN: Duration = Duration::from_millis(400);
 /// Bytes of a packet, as on Ethernet.
 const PACKET: usize = 1460;
@@ -42,7 +44,8 @@ impl Relay {
                 for stream in [&near, &far] {
                     stream.set_nodelay(true).expect("a socket");
                 }
-                let ((from_near, to_near), (from_far, to_far)) = (near.into_split(), far.into_split());
+                let ((from_near, to_near), (from_far, to_far)) =
+                    (near.into_split(), far.into_split());
                 tokio::spawn(carry(from_near, to_far, counted.clone()));
                 tokio::spawn(carry(from_far, to_near, counted.clone()));
             }
@@ -72,7 +75,8 @@ impl Drop for Relay {
     }
 }
 
-/// Carries what comes until either side closes. What comes after a packet that was lost waits for it.
+/// Carries what comes until either side closes. What comes after a packet that was lost waits for
+/// it.
 async fn carry(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin + Send + 'static,

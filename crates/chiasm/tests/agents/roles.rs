@@ -5,7 +5,8 @@ use super::{BLOCK, SOON, ask, workers};
 use crate::support::{Answer, Server, scenario_run};
 
 /// Whatever is not computed yet is computed by engines that are there for it.
-const ALWAYS: [&str; 5] = ["--disturb-weight", "1000", "--hop-weight", "0", "--allow-private-media"];
+const ALWAYS: [&str; 5] =
+    ["--disturb-weight", "1000", "--hop-weight", "0", "--allow-private-media"];
 
 fn prefilled(answer: &Answer) -> bool {
     answer.headers.contains_key("x-chiasm-prefill-worker")
@@ -28,10 +29,12 @@ async fn prompts_are_handed_over_on_each_machine() {
     scenario_run::play_all(&server, "m", BLOCK, 8).await;
     assert!(server.metric("chiasm_prefilled_requests_total").await > 10.0);
     assert_eq!(server.metric("chiasm_recomputed_prompts_total").await, 0.0);
-    let roles: Vec<String> = workers(&server).await.iter().map(|worker| worker["role"].to_string()).collect();
+    let roles: Vec<String> =
+        workers(&server).await.iter().map(|worker| worker["role"].to_string()).collect();
     assert_eq!(roles.iter().filter(|role| role.contains("prefill")).count(), 2);
     for topic in 0..6 {
-        let answer = server.chat(&ask(&format!("{topic} {}", "one two three four ".repeat(40)), 2)).await;
+        let answer =
+            server.chat(&ask(&format!("{topic} {}", "one two three four ".repeat(40)), 2)).await;
         answer.ok();
         assert_eq!(pair(&answer, "x-chiasm-prefill-worker"), pair(&answer, "x-chiasm-worker"));
     }
@@ -49,11 +52,13 @@ async fn pictures_are_encoded_on_the_machine_where_they_are_needed() {
     assert_eq!(server.metric("chiasm_unencoded_items_total").await, 0.0);
 }
 
-/// A frontend before an engine that prefills on one machine and one that decodes on another, and what it says to a prompt.
+/// A frontend before an engine that prefills on one machine and one that decodes on another, and
+/// what it says to a prompt.
 async fn ask_two_machines(networks: [Option<&'static str>; 2]) -> (Server, Answer, Vec<Agent>) {
     let cluster = Cluster::new();
     let agent = |machine: u8, engines, network: Option<&'static str>| {
-        let network = network.map_or(Vec::new(), |network| vec!["--roles-private-network", network]);
+        let network =
+            network.map_or(Vec::new(), |network| vec!["--roles-private-network", network]);
         cluster.agent(machine, &[vec!["--sim", engines], network].concat())
     };
     let agents = vec![agent(2, "prefill=1", networks[0]), agent(3, "decode=1", networks[1])];
@@ -66,13 +71,23 @@ async fn ask_two_machines(networks: [Option<&'static str>; 2]) -> (Server, Answe
 
 #[tokio::test]
 async fn prompts_are_handed_over_between_machines_of_one_private_network() {
-    let (server, answer, _agents) = ask_two_machines([Some("127.0.0.2/24"), Some("127.0.0.3/24")]).await;
+    let (server, answer, _agents) =
+        ask_two_machines([Some("127.0.0.2/24"), Some("127.0.0.3/24")]).await;
     assert!(prefilled(&answer));
-    assert!(workers(&server).await.iter().all(|worker| worker["private_network"] == "127.0.0.0/24"));
-    let (answer, prompt) = (answer.ok(), answer.ok()["usage"]["prompt_tokens"].as_u64().expect("a count"));
+    assert!(
+        workers(&server).await.iter().all(|worker| worker["private_network"] == "127.0.0.0/24")
+    );
+    let (answer, prompt) =
+        (answer.ok(), answer.ok()["usage"]["prompt_tokens"].as_u64().expect("a count"));
     // All but the last token came from the other machine's engine, which was asked for it.
     let said = answer["choices"][0]["message"]["content"].as_str().expect("text");
-    assert!(said.starts_with(&format!("no images; {} of {prompt} prompt tokens were cached", prompt - 1)), "{said}");
+    assert!(
+        said.starts_with(&format!(
+            "no images; {} of {prompt} prompt tokens were cached",
+            prompt - 1
+        )),
+        "{said}"
+    );
     scenario_run::play_all(&server, "m", BLOCK, 8).await;
     assert!(server.metric("chiasm_prefilled_requests_total").await > 10.0);
     assert_eq!(server.metric("chiasm_recomputed_prompts_total").await, 0.0);
@@ -81,7 +96,12 @@ async fn prompts_are_handed_over_between_machines_of_one_private_network() {
 #[tokio::test]
 async fn prompts_are_not_handed_over_between_other_machines() {
     let network = Some("127.0.0.2/24");
-    for networks in [[None, None], [network, None], [None, Some("127.0.0.3/24")], [network, Some("127.0.0.3/30")]] {
+    for networks in [
+        [None, None],
+        [network, None],
+        [None, Some("127.0.0.3/24")],
+        [network, Some("127.0.0.3/30")],
+    ] {
         let (server, answer, _agents) = ask_two_machines(networks).await;
         assert!(!prefilled(&answer), "{networks:?}");
         assert_eq!(server.metric("chiasm_recomputed_prompts_total").await, 0.0, "nobody tries");

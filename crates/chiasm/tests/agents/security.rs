@@ -33,8 +33,11 @@ impl Authority {
     /// The flags of a process with a certificate for this name, which trusts `trusted`.
     pub(crate) fn flags(&self, name: &str, trusted: &Self) -> Vec<String> {
         let (chain, private) = self.sign(name);
-        let own =
-            [("--agent-certfile", chain), ("--agent-keyfile", private), ("--agent-ca-file", trusted.file("ca.pem"))];
+        let own = [
+            ("--agent-certfile", chain),
+            ("--agent-keyfile", private),
+            ("--agent-ca-file", trusted.file("ca.pem")),
+        ];
         own.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
     }
 
@@ -43,7 +46,8 @@ impl Authority {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new([name.to_owned()]).expect("parameters");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        let (chain, private) = (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")));
+        let (chain, private) =
+            (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")));
         std::fs::write(&chain, certificate.pem()).expect("written");
         std::fs::write(&private, key.serialize_pem()).expect("written");
         (chain, private)
@@ -55,7 +59,8 @@ fn agent(cluster: &Cluster, flags: &[String]) -> Agent {
 }
 
 fn agent_at(cluster: &Cluster, port: &str, flags: &[String]) -> Agent {
-    let flags: Vec<&str> = ["--sim", "1"].into_iter().chain(flags.iter().map(String::as_str)).collect();
+    let flags: Vec<&str> =
+        ["--sim", "1"].into_iter().chain(flags.iter().map(String::as_str)).collect();
     cluster.agent_at("127.0.0.1", port, &flags)
 }
 
@@ -95,13 +100,21 @@ async fn both_sides_show_certificates_that_the_other_trusts_for_its_name() {
 async fn agents_may_have_a_name_in_common_in_place_of_their_addresses() {
     let (cluster, ours) = (Cluster::new(), Authority::new());
     let agent = agent(&cluster, &ours.flags("agents.chiasm", &ours));
-    let named =
-        |name: &str| [ours.flags("frontend", &ours), vec!["--agent-tls-name".to_owned(), name.to_owned()]].concat();
+    let named = |name: &str| {
+        [ours.flags("frontend", &ours), vec!["--agent-tls-name".to_owned(), name.to_owned()]]
+            .concat()
+    };
     let server = serve(&cluster, &agent, &named("agents.chiasm"));
     server.wait_ready(1, SOON).await;
     let is_probed = |name: &str| {
         let mut probe = chiasm(&["probe", &agent.address]);
-        probe.args(named(name)).stdout(Stdio::null()).stderr(Stdio::null()).status().expect("chiasm runs").success()
+        probe
+            .args(named(name))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .expect("chiasm runs")
+            .success()
     };
     assert!(is_probed("agents.chiasm"));
     // Neither another name nor the address that it is reached at.
@@ -115,7 +128,8 @@ async fn block_keys_of_another_secret_and_plans_of_another_processor_are_refused
     let server = other.serve_at(&agent.address, &[]);
     let why = server.logged("no engines of this agent can be used");
     assert!(why.contains("--block-key-secret"), "{why}");
-    let server = cluster.serve_at(&agent.address, &["--mm-processor-kwargs", r#"{"max_pixels": 100352}"#]);
+    let server =
+        cluster.serve_at(&agent.address, &["--mm-processor-kwargs", r#"{"max_pixels": 100352}"#]);
     let why = server.logged("engine lost");
     assert!(why.contains("other settings of its processor"), "{why}");
     assert_eq!(server.ready_workers().await, 0);

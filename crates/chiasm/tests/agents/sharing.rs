@@ -13,8 +13,9 @@ use crate::support::Server;
 const CONVERSATIONS: usize = 48;
 const AT_A_TIME: usize = 12;
 const TURNS: usize = 4;
-/// What a client waits before its next turn. A frontend hears of blocks some milliseconds after the client has its
-/// answer, later on a busy machine, and these engines answer within 4 ms, which no real one does.
+/// What a client waits before its next turn. A frontend hears of blocks some milliseconds after the
+/// client has its answer, later on a busy machine, and these engines answer within 4 ms, which no
+/// real one does.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Part of the hit rate of one frontend that several may lack.
 const TOLERANCE: f64 = 0.05;
@@ -30,7 +31,8 @@ struct Found {
 async fn converse(frontends: &[Server], number: usize) -> Found {
     let (mut found, mut messages) = (Found::default(), Vec::new());
     for turn in 0..TURNS {
-        let words = (0..150).map(|word| format!("{number} {turn} {word}")).collect::<Vec<_>>().join(" ");
+        let words =
+            (0..150).map(|word| format!("{number} {turn} {word}")).collect::<Vec<_>>().join(" ");
         messages.push(json!({"role": "user", "content": words}));
         let body = json!({"model": "m", "messages": messages, "max_tokens": 16});
         let answer = frontends[(number + turn) % frontends.len()].chat(&body).await.ok();
@@ -44,7 +46,8 @@ async fn converse(frontends: &[Server], number: usize) -> Found {
     found
 }
 
-/// The part of all prompts that engines on two machines find in their caches, behind so many frontends.
+/// The part of all prompts that engines on two machines find in their caches, behind so many
+/// frontends.
 async fn hit_rate(frontends: usize) -> f64 {
     let cluster = Cluster::new();
     let agent = |machine| cluster.agent(machine, &["--sim", "2", "--sim-speedup", "100"]);
@@ -56,9 +59,13 @@ async fn hit_rate(frontends: usize) -> f64 {
     let all = stream::iter(0..CONVERSATIONS).map(|number| converse(&frontends, number));
     let found = all.buffer_unordered(AT_A_TIME).collect::<Vec<_>>().await;
     for worker in workers(&frontends[0]).await {
-        assert!(worker["known_blocks"].as_u64().is_some_and(|blocks| blocks > 0), "all have work: {worker}");
+        assert!(
+            worker["known_blocks"].as_u64().is_some_and(|blocks| blocks > 0),
+            "all have work: {worker}"
+        );
     }
-    let (cached, prompts) = found.iter().fold((0, 0), |sum, one| (sum.0 + one.cached, sum.1 + one.prompts));
+    let (cached, prompts) =
+        found.iter().fold((0, 0), |sum, one| (sum.0 + one.cached, sum.1 + one.prompts));
     cached as f64 / prompts as f64
 }
 

@@ -1,6 +1,8 @@
-//! Requests to two frontends of several agents while agents and frontends are killed, stopped and restarted.
+//! Requests to two frontends of several agents while agents and frontends are killed, stopped and
+//! restarted.
 //!
-//! `CHIASM_TEST_SEED`, which is printed, chooses the faults, `CHIASM_TEST_FAULTS` how many there are.
+//! `CHIASM_TEST_SEED`, which is printed, chooses the faults, `CHIASM_TEST_FAULTS` how many there
+//! are.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -39,11 +41,13 @@ struct Questions {
     pictures: Vec<String>,
 }
 
-/// What simulated engines say of a prompt, again and again: what they see, and how many of its tokens were cached.
+/// What simulated engines say of a prompt, again and again: what they see, and how many of its
+/// tokens were cached.
 #[derive(Default)]
 struct Right {
     sees: String,
-    /// What comes after the number of cached tokens, which depends on what an engine was asked before.
+    /// What comes after the number of cached tokens, which depends on what an engine was asked
+    /// before.
     cached: String,
 }
 
@@ -54,7 +58,11 @@ impl Right {
         loop {
             for (text, is_number) in [(&*self.sees, true), (&*self.cached, false)] {
                 let Some(more) = rest.strip_prefix(text) else { return text.starts_with(rest) };
-                rest = if is_number { more.trim_start_matches(|c: char| c.is_ascii_digit()) } else { more };
+                rest = if is_number {
+                    more.trim_start_matches(|c: char| c.is_ascii_digit())
+                } else {
+                    more
+                };
             }
         }
     }
@@ -76,7 +84,8 @@ impl Questions {
             let body = calm.chat(&questions.body(prompt, 100, false)).await.ok();
             let said = body["choices"][0]["message"]["content"].as_str().expect("text");
             let sees = format!("{}; ", said.split_once("; ").expect("two parts").0);
-            let cached = format!(" of {} prompt tokens were cached", body["usage"]["prompt_tokens"]);
+            let cached =
+                format!(" of {} prompt tokens were cached", body["usage"]["prompt_tokens"]);
             let right = Right { sees, cached };
             assert!(right.agrees(said), "'{said}'");
             questions.right.push(right);
@@ -87,7 +96,8 @@ impl Questions {
     fn body(&self, prompt: usize, tokens: u32, stream: bool) -> Value {
         let text = format!("question {prompt} of many ").repeat(1 + prompt % 4 * 8);
         let mut content = vec![json!({"type": "text", "text": text})];
-        if let Some(url) = prompt.checked_sub(TEXTS).and_then(|picture| self.pictures.get(picture)) {
+        if let Some(url) = prompt.checked_sub(TEXTS).and_then(|picture| self.pictures.get(picture))
+        {
             content.insert(0, json!({"type": "image_url", "image_url": {"url": url}}));
         }
         let messages = json!([{"role": "user", "content": content}]);
@@ -122,7 +132,11 @@ async fn ask_on(
         let (tokens, stream) = (TOKENS[rng.random_range(0..2)], rng.random_bool(0.5));
         let body = questions.body(prompt, tokens, stream);
         let to = format!("{}/v1/chat/completions", url.lock().expect("not poisoned"));
-        let asked = client.post(to).header("content-type", "application/json").body(body.to_string()).send();
+        let asked = client
+            .post(to)
+            .header("content-type", "application/json")
+            .body(body.to_string())
+            .send();
         let answered = async {
             let answer = asked.await?;
             Ok::<_, reqwest::Error>((answer.status().as_u16(), answer.text().await?))
@@ -134,7 +148,8 @@ async fn ask_on(
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok((200, text)) => {
-                let (said, failed) = if stream { of_stream(&text) } else { of_whole(&text, tokens) };
+                let (said, failed) =
+                    if stream { of_stream(&text) } else { of_whole(&text, tokens) };
                 assert!(
                     questions.right[prompt].agrees(&said) && (failed || !said.is_empty()),
                     "prompt {prompt}: '{said}'"
@@ -157,7 +172,8 @@ fn of_whole(text: &str, tokens: u32) -> (String, bool) {
     (body["choices"][0]["message"]["content"].as_str().expect("text").to_owned(), false)
 }
 
-/// The text of a stream, and whether it failed: by an error that it tells, or without an end, as it was lost with its frontend.
+/// The text of a stream, and whether it failed: by an error that it tells, or without an end, as it
+/// was lost with its frontend.
 fn of_stream(text: &str) -> (String, bool) {
     let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
     let (mut said, mut is_done, mut has_error) = (String::new(), false, false);
@@ -198,12 +214,14 @@ impl Stand {
         for frontend in &frontends {
             frontend.wait_ready(agents.len() as u64, SOON).await;
         }
-        let urls: Vec<_> = frontends.iter().map(|frontend| Arc::new(Mutex::new(frontend.url.clone()))).collect();
+        let urls: Vec<_> =
+            frontends.iter().map(|frontend| Arc::new(Mutex::new(frontend.url.clone()))).collect();
         let questions = Questions::ask_all().await;
         let (tally, stop) = (Arc::<Tally>::default(), Arc::<AtomicBool>::default());
         let client = |number: usize| {
             let url = urls[number % urls.len()].clone();
-            let asks = ask_on(questions.clone(), url, tally.clone(), stop.clone(), seed ^ number as u64);
+            let asks =
+                ask_on(questions.clone(), url, tally.clone(), stop.clone(), seed ^ number as u64);
             tokio::spawn(asks)
         };
         let clients = (0..CLIENTS * urls.len()).map(client).collect();
@@ -211,13 +229,17 @@ impl Stand {
     }
 
     fn restart_agent(&mut self, number: usize) {
-        let (host, port) =
-            self.agents[number].address.rsplit_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
+        let (host, port) = self.agents[number]
+            .address
+            .rsplit_once(':')
+            .map(|(h, p)| (h.to_owned(), p.to_owned()))
+            .expect("host:port");
         self.agents[number] = self.cluster.agent_at(&host, &port, &agent_flags());
     }
 
     fn restart_frontend(&mut self, number: usize) {
-        self.frontends[number] = self.cluster.serve_at(&self.addresses, &["--agent-media", MEDIA[number]]);
+        self.frontends[number] =
+            self.cluster.serve_at(&self.addresses, &["--agent-media", MEDIA[number]]);
         *self.urls[number].lock().expect("not poisoned") = self.frontends[number].url.clone();
     }
 
@@ -227,7 +249,8 @@ impl Stand {
         }
     }
 
-    /// Ends the clients, and checks that nothing is left of their requests, in frontends and in engines.
+    /// Ends the clients, and checks that nothing is left of their requests, in frontends and in
+    /// engines.
     async fn calm(&mut self) {
         self.stop.store(true, Relaxed);
         for client in self.clients.drain(..) {
@@ -235,8 +258,12 @@ impl Stand {
         }
         self.all_ready().await;
         for frontend in &self.frontends {
-            let is_idle = |worker: &Value| worker["requests"] == 0 && worker["engine"]["running"] == 0;
-            wait_for("the end of all requests", SOON, async || workers(frontend).await.iter().all(is_idle)).await;
+            let is_idle =
+                |worker: &Value| worker["requests"] == 0 && worker["engine"]["running"] == 0;
+            wait_for("the end of all requests", SOON, async || {
+                workers(frontend).await.iter().all(is_idle)
+            })
+            .await;
             assert_eq!(answered(frontend, 16).await, 16);
         }
     }
@@ -253,7 +280,8 @@ async fn whatever_dies_no_request_hangs_and_no_token_is_wrong() {
     let mut restarts = 0;
     for _ in 0..faults {
         tokio::time::sleep(Duration::from_millis(rng.random_range(50..500))).await;
-        let (agent, frontend) = (rng.random_range(0..stand.agents.len()), rng.random_range(0..stand.frontends.len()));
+        let (agent, frontend) =
+            (rng.random_range(0..stand.agents.len()), rng.random_range(0..stand.frontends.len()));
         let pause = Duration::from_millis(rng.random_range(50..3500));
         match rng.random_range(0..5) {
             0 => {
@@ -286,7 +314,10 @@ async fn whatever_dies_no_request_hangs_and_no_token_is_wrong() {
     eprintln!("{:?}", stand.tally);
     let Tally { right, lost, .. } = &*stand.tally;
     assert!(right.load(Relaxed) > faults * 4);
-    assert!(restarts > 0 || lost.load(Relaxed) == 0, "requests were lost with a frontend that lived");
+    assert!(
+        restarts > 0 || lost.load(Relaxed) == 0,
+        "requests were lost with a frontend that lived"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -304,5 +335,9 @@ async fn a_rolling_restart_fails_no_request() {
     stand.calm().await;
     let Tally { cut, refused, lost, .. } = &*stand.tally;
     let refused = refused.lock().expect("not poisoned");
-    assert!(refused.is_empty() && cut.load(Relaxed) == 0 && lost.load(Relaxed) == 0, "{:?}", stand.tally);
+    assert!(
+        refused.is_empty() && cut.load(Relaxed) == 0 && lost.load(Relaxed) == 0,
+        "{:?}",
+        stand.tally
+    );
 }

@@ -30,8 +30,16 @@ impl Load {
                 let mut number = 0;
                 while !stop.load(Relaxed) {
                     number += 1;
-                    let text = format!("Client {client} asks the same five things over and over: thing {}", number % 5);
-                    let sent = request.try_clone().expect("a request").body(ask(&text, 8).to_string()).send().await;
+                    let text = format!(
+                        "Client {client} asks the same five things over and over: thing {}",
+                        number % 5
+                    );
+                    let sent = request
+                        .try_clone()
+                        .expect("a request")
+                        .body(ask(&text, 8).to_string())
+                        .send()
+                        .await;
                     let answer = sent.expect("an answer");
                     let (status, text) = (answer.status(), answer.text().await.expect("a body"));
                     assert_eq!(status, 200, "{text}");

@@ -8,8 +8,10 @@ use crate::support::{Server, demo_model, scenario_run, wait_for};
 #[ignore = "needs Dynamo"]
 async fn workers_of_a_folder_come_and_go() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (model, url) =
-        (demo_model().display().to_string(), format!("dynamo+file://{}/{NAMESPACE}", folder.path().display()));
+    let (model, url) = (
+        demo_model().display().to_string(),
+        format!("dynamo+file://{}/{NAMESPACE}", folder.path().display()),
+    );
     let server = Server::start(&[&model, "--served-model-name", "m", "--upstream", &url]);
     let first = Mocker::start_in_folder(folder.path(), NAMESPACE);
     let mut second = Mocker::start_in_folder(folder.path(), NAMESPACE);

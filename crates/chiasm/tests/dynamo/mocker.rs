@@ -11,8 +11,17 @@ const LEASE: &str = "10";
 
 /// Has a worker use the planes that are served, on this machine alone.
 pub(crate) fn planes(worker: &mut Command) {
-    worker.envs([("DYN_REQUEST_PLANE", "tcp"), ("DYN_EVENT_PLANE", "zmq"), ("HF_HUB_OFFLINE", "1")]);
-    for name in ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"] {
+    worker.envs([
+        ("DYN_REQUEST_PLANE", "tcp"),
+        ("DYN_EVENT_PLANE", "zmq"),
+        ("HF_HUB_OFFLINE", "1"),
+    ]);
+    for name in [
+        "DYN_TCP_RPC_HOST",
+        "DYN_TCP_RESPONSE_STREAM_HOST",
+        "DYN_EVENT_PLANE_HOST",
+        "DYN_SYSTEM_HOST",
+    ] {
         worker.env(name, "127.0.0.1");
     }
 }
@@ -40,7 +49,10 @@ impl Mocker {
 
     /// One that names itself by files of a folder.
     pub(crate) fn start_in_folder(folder: &Path, namespace: &str) -> Self {
-        let names = [("DYN_DISCOVERY_BACKEND", "file".to_owned()), ("DYN_FILE_KV", folder.display().to_string())];
+        let names = [
+            ("DYN_DISCOVERY_BACKEND", "file".to_owned()),
+            ("DYN_FILE_KV", folder.display().to_string()),
+        ];
         Self::start_named(&names, namespace, &demo_model())
     }
 
@@ -50,7 +62,10 @@ impl Mocker {
         let mut mocker = Command::new(python);
         mocker.args(["-B", "-m", "dynamo.mocker", "--model-name", "mocked", "--block-size", "16"]);
         mocker.args(["--num-workers", "1", "--speedup-ratio", "1000"]);
-        mocker.args(["--endpoint", &format!("dyn://{namespace}.backend.generate")]).arg("--model-path").arg(model);
+        mocker
+            .args(["--endpoint", &format!("dyn://{namespace}.backend.generate")])
+            .arg("--model-path")
+            .arg(model);
         mocker.envs(names.iter().map(|(name, value)| (name, value)));
         planes(&mut mocker);
         mocker.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

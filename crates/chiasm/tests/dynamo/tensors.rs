@@ -1,4 +1,5 @@
-//! Images as tensors in shared memory: that they are what Dynamo's worker for vLLM reads, and that nothing of them stays.
+//! Images as tensors in shared memory: that they are what Dynamo's worker for vLLM reads, and that
+//! nothing of them stays.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,17 +20,24 @@ use crate::support::{Process, Server, chiasm, demo_model, wait_for};
 
 /// A frontend that gives images to workers of this machine as tensors.
 fn frontend(etcd: &Etcd, model: &Path, tensors: &str, more: &[&str]) -> Server {
-    let (model, url) = (model.display().to_string(), format!("dynamo+etcd://{}/{NAMESPACE},{tensors}", etcd.server()));
+    let (model, url) = (
+        model.display().to_string(),
+        format!("dynamo+etcd://{}/{NAMESPACE},{tensors}", etcd.server()),
+    );
     let args = [&model, "--served-model-name", "m", "--upstream", &url, "--allow-private-media"];
     Server::start(&[&args, more].concat())
 }
 
 fn url(picture: &Picture) -> String {
-    format!("data:image/jpeg;base64,{}", base64::engine::general_purpose::STANDARD.encode(picture.jpeg))
+    format!(
+        "data:image/jpeg;base64,{}",
+        base64::engine::general_purpose::STANDARD.encode(picture.jpeg)
+    )
 }
 
 fn ask(pictures: &[&Picture], tokens: u32) -> Value {
-    let image = |picture: &&Picture| json!({"type": "image_url", "image_url": {"url": url(picture)}});
+    let image =
+        |picture: &&Picture| json!({"type": "image_url", "image_url": {"url": url(picture)}});
     let mut content: Vec<Value> = pictures.iter().map(image).collect();
     content.push(json!({"type": "text", "text": "What is there?"}));
     json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": tokens, "ignore_eos": true})
@@ -39,7 +47,9 @@ fn ask(pictures: &[&Picture], tokens: u32) -> Value {
 fn segments(pid: u32) -> Vec<PathBuf> {
     let ours = format!("chiasm.{pid}.");
     let all = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
-    all.filter(|entry| entry.file_name().to_string_lossy().starts_with(&ours)).map(|entry| entry.path()).collect()
+    all.filter(|entry| entry.file_name().to_string_lossy().starts_with(&ours))
+        .map(|entry| entry.path())
+        .collect()
 }
 
 /// Looks for what a frontend has in shared memory, over and over, and keeps the largest number.
@@ -97,8 +107,10 @@ async fn the_ten_scenarios_leave_nothing_in_shared_memory() {
     let mut clients = JoinSet::new();
     for number in 0..24 {
         let request = server.client.post(format!("{}/v1/chat/completions", server.url));
-        let pictures = [&PICTURES[number % PICTURES.len()], &PICTURES[(number + 1) % PICTURES.len()]];
-        let request = request.header("content-type", "application/json").body(ask(&pictures, 16).to_string());
+        let pictures =
+            [&PICTURES[number % PICTURES.len()], &PICTURES[(number + 1) % PICTURES.len()]];
+        let request =
+            request.header("content-type", "application/json").body(ask(&pictures, 16).to_string());
         clients.spawn(async move { request.send().await.expect("an answer").status() });
     }
     while let Some(status) = clients.join_next().await {
@@ -121,7 +133,12 @@ async fn tensors_go_with_their_request_and_those_of_a_killed_frontend_with_the_n
     // Nobody reads it and its client leaves.
     let waiting = |server: &Server| {
         let request = server.client.post(format!("{}/v1/chat/completions", server.url));
-        tokio::spawn(request.header("content-type", "application/json").body(ask(&[&DAWN], 4).to_string()).send())
+        tokio::spawn(
+            request
+                .header("content-type", "application/json")
+                .body(ask(&[&DAWN], 4).to_string())
+                .send(),
+        )
     };
     let client = waiting(&server);
     wait_for("tensors", SOON, async || !segments(server.pid()).is_empty()).await;
@@ -149,14 +166,26 @@ async fn what_finds_no_room_goes_as_it_came_and_is_counted() {
     let answer = server.chat(&ask(&[&DAWN], 4)).await;
     answer.ok();
     assert_eq!(answer.header("x-chiasm-transfer"), "inline");
-    assert_eq!(server.metric("chiasm_mm_transfer_fallback_total{cause=\"parcels_full\"}").await, 1.0);
+    assert_eq!(
+        server.metric("chiasm_mm_transfer_fallback_total{cause=\"parcels_full\"}").await,
+        1.0
+    );
     assert_eq!(segments(server.pid()).len(), 0);
 }
 
 /// A worker that reads tensors with Dynamo's own code and holds them against vLLM's own processor.
-fn checking_worker(etcd: &Etcd, python: &Path, model: &Path, dtype: &str, report: &Path) -> Process {
-    let dynamo = std::env::var_os("CHIASM_TEST_DYNAMO").expect("CHIASM_TEST_DYNAMO has to name the Python with Dynamo");
-    let site = Command::new(dynamo).args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).output();
+fn checking_worker(
+    etcd: &Etcd,
+    python: &Path,
+    model: &Path,
+    dtype: &str,
+    report: &Path,
+) -> Process {
+    let dynamo = std::env::var_os("CHIASM_TEST_DYNAMO")
+        .expect("CHIASM_TEST_DYNAMO has to name the Python with Dynamo");
+    let site = Command::new(dynamo)
+        .args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+        .output();
     let site = String::from_utf8(site.expect("Dynamo's Python runs").stdout).expect("a path");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dynamo/tensors_worker.py");
     let mut worker = Command::new(python);
@@ -171,7 +200,8 @@ fn checking_worker(etcd: &Etcd, python: &Path, model: &Path, dtype: &str, report
 #[tokio::test]
 #[ignore = "needs Dynamo, etcd and vLLM"]
 async fn dynamo_reads_what_vllm_s_own_processor_makes() {
-    let (Some(python), Some(models)) = (std::env::var_os("CHIASM_TEST_PYTHON"), std::env::var_os("CHIASM_TEST_MODELS"))
+    let (Some(python), Some(models)) =
+        (std::env::var_os("CHIASM_TEST_PYTHON"), std::env::var_os("CHIASM_TEST_MODELS"))
     else {
         eprintln!(
             "not run: CHIASM_TEST_PYTHON names no Python with vLLM, or CHIASM_TEST_MODELS no tiny models, so that nothing has \
@@ -192,10 +222,15 @@ async fn dynamo_reads_what_vllm_s_own_processor_makes() {
         server.chat(&ask(&[&DAWN], 1)).await.ok();
         server.chat(&ask(&[&PICTURES[0], &PICTURES[1], &PICTURES[0]], 1)).await.ok();
         let lines = std::fs::read_to_string(&report).expect("a report");
-        let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let lines: Vec<Value> =
+            lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert_eq!(lines.len(), 2, "{name}: {lines:?}");
         for (line, items) in lines.iter().zip([1, 3]) {
-            assert_eq!((&line["received"], &line["items"]), (&json!(true), &json!(items)), "{name}: {line}");
+            assert_eq!(
+                (&line["received"], &line["items"]),
+                (&json!(true), &json!(items)),
+                "{name}: {line}"
+            );
             assert_eq!(line["differences"], json!([]), "{name}: {line}");
             assert!(line["elements"].as_u64().expect("a number") > 1000, "{name}: {line}");
             // The whole identity, not the 64 bits of routing hashes.
@@ -206,7 +241,8 @@ async fn dynamo_reads_what_vllm_s_own_processor_makes() {
     }
     // What the worker runs the model in is not told.
     let model = Path::new(&models).join("gemma3").display().to_string();
-    let refused = chiasm(&["serve", &model, "--upstream", "dynamo+etcd://127.0.0.1:1/x,tensors"]).output();
+    let refused =
+        chiasm(&["serve", &model, "--upstream", "dynamo+etcd://127.0.0.1:1/x,tensors"]).output();
     let refused = refused.expect("it runs");
     let words = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && words.contains("say tensors=bfloat16"), "{words}");

@@ -1,4 +1,5 @@
-//! SIGTERM: whoever sends requests learns of it first, requests in flight finish, and those that take too long are told.
+//! SIGTERM: whoever sends requests learns of it first, requests in flight finish, and those that
+//! take too long are told.
 
 use serde_json::{Value, json};
 
@@ -13,7 +14,11 @@ fn stream() -> Value {
 async fn requests_are_taken_for_a_while_after_ready_has_said_no() {
     let server = serve(&["--drain-delay", "3"]).await;
     send_signal(server.pid(), "TERM");
-    let ready = async || Some(server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16());
+    let ready = async || {
+        Some(
+            server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16(),
+        )
+    };
     wait_for("503 at /ready", SOON, async || ready().await == Some(503)).await;
     // On a connection of its own.
     let answer = crate::support::client()
@@ -29,16 +34,24 @@ async fn requests_are_taken_for_a_while_after_ready_has_said_no() {
 
 #[tokio::test]
 async fn second_interrupt_ends_the_drain_delay_and_requests() {
-    let server = serve(&["--drain-delay", "600", "--drain-timeout", "600", "--sim-decode-rate", "20"]).await;
+    let server =
+        serve(&["--drain-delay", "600", "--drain-timeout", "600", "--sim-decode-rate", "20"]).await;
     let mut streamed = server.open("/v1/completions", &stream()).await;
     streamed.chunk().await.expect("a first chunk");
     send_signal(server.pid(), "INT");
     server.logged("a second Ctrl-C cuts them off");
     // Ctrl-C is listened for right after that line.
-    let ready = async || Some(server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16());
+    let ready = async || {
+        Some(
+            server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16(),
+        )
+    };
     wait_for("503 at /ready", SOON, async || ready().await == Some(503)).await;
     send_signal(server.pid(), "INT");
-    let rest = tokio::time::timeout(SOON, streamed.text()).await.expect("an end in time").expect("an orderly end");
+    let rest = tokio::time::timeout(SOON, streamed.text())
+        .await
+        .expect("an end in time")
+        .expect("an orderly end");
     assert!(rest.contains("going down"), "{rest}");
     assert!(server.terminate(SOON).await);
 }
@@ -51,9 +64,14 @@ async fn answers_that_are_cut_off_end_with_an_error() {
     let mut body = stream();
     body["stream"] = false.into();
     let client = server.client.clone();
-    let whole = client.post(format!("{}/v1/completions", server.url)).header("content-type", "application/json");
+    let whole = client
+        .post(format!("{}/v1/completions", server.url))
+        .header("content-type", "application/json");
     let whole = tokio::spawn(whole.body(body.to_string()).send());
-    wait_for("two requests", SOON, async || server.metric("chiasm_in_flight_requests").await == 2.0).await;
+    wait_for("two requests", SOON, async || {
+        server.metric("chiasm_in_flight_requests").await == 2.0
+    })
+    .await;
     let ended = tokio::spawn(server.terminate(SOON));
     let rest = streamed.text().await.expect("an orderly end");
     assert!(rest.contains("\"error\"") && rest.contains("going down"), "{rest}");

@@ -28,20 +28,35 @@ impl Files {
     /// Puts a new certificate there, and gives a client that trusts it alone.
     fn renew(&self) -> reqwest::Client {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(names).expect("a certificate");
+        let CertifiedKey { cert, signing_key } =
+            rcgen::generate_simple_self_signed(names).expect("a certificate");
         std::fs::write(self.path("key.pem"), signing_key.serialize_pem()).expect("written");
         std::fs::write(self.path("chain.pem"), cert.pem()).expect("written");
         chiasm::use_ring();
         let trusted = reqwest::Certificate::from_der(cert.der()).expect("a certificate");
-        let client = reqwest::Client::builder().no_proxy().redirect(Policy::none()).tls_certs_only([trusted]);
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(Policy::none())
+            .tls_certs_only([trusted]);
         client.build().expect("a client")
     }
 
     /// A server with this certificate, asked by this client.
     async fn serve(&self, client: reqwest::Client, flags: &[&str]) -> Server {
-        let (model, key) = (demo_model().display().to_string(), self.path("key.pem").display().to_string());
+        let (model, key) =
+            (demo_model().display().to_string(), self.path("key.pem").display().to_string());
         let chain = self.path("chain.pem").display().to_string();
-        let own = [&model, "--served-model-name", "m", "--sim", "1", "--ssl-certfile", &chain, "--ssl-keyfile", &key];
+        let own = [
+            &model,
+            "--served-model-name",
+            "m",
+            "--sim",
+            "1",
+            "--ssl-certfile",
+            &chain,
+            "--ssl-keyfile",
+            &key,
+        ];
         let mut server = Server::start(&[&own, flags].concat());
         assert!(server.url.starts_with("https://"), "{}", server.url);
         server.client = client;
@@ -54,8 +69,7 @@ impl Files {
 async fn a_renewed_certificate_is_taken_and_open_connections_stay() {
     let files = Files::new();
     let server = files.serve(files.renew(), &[]).await;
-    let ask =
-        json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": true, "max_tokens": 8});
+    let ask = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": true, "max_tokens": 8});
     let chunks = server.chat(&ask).await.chunks();
     assert!(chunks.len() > 1, "{chunks:?}");
     // One that is still open when all is done.
@@ -90,8 +104,19 @@ async fn hangup_reloads_certificate_and_keys() {
         let answer = client.get(format!("{}/v1/models", server.url)).bearer_auth(key).send().await;
         answer.ok().map(|answer| answer.status().as_u16())
     };
-    let login = first.post(format!("{}/ui/login", server.url)).body("key=one").send().await.expect("an answer");
-    let cookie = login.headers()["set-cookie"].to_str().expect("text").split(';').next().expect("a cookie").to_owned();
+    let login = first
+        .post(format!("{}/ui/login", server.url))
+        .body("key=one")
+        .send()
+        .await
+        .expect("an answer");
+    let cookie = login.headers()["set-cookie"]
+        .to_str()
+        .expect("text")
+        .split(';')
+        .next()
+        .expect("a cookie")
+        .to_owned();
     let session = async |client: &reqwest::Client| {
         let asked = client.get(format!("{}/ui/session", server.url)).header("cookie", &cookie);
         asked.send().await.expect("an answer").status().as_u16()
@@ -102,8 +127,16 @@ async fn hangup_reloads_certificate_and_keys() {
     let renewed = files.renew();
     std::fs::write(&keys, "# none\n").expect("written");
     send_signal(server.pid(), "HUP");
-    assert!(server.logged("the new API keys are not taken, the old ones stay").contains("has no API key"));
-    assert_eq!(models(&renewed, "one").await, Some(200), "by the new certificate, with the old key");
+    assert!(
+        server
+            .logged("the new API keys are not taken, the old ones stay")
+            .contains("has no API key")
+    );
+    assert_eq!(
+        models(&renewed, "one").await,
+        Some(200),
+        "by the new certificate, with the old key"
+    );
 
     std::fs::write(&keys, "two\n").expect("written");
     std::fs::write(files.path("key.pem"), "no key").expect("written");
@@ -119,11 +152,13 @@ async fn hangup_reloads_certificate_and_keys() {
 /// What is answered to this until the connection is closed, and how long that takes.
 async fn rest(server: &Server, bytes: &[u8]) -> (Vec<u8>, Duration) {
     let started = Instant::now();
-    let mut stream = TcpStream::connect(server.url.trim_start_matches("https://")).await.expect("a connection");
+    let mut stream =
+        TcpStream::connect(server.url.trim_start_matches("https://")).await.expect("a connection");
     stream.write_all(bytes).await.expect("sent");
     let mut answer = Vec::new();
     // One that is reset is closed, too.
-    let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut answer)).await.expect("the end in time");
+    let _ =
+        tokio::time::timeout(SOON, stream.read_to_end(&mut answer)).await.expect("the end in time");
     (answer, started.elapsed())
 }
 

@@ -22,15 +22,25 @@ struct Unread {
 impl Unread {
     async fn start(filter: &str) -> Self {
         let port = free_port();
-        let mut child = chiasm(&["serve", MODEL, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000000"])
-            .args(["--port", &port.to_string()])
-            .env("CHIASM_LOG", filter)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("chiasm starts");
+        let mut child = chiasm(&[
+            "serve",
+            MODEL,
+            "--served-model-name",
+            "m",
+            "--sim",
+            "1",
+            "--sim-speedup",
+            "1000000",
+        ])
+        .args(["--port", &port.to_string()])
+        .env("CHIASM_LOG", filter)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("chiasm starts");
         let stderr = child.stderr.take();
         let url = format!("http://127.0.0.1:{port}");
-        let unread = Self { process: Process(child), stderr, url, client: crate::support::client() };
+        let unread =
+            Self { process: Process(child), stderr, url, client: crate::support::client() };
         wait_for("the engine", SOON, async || unread.get("/ready").await.is_some()).await;
         unread
     }
@@ -48,7 +58,11 @@ impl Unread {
             let mut answered = 0;
             for _ in 0..each {
                 let body = json!({"model": "m", "prompt": "hello", "max_tokens": 1}).to_string();
-                let request = self.client.post(format!("{}/v1/completions", self.url)).body(body).timeout(SOON);
+                let request = self
+                    .client
+                    .post(format!("{}/v1/completions", self.url))
+                    .body(body)
+                    .timeout(SOON);
                 let answer = request.header("content-type", "application/json").send().await;
                 answered += usize::from(answer.is_ok_and(|answer| answer.status() == 200));
             }
@@ -60,7 +74,8 @@ impl Unread {
     async fn dropped(&self, cause: &str) -> u64 {
         let metrics = self.get("/metrics").await.expect("metrics");
         let line = format!("chiasm_log_lines_dropped_total{{cause=\"{cause}\"}} ");
-        let value = metrics.lines().find_map(|found| found.strip_prefix(&line)).expect("the metric");
+        let value =
+            metrics.lines().find_map(|found| found.strip_prefix(&line)).expect("the metric");
         value.parse().expect("a number")
     }
 }

@@ -7,7 +7,9 @@ use crate::support::{Answer, Server, demo_model, wait_for};
 
 async fn serve(name: &str, more: &[&str]) -> Server {
     let model = demo_model().display().to_string();
-    let server = Server::start(&[&[model.as_str(), "--served-model-name", name, "--sim", "1"], more].concat());
+    let server = Server::start(
+        &[&[model.as_str(), "--served-model-name", name, "--sim", "1"], more].concat(),
+    );
     server.wait_ready(1, SOON).await;
     server
 }
@@ -15,8 +17,10 @@ async fn serve(name: &str, more: &[&str]) -> Server {
 /// A stream that takes minutes, asked for by a client behind a proxy.
 async fn stream_for(server: &Server, client: &str) -> reqwest::Response {
     let body = json!({"prompt": "hello", "stream": true, "max_tokens": 5000, "ignore_eos": true});
-    let request = server.client.post(format!("{}/v1/completions", server.url)).body(body.to_string());
-    let request = request.header("content-type", "application/json").header("x-forwarded-for", client);
+    let request =
+        server.client.post(format!("{}/v1/completions", server.url)).body(body.to_string());
+    let request =
+        request.header("content-type", "application/json").header("x-forwarded-for", client);
     request.send().await.expect("an answer")
 }
 
@@ -32,16 +36,23 @@ async fn clients_behind_a_proxy_share_the_slots() {
     }
     assert_eq!(Answer::of(stream_for(&server, other).await).await.refused(503), "");
     streams.pop();
-    wait_for("free slot", SOON, async || server.metric("chiasm_in_flight_requests").await == 7.0).await;
+    wait_for("free slot", SOON, async || server.metric("chiasm_in_flight_requests").await == 7.0)
+        .await;
     let refused = Answer::of(stream_for(&server, one).await).await;
-    assert_eq!((refused.status, refused.header("retry-after").as_str()), (429, "1"), "{}", refused.text);
+    assert_eq!(
+        (refused.status, refused.header("retry-after").as_str()),
+        (429, "1"),
+        "{}",
+        refused.text
+    );
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
     assert_eq!(stream_for(&server, other).await.status(), 200);
     assert_eq!(server.metric("chiasm_request_slots").await, 8.0);
 }
 
 async fn get(server: &Server, path: &str) -> Answer {
-    Answer::of(server.client.get(format!("{}{path}", server.url)).send().await.expect("an answer")).await
+    Answer::of(server.client.get(format!("{}{path}", server.url)).send().await.expect("an answer"))
+        .await
 }
 
 #[tokio::test]
@@ -55,23 +66,37 @@ async fn whoever_has_no_key_learns_that_the_process_lives_and_nothing_else() {
         let body = json!({"prompt": "hello", "max_tokens": 1}).to_string();
         let request = server.client.post(format!("{}{path}", server.url)).body(body);
         let request = request.header("content-type", "application/json");
-        let request =
-            key.map_or(request.try_clone(), |key| request.try_clone().map(|request| request.bearer_auth(key)));
+        let request = key.map_or(request.try_clone(), |key| {
+            request.try_clone().map(|request| request.bearer_auth(key))
+        });
         Answer::of(request.expect("a request").send().await.expect("an answer")).await
     };
     for key in ["secret-of-a-flag", "secret-of-a-file"] {
         ask(Some(key), "/v1/completions").await.ok();
     }
-    for (key, path) in [(None, "/v1/completions"), (Some("secret"), "/v1/completions"), (None, "/no/such/path")] {
+    for (key, path) in
+        [(None, "/v1/completions"), (Some("secret"), "/v1/completions"), (None, "/no/such/path")]
+    {
         let refused = ask(key, path).await;
-        assert_eq!((refused.status, refused.header("www-authenticate").as_str()), (401, "Bearer"), "{}", refused.text);
+        assert_eq!(
+            (refused.status, refused.header("www-authenticate").as_str()),
+            (401, "Bearer"),
+            "{}",
+            refused.text
+        );
         assert_eq!(refused.json()["error"]["code"], "invalid_api_key");
     }
-    for (path, status) in [("/v1/models", 401), ("/workers", 401), ("/health", 200), ("/ping", 200), ("/metrics", 200)]
-    {
+    for (path, status) in [
+        ("/v1/models", 401),
+        ("/workers", 401),
+        ("/health", 200),
+        ("/ping", 200),
+        ("/metrics", 200),
+    ] {
         assert_eq!(get(&server, path).await.status, status, "{path}");
     }
-    let refused = server.metric("chiasm_refusals_total{status=\"401\",code=\"invalid_api_key\"}").await;
+    let refused =
+        server.metric("chiasm_refusals_total{status=\"401\",code=\"invalid_api_key\"}").await;
     assert_eq!(refused, 2.0);
 }
 
@@ -95,7 +120,12 @@ async fn a_model_is_found_by_its_name_with_slashes() {
 fn long_numbers(text: &str) -> Vec<&str> {
     let numbers = text.split(|c: char| !(c.is_ascii_digit() || ".-+eE".contains(c)));
     let digits = |number: &str| {
-        number.trim_start_matches(['-', '0', '.']).bytes().take_while(|b| *b != b'e').filter(u8::is_ascii_digit).count()
+        number
+            .trim_start_matches(['-', '0', '.'])
+            .bytes()
+            .take_while(|b| *b != b'e')
+            .filter(u8::is_ascii_digit)
+            .count()
     };
     numbers.filter(|number| number.contains('.') && digits(number) > 9).collect()
 }
@@ -117,8 +147,10 @@ async fn a_web_page_can_not_post_without_being_asked() {
     let server = serve("m", &["--sim-speedup", "1000"]).await;
     let body = json!({"prompt": "hello", "max_tokens": 1}).to_string();
     let post = async |headers: &[(&str, &str)]| {
-        let request = server.client.post(format!("{}/v1/completions", server.url)).body(body.clone());
-        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request =
+            server.client.post(format!("{}/v1/completions", server.url)).body(body.clone());
+        let request =
+            headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         Answer::of(request.send().await.expect("an answer")).await
     };
     let json = ("content-type", "application/json");

@@ -13,7 +13,8 @@ fn told(arguments: &[&str]) -> String {
     let mut command = chiasm(arguments);
     // Nobody is asked over the network, and nothing of this machine's user counts.
     command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nowhere").env("PATH", "/usr/bin:/bin");
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("chiasm starts");
+    let mut child =
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("chiasm starts");
     let began = Instant::now();
     while child.try_wait().expect("wait").is_none() {
         if began.elapsed() > Duration::from_secs(20) {
@@ -49,48 +50,100 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
     for (mistake, told, ways) in [
         ("no model", told(&["serve"]), &["<MODEL>"][..]),
         ("another word for serve", told(&["server", &model]), &["'serve'"]),
-        ("a path that is not there", told(&["serve", "/no/folder"]), &["is no directory", "id of a model on the hub"]),
-        ("a hub that can't be asked", told(&["serve", "a/b"]), &["HF_HUB_OFFLINE", "name a directory"]),
-        ("a torn file", told(&["serve", &torn, "--sim", "1"]), &["config.json is not a JSON object"]),
+        (
+            "a path that is not there",
+            told(&["serve", "/no/folder"]),
+            &["is no directory", "id of a model on the hub"],
+        ),
+        (
+            "a hub that can't be asked",
+            told(&["serve", "a/b"]),
+            &["HF_HUB_OFFLINE", "name a directory"],
+        ),
+        (
+            "a torn file",
+            told(&["serve", &torn, "--sim", "1"]),
+            &["config.json is not a JSON object"],
+        ),
         (
             "a folder without a model",
             told(&["serve", &empty, "--sim", "1"]),
             &["has no config.json", "give the folder"],
         ),
-        ("a folder of GGUF files", told(&["serve", &gguf, "--sim", "1"]), &["GGUF", "config.json", "hub's id"]),
-        ("fewer than no engines", told(&["serve", &model, "--engines", "-1"]), &["invalid value '-1' for '--engines"]),
-        ("a fraction as per cent", serve(&["--busy-kv-usage", "90"]), &["--busy-kv-usage", "90 per cent is 0.9"]),
+        (
+            "a folder of GGUF files",
+            told(&["serve", &gguf, "--sim", "1"]),
+            &["GGUF", "config.json", "hub's id"],
+        ),
+        (
+            "fewer than no engines",
+            told(&["serve", &model, "--engines", "-1"]),
+            &["invalid value '-1' for '--engines"],
+        ),
+        (
+            "a fraction as per cent",
+            serve(&["--busy-kv-usage", "90"]),
+            &["--busy-kv-usage", "90 per cent is 0.9"],
+        ),
         (
             "a home that can't be written to",
             serve(&["--agents", "127.0.0.1:1", "--state-dir", "/proc/none"]),
             &["/proc/none", "another folder with --state-dir"],
         ),
-        ("a kind of discovery alone", serve(&["--discovery", "etcd"]), &["--discovery", "etcd://HOST:PORT/PREFIX"]),
-        ("no vLLM", told(&["serve", &model, "--port", "0"]), &["no program vllm", "--vllm PATH", "--sim N"]),
+        (
+            "a kind of discovery alone",
+            serve(&["--discovery", "etcd"]),
+            &["--discovery", "etcd://HOST:PORT/PREFIX"],
+        ),
+        (
+            "no vLLM",
+            told(&["serve", &model, "--port", "0"]),
+            &["no program vllm", "--vllm PATH", "--sim N"],
+        ),
         ("another vLLM", told(&["serve", &model, "--vllm", "/no/vllm"]), &["no program /no/vllm"]),
-        ("no engines", told(&["serve", &model, "--engines", "0"]), &["--engines", "--sim", "--attach"]),
+        (
+            "no engines",
+            told(&["serve", &model, "--engines", "0"]),
+            &["--engines", "--sim", "--attach"],
+        ),
         ("two kinds of engines", serve(&["--engines", "2"]), &["--sim", "--engines"]),
         (
             "a flag of vLLM's before --",
             serve(&["--max-model-len", "5"]),
             &["flag of vLLM's engines", "-- --max-model-len"],
         ),
-        ("a flag of its server", serve(&["--max-num-queued-reqs", "5"]), &["--max-requests before --"]),
+        (
+            "a flag of its server",
+            serve(&["--max-num-queued-reqs", "5"]),
+            &["--max-requests before --"],
+        ),
         (
             "a limit behind -- that no engine holds",
             told(&["serve", &model, "--vllm", "/bin/true", "--", "--max-num-queued-tokens=9"]),
             &["--max-num-queued-tokens", "--busy-pending-tokens"],
         ),
         ("a taken port", serve(&["--port", &port]), &["another server", "--port 0"]),
-        ("somebody else's address", serve(&["--host", "203.0.113.7"]), &["203.0.113.7", "an address of this machine"]),
+        (
+            "somebody else's address",
+            serve(&["--host", "203.0.113.7"]),
+            &["203.0.113.7", "an address of this machine"],
+        ),
         ("a file for a folder", told(&["serve", &file, "--sim", "1"]), &["is a file", "directory"]),
-        ("an engine's address without tcp://", told(&["serve", &model, "--attach", "127.0.0.1:1"]), &["tcp://"]),
+        (
+            "an engine's address without tcp://",
+            told(&["serve", &model, "--attach", "127.0.0.1:1"]),
+            &["tcp://"],
+        ),
         (
             "a key behind --",
             told(&["serve", &model, "--vllm", "/bin/true", "--", "--api-key=x"]),
             &["--api-key", "before --"],
         ),
-        ("no folder of images", serve(&["--allowed-local-media-path", "/no"]), &["--allowed-local-media-path", "/no"]),
+        (
+            "no folder of images",
+            serve(&["--allowed-local-media-path", "/no"]),
+            &["--allowed-local-media-path", "/no"],
+        ),
         ("a host's name", serve(&["--host", "localhost"]), &["--host", "IP address"]),
         ("no room for any request", serve(&["--max-requests", "0"]), &["--max-requests", "1.."]),
         (
@@ -99,16 +152,28 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
             &["--shm-size", "--mm-arena-gb"],
         ),
         ("an empty key", serve(&["--api-key", ""]), &["API key"]),
-        ("no such certificate", serve(&["--ssl-certfile", "/no", "--ssl-keyfile", "/no"]), &["--ssl-certfile", "/no"]),
+        (
+            "no such certificate",
+            serve(&["--ssl-certfile", "/no", "--ssl-keyfile", "/no"]),
+            &["--ssl-certfile", "/no"],
+        ),
         ("a certificate without its key", serve(&["--ssl-certfile", "/no"]), &["--ssl-keyfile"]),
-        ("no such chat template", serve(&["--chat-template", "/no.jinja"]), &["/no.jinja", "give a file"]),
+        (
+            "no such chat template",
+            serve(&["--chat-template", "/no.jinja"]),
+            &["/no.jinja", "give a file"],
+        ),
         (
             "settings that are no JSON",
             serve(&["--mm-processor-kwargs", "{"]),
             &["--mm-processor-kwargs", "JSON object"],
         ),
         ("an unknown parser", serve(&["--tool-call-parser", "x"]), &["'x'", "hermes"]),
-        ("gRPC for traces", serve(&["--otlp-traces-endpoint", "grpc://h:4317"]), &["gRPC is not spoken", "4318"]),
+        (
+            "gRPC for traces",
+            serve(&["--otlp-traces-endpoint", "grpc://h:4317"]),
+            &["gRPC is not spoken", "4318"],
+        ),
     ] {
         for way in ways {
             assert!(told.contains(way), "{mistake}: {way} is not in\n{told}");
@@ -129,10 +194,16 @@ fn few_open_files_lower_the_limit_of_connections() {
     let model = demo_model().display().to_string();
     let serve = chiasm(&["serve", &model, "--sim", "1", "--port", "0"]);
     let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -n 256; exec \"$0\" \"$@\""]).arg(serve.get_program()).args(serve.get_args());
+    limited
+        .args(["-c", "ulimit -n 256; exec \"$0\" \"$@\""])
+        .arg(serve.get_program())
+        .args(serve.get_args());
     let mut child = limited.stderr(Stdio::piped()).spawn().expect("sh starts");
-    let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
-    let warned = lines.take_while(|line| !line.contains("serving")).find(|line| line.contains("--max-connections"));
+    let lines =
+        BufReader::new(child.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
+    let warned = lines
+        .take_while(|line| !line.contains("serving"))
+        .find(|line| line.contains("--max-connections"));
     child.kill().expect("it runs");
     child.wait().expect("its end");
     assert!(warned.expect("a warning before it serves").contains("connections=128"));
@@ -157,5 +228,8 @@ async fn what_an_engine_dies_of_is_said_with_a_way_out() {
 async fn an_engine_that_is_too_old_is_refused_by_its_version() {
     let model = demo_model().display().to_string();
     let server = Server::start(&[&model, "--sim", "1", "--sim-vllm-version", "0.20.0"]);
-    assert!(server.logged_line("0.20.0").contains("0.3"), "the versions that are supported are named");
+    assert!(
+        server.logged_line("0.20.0").contains("0.3"),
+        "the versions that are supported are named"
+    );
 }

@@ -1,4 +1,5 @@
-//! A real Prometheus reads a server and answers what dashboard and alerts ask. `CHIASM_TEST_PROMETHEUS` names its folder.
+//! A real Prometheus reads a server and answers what dashboard and alerts ask.
+//! `CHIASM_TEST_PROMETHEUS` names its folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,11 @@ struct Prometheus {
 
 fn program(name: &str) -> PathBuf {
     let folder = env::var_os("CHIASM_TEST_PROMETHEUS");
-    Path::new(&folder.expect("CHIASM_TEST_PROMETHEUS has to name the folder with prometheus and promtool")).join(name)
+    Path::new(
+        &folder
+            .expect("CHIASM_TEST_PROMETHEUS has to name the folder with prometheus and promtool"),
+    )
+    .join(name)
 }
 
 /// Runs promtool, which has to find no fault.
@@ -36,16 +41,22 @@ fn promtool(arguments: &[&str]) {
 }
 
 impl Prometheus {
-    /// Starts it with the configuration of `deploy/prometheus`, which is read often and of this server instead.
+    /// Starts it with the configuration of `deploy/prometheus`, which is read often and of this
+    /// server instead.
     fn start(server: &Server) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let example = fs::read_to_string(format!("{ROOT}/deploy/prometheus/prometheus.yml")).expect("the example");
+        let example = fs::read_to_string(format!("{ROOT}/deploy/prometheus/prometheus.yml"))
+            .expect("the example");
         let target = server.url.strip_prefix("http://").expect("http");
         let configuration = example.replace("127.0.0.1:8000", target).replace("15s", "500ms");
-        assert!(configuration.contains(target) && configuration.contains("500ms"), "{configuration}");
+        assert!(
+            configuration.contains(target) && configuration.contains("500ms"),
+            "{configuration}"
+        );
         let path = folder.path().join("prometheus.yml");
         fs::write(&path, configuration).expect("the configuration");
-        fs::copy(format!("{ROOT}/deploy/prometheus/alerts.yml"), folder.path().join("alerts.yml")).expect("the alerts");
+        fs::copy(format!("{ROOT}/deploy/prometheus/alerts.yml"), folder.path().join("alerts.yml"))
+            .expect("the alerts");
         let address = format!("127.0.0.1:{}", free_port());
         let child = Command::new(program("prometheus"))
             .arg(format!("--config.file={}", path.display()))
@@ -55,7 +66,12 @@ impl Prometheus {
             .stderr(Stdio::null())
             .spawn()
             .expect("prometheus starts");
-        Self { _process: Process(child), _folder: folder, url: format!("http://{address}"), client: client() }
+        Self {
+            _process: Process(child),
+            _folder: folder,
+            url: format!("http://{address}"),
+            client: client(),
+        }
     }
 
     /// What it answers at a path of its API; `None` while it starts.
@@ -67,7 +83,8 @@ impl Prometheus {
     /// The samples that an expression has now.
     async fn samples(&self, expression: &str) -> Result<usize, String> {
         let encoded: String = expression.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let answer = self.get(&format!("query?query={encoded}")).await.ok_or("it does not answer")?;
+        let answer =
+            self.get(&format!("query?query={encoded}")).await.ok_or("it does not answer")?;
         let result = answer["data"]["result"].as_array().ok_or_else(|| answer.to_string())?;
         Ok(result.len())
     }
@@ -75,8 +92,14 @@ impl Prometheus {
 
 /// An expression with Grafana's variables as Grafana fills them in when all is chosen.
 fn filled(expression: &str) -> String {
-    let values = BTreeMap::from([("$__rate_interval", "1m"), ("$job", ".*"), ("$instance", ".*"), ("$worker", ".*")]);
-    let filled = values.iter().fold(expression.to_owned(), |text, (name, value)| text.replace(name, value));
+    let values = BTreeMap::from([
+        ("$__rate_interval", "1m"),
+        ("$job", ".*"),
+        ("$instance", ".*"),
+        ("$worker", ".*"),
+    ]);
+    let filled =
+        values.iter().fold(expression.to_owned(), |text, (name, value)| text.replace(name, value));
     assert!(!filled.contains('$'), "{filled}");
     filled
 }
@@ -101,9 +124,12 @@ async fn prometheus_answers_every_query_and_evaluates_every_alert() {
         let found = found.unwrap_or_else(|error| panic!("{title}: {error}"));
         assert!(found > 0, "{title} shows nothing: {expression}");
     }
-    let rules = async || prometheus.get("rules").await.map(|answer| answer["data"]["groups"][0]["rules"].clone());
-    let evaluated =
-        |rules: &Value| rules.as_array().is_some_and(|rules| rules.iter().all(|rule| rule["health"] != "unknown"));
+    let rules = async || {
+        prometheus.get("rules").await.map(|answer| answer["data"]["groups"][0]["rules"].clone())
+    };
+    let evaluated = |rules: &Value| {
+        rules.as_array().is_some_and(|rules| rules.iter().all(|rule| rule["health"] != "unknown"))
+    };
     wait_for("rules", SOON, async || rules().await.as_ref().is_some_and(evaluated)).await;
     let rules = rules().await.expect("rules");
     for rule in rules.as_array().expect("rules") {
@@ -114,7 +140,8 @@ async fn prometheus_answers_every_query_and_evaluates_every_alert() {
 #[tokio::test]
 #[ignore = "needs Prometheus: cargo xtask test"]
 async fn prometheus_has_an_alert_for_a_frontend_without_workers() {
-    let (model, nobody) = (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+    let (model, nobody) =
+        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
     let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &nobody]);
     let prometheus = Prometheus::start(&server);
     let pending = "ALERTS{alertname=\"ChiasmNoWorkers\"}";

@@ -6,8 +6,7 @@ use super::serve;
 use crate::support::Server;
 
 /// Writes one word and as many more as it is told, and then as many as there are functions.
-const TEMPLATE: &str =
-    "{{ messages[0].content }}{{ ' word' * (more | default(0)) }}{{ ' word' * ((tools or []) | length) }}";
+const TEMPLATE: &str = "{{ messages[0].content }}{{ ' word' * (more | default(0)) }}{{ ' word' * ((tools or []) | length) }}";
 
 /// A request's tokens, with one function and these fields.
 async fn tokens(server: &Server, fields: Value) -> u64 {
@@ -18,7 +17,8 @@ async fn tokens(server: &Server, fields: Value) -> u64 {
 }
 
 #[tokio::test]
-async fn variables_of_all_conversations_yield_to_those_of_one_and_uncalled_functions_are_left_out() {
+async fn variables_of_all_conversations_yield_to_those_of_one_and_uncalled_functions_are_left_out()
+{
     let directory = tempfile::tempdir().expect("a directory");
     let template = directory.path().join("template.jinja");
     std::fs::write(&template, TEMPLATE).expect("a template");
@@ -48,9 +48,12 @@ const OF_ONE_PART: &str = "{% set part = messages[0]['content'][0] %}{{ part['so
 
 #[tokio::test]
 async fn a_template_may_be_given_parts_whatever_it_seems_to_want() {
-    let part = json!({"type": "text", "text": "dog", "source_lang_code": "en", "target_lang_code": "es"});
-    let body = json!({"messages": [{"role": "user", "content": [part]}], "return_token_strs": true});
-    let server = serve(&["--chat-template", OF_ONE_PART, "--chat-template-content-format", "openai"]).await;
+    let part =
+        json!({"type": "text", "text": "dog", "source_lang_code": "en", "target_lang_code": "es"});
+    let body =
+        json!({"messages": [{"role": "user", "content": [part]}], "return_token_strs": true});
+    let server =
+        serve(&["--chat-template", OF_ONE_PART, "--chat-template-content-format", "openai"]).await;
     let answer = server.post("/tokenize", &body).await.ok();
     let tokens = answer["token_strs"].as_array().expect("a list").iter().filter_map(Value::as_str);
     assert_eq!(tokens.collect::<String>().replace('\u{120}', " "), "en to es: dog");

@@ -14,7 +14,13 @@ const BODY: &str = "hello";
 async fn traces_are_sent_before_the_process_ends() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
-    let server = serve(&["--otlp-traces-endpoint", &endpoint, "--otlp-traces-headers", "api-key=unspeakable"]).await;
+    let server = serve(&[
+        "--otlp-traces-endpoint",
+        &endpoint,
+        "--otlp-traces-headers",
+        "api-key=unspeakable",
+    ])
+    .await;
     server.logged(&format!("endpoint={endpoint}/v1/traces"));
     server.post("/v1/completions", &json!({"prompt": BODY, "max_tokens": 1})).await.ok();
     let (mut collector, _) = listener.accept().await.expect("it is sent at once");
@@ -26,7 +32,10 @@ async fn traces_are_sent_before_the_process_ends() {
         length += more;
     }
     let told = String::from_utf8_lossy(&told[..length]).into_owned();
-    assert!(told.starts_with("POST /v1/traces ") && told.contains("api-key: unspeakable"), "{told}");
+    assert!(
+        told.starts_with("POST /v1/traces ") && told.contains("api-key: unspeakable"),
+        "{told}"
+    );
     assert!(!told.contains(BODY), "a prompt is nobody's");
     assert_eq!(server.lines_logged("unspeakable"), 0);
     // It never answers: neither requests nor the end wait for that.

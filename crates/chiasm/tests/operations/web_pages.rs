@@ -14,7 +14,8 @@ async fn ask(server: &Server, method: &str, path: &str, headers: &[(&str, &str)]
     let method = Method::from_bytes(method.as_bytes()).expect("a method");
     let request = server.client.request(method, format!("{}{path}", server.url));
     let request = request.body(json!({"prompt": "hello", "max_tokens": 1}).to_string());
-    let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    let request =
+        headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
     Answer::of(request.send().await.expect("an answer")).await
 }
 
@@ -31,7 +32,11 @@ async fn pages_of_named_sites_may_ask_and_read_errors_too() {
     let post = ("access-control-request-method", "POST");
     let wants = ("access-control-request-headers", "authorization,content-type");
     let told = ask(&server, "OPTIONS", path, &[("origin", PAGE), post, wants]).await;
-    assert_eq!((told.status, allowed(&told), told.text.as_str()), (200, Some(PAGE), ""), "without a key");
+    assert_eq!(
+        (told.status, allowed(&told), told.text.as_str()),
+        (200, Some(PAGE), ""),
+        "without a key"
+    );
     assert_eq!(told.header("access-control-allow-headers"), wants.1);
     assert!(told.header("access-control-allow-methods").contains("POST"));
     assert!(told.headers.get("access-control-allow-credentials").is_none());
@@ -48,7 +53,12 @@ async fn pages_of_named_sites_may_ask_and_read_errors_too() {
         ("OPTIONS", path, &[("origin", PAGE)], 401),
     ] {
         let refused = ask(&server, method, path, headers).await;
-        assert_eq!((refused.status, allowed(&refused)), (status, Some(PAGE)), "{method} {path}: {}", refused.text);
+        assert_eq!(
+            (refused.status, allowed(&refused)),
+            (status, Some(PAGE)),
+            "{method} {path}: {}",
+            refused.text
+        );
     }
     // Another site's page learns nothing.
     let other = ("origin", "https://other.example");
@@ -75,12 +85,22 @@ async fn requests_come_with_the_root_path_and_without() {
     for root in ["", "/models/m"] {
         let answer = ask(&server, "POST", &format!("{root}/v1/completions"), &[key, kind]).await;
         assert_eq!(answer.ok()["object"], "text_completion");
-        assert_eq!(ask(&server, "GET", &format!("{root}/v1/models/m?x=y"), &[key]).await.ok()["id"], "m");
+        assert_eq!(
+            ask(&server, "GET", &format!("{root}/v1/models/m?x=y"), &[key]).await.ok()["id"],
+            "m"
+        );
         for (path, status) in [("/health", 200), ("/v1/models", 401), ("/nowhere", 401)] {
-            assert_eq!(ask(&server, "GET", &format!("{root}{path}"), &[]).await.status, status, "{root}{path}");
+            assert_eq!(
+                ask(&server, "GET", &format!("{root}{path}"), &[]).await.status,
+                status,
+                "{root}{path}"
+            );
         }
     }
     assert_eq!(ask(&server, "GET", "/models/m2/v1/models", &[key]).await.status, 404);
     assert_eq!(ask(&server, "GET", "/models/m/models/m/v1/models", &[key]).await.status, 404);
-    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"completions\",status=\"200\"}").await, 2.0);
+    assert_eq!(
+        server.metric("chiasm_requests_total{endpoint=\"completions\",status=\"200\"}").await,
+        2.0
+    );
 }

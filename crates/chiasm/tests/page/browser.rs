@@ -31,10 +31,12 @@ pub(crate) struct Browser {
 impl Browser {
     /// Starts the browser that `CHIASM_TEST_CHROMIUM` names.
     pub(crate) fn start() -> Self {
-        let program = std::env::var("CHIASM_TEST_CHROMIUM").expect("CHIASM_TEST_CHROMIUM, which cargo xtask test sets");
+        let program = std::env::var("CHIASM_TEST_CHROMIUM")
+            .expect("CHIASM_TEST_CHROMIUM, which cargo xtask test sets");
         let profile = tempfile::tempdir().expect("a folder");
         let folder = format!("--user-data-dir={}", profile.path().display());
-        // It reads its third and writes its fourth descriptor, which are pipes of ours by a shell's doing.
+        // It reads its third and writes its fourth descriptor, which are pipes of ours by a shell's
+        // doing.
         let flags = [
             "--headless",
             "--no-sandbox",
@@ -62,10 +64,19 @@ impl Browser {
                 }
             }
         });
-        let mut browser =
-            Self { child, to, from, session: String::new(), next: 0, events: VecDeque::new(), _profile: profile };
-        let target = browser.tell("Target.createTarget", json!({"url": "about:blank"}))["targetId"].clone();
-        let attached = browser.tell("Target.attachToTarget", json!({"targetId": target, "flatten": true}));
+        let mut browser = Self {
+            child,
+            to,
+            from,
+            session: String::new(),
+            next: 0,
+            events: VecDeque::new(),
+            _profile: profile,
+        };
+        let target =
+            browser.tell("Target.createTarget", json!({"url": "about:blank"}))["targetId"].clone();
+        let attached =
+            browser.tell("Target.attachToTarget", json!({"targetId": target, "flatten": true}));
         browser.session = attached["sessionId"].as_str().expect("a session").to_owned();
         for domain in ["Page.enable", "Runtime.enable", "Log.enable"] {
             browser.tell(domain, json!({}));
@@ -100,7 +111,11 @@ impl Browser {
         let began = Instant::now();
         while self.try_evaluate(&format!("Boolean({script})")) != Ok(Value::Bool(true)) {
             let body = "document.body?.innerText.slice(0, 2000)";
-            assert!(began.elapsed() < patience, "not within {patience:?}: {script}\n{}", self.evaluate(body));
+            assert!(
+                began.elapsed() < patience,
+                "not within {patience:?}: {script}\n{}",
+                self.evaluate(body)
+            );
             thread::sleep(Duration::from_millis(20));
         }
         began.elapsed()
@@ -137,7 +152,8 @@ impl Browser {
         println!("a picture: {}", path.display());
     }
 
-    /// Errors that the page has caused since this was asked: exceptions, what it wrote as errors, and what the browser did.
+    /// Errors that the page has caused since this was asked: exceptions, what it wrote as errors,
+    /// and what the browser did.
     pub(crate) fn errors(&mut self) -> Vec<Value> {
         self.evaluate("1");
         let is_error = |event: &Value| match event["method"].as_str() {
@@ -164,7 +180,10 @@ impl Browser {
         bytes.push(0);
         self.to.write_all(&bytes).expect("the browser reads");
         loop {
-            let answer = self.from.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{method}: {error}"));
+            let answer = self
+                .from
+                .recv_timeout(PATIENCE)
+                .unwrap_or_else(|error| panic!("{method}: {error}"));
             if answer["id"] == self.next {
                 return if answer["error"].is_null() {
                     Ok(answer["result"].clone())

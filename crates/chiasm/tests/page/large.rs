@@ -1,4 +1,5 @@
-//! A fleet of a thousand workers in a browser, told of by a stand-in for the server, which serves the page's own files.
+//! A fleet of a thousand workers in a browser, told of by a stand-in for the server, which serves
+//! the page's own files.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,11 +20,27 @@ const FILES: [(&str, &str, &str); 9] = [
     ("/ui/", "text/html", include_str!("../../../chiasm-server/src/page/web/index.html")),
     ("/ui/page.css", "text/css", include_str!("../../../chiasm-server/src/page/web/page.css")),
     ("/ui/page.js", "text/javascript", include_str!("../../../chiasm-server/src/page/web/page.js")),
-    ("/ui/fleet.js", "text/javascript", include_str!("../../../chiasm-server/src/page/web/fleet.js")),
-    ("/ui/requests.js", "text/javascript", include_str!("../../../chiasm-server/src/page/web/requests.js")),
-    ("/ui/media.js", "text/javascript", include_str!("../../../chiasm-server/src/page/web/media.js")),
+    (
+        "/ui/fleet.js",
+        "text/javascript",
+        include_str!("../../../chiasm-server/src/page/web/fleet.js"),
+    ),
+    (
+        "/ui/requests.js",
+        "text/javascript",
+        include_str!("../../../chiasm-server/src/page/web/requests.js"),
+    ),
+    (
+        "/ui/media.js",
+        "text/javascript",
+        include_str!("../../../chiasm-server/src/page/web/media.js"),
+    ),
     ("/ui/time.js", "text/javascript", include_str!("../../../chiasm-server/src/page/web/time.js")),
-    ("/ui/elements.js", "text/javascript", include_str!("../../../chiasm-server/src/page/web/elements.js")),
+    (
+        "/ui/elements.js",
+        "text/javascript",
+        include_str!("../../../chiasm-server/src/page/web/elements.js"),
+    ),
     ("/ui/icon.svg", "image/svg+xml", include_str!("../../../chiasm-server/src/page/web/icon.svg")),
 ];
 
@@ -45,8 +62,10 @@ async fn a_thousand_workers_of_which_all_change_each_second_do_not_slow_it_down(
     browser.open(&url);
     browser.wait_for(&format!("document.querySelectorAll('.tile').length === {WORKERS}"), SOON);
     let before = ticks.load(Ordering::Relaxed);
-    // A machine that others use too takes a frame from anybody now and then: the second best of three counts.
-    let mut longest: Vec<f64> = (0..3).map(|_| browser.evaluate(&longest_frame(3500)).as_f64().unwrap()).collect();
+    // A machine that others use too takes a frame from anybody now and then: the second best of
+    // three counts.
+    let mut longest: Vec<f64> =
+        (0..3).map(|_| browser.evaluate(&longest_frame(3500)).as_f64().unwrap()).collect();
     assert!(ticks.load(Ordering::Relaxed) >= before + 9, "it was told of changes meanwhile");
     longest.sort_by(f64::total_cmp);
     println!("the longest frames of 3.5 s: {longest:.0?} ms");
@@ -65,7 +84,10 @@ async fn a_thousand_workers_of_which_all_change_each_second_do_not_slow_it_down(
     browser.evaluate("location.hash = 'requests'");
     browser.wait_for("document.querySelector('#list tbody button')", SOON);
     browser.evaluate("document.querySelector('#list tbody button').click()");
-    browser.wait_for("document.querySelector('#why').innerText.includes('Show all 1,000 candidates')", SOON);
+    browser.wait_for(
+        "document.querySelector('#why').innerText.includes('Show all 1,000 candidates')",
+        SOON,
+    );
     assert_eq!(browser.errors(), [] as [Value; 0]);
 }
 
@@ -91,11 +113,15 @@ async fn answer(mut stream: TcpStream, ticks: Arc<AtomicU64>) {
     }
     let head = String::from_utf8(head).unwrap();
     let path = head.split(' ').nth(1).unwrap();
-    let begin =
-        |kind: &str| format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}; charset=utf-8\r\nconnection: close\r\n\r\n");
+    let begin = |kind: &str| {
+        format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: {kind}; charset=utf-8\r\nconnection: close\r\n\r\n"
+        )
+    };
     if path != "/ui/events" {
         let why = why().to_string();
-        let file = FILES.iter().find(|(name, ..)| *name == path).map(|(_, kind, text)| (*kind, *text));
+        let file =
+            FILES.iter().find(|(name, ..)| *name == path).map(|(_, kind, text)| (*kind, *text));
         let (kind, text) = file.unwrap_or(("application/json", &why));
         let _ = stream.write_all(format!("{}{text}", begin(kind)).as_bytes()).await;
         return;

@@ -10,7 +10,8 @@ use super::{SOON, serve};
 use crate::support::Server;
 
 /// A name that would run if it were taken for more than a text.
-const HOSTILE: &str = "<img src=x onerror=document.title='run'>\"'&amp;<script>document.title='run'</script>";
+const HOSTILE: &str =
+    "<img src=x onerror=document.title='run'>\"'&amp;<script>document.title='run'</script>";
 
 /// What is to be seen after something has happened has to be there by then.
 const LIVE: Duration = Duration::from_secs(2);
@@ -34,8 +35,7 @@ async fn every_view_shows_what_happens_within_two_seconds() {
     for number in 0..6 {
         ask(&server, &format!("Question {number}")).await;
     }
-    let found =
-        "[...document.querySelectorAll('.gauge')].some((gauge) => /found.*[1-9]\\d? %/.test(gauge.textContent))";
+    let found = "[...document.querySelectorAll('.gauge')].some((gauge) => /found.*[1-9]\\d? %/.test(gauge.textContent))";
     browser.wait_for(found, LIVE);
     browser.picture("fleet");
     browser.evaluate(
@@ -47,16 +47,25 @@ async fn every_view_shows_what_happens_within_two_seconds() {
     explains_requests(&server, &mut browser).await;
 
     browser.evaluate("location.hash = 'media'");
-    browser.wait_for("/that come again[^]*7/.test(document.querySelector('#media').innerText)", LIVE);
+    browser
+        .wait_for("/that come again[^]*7/.test(document.querySelector('#media').innerText)", LIVE);
     browser.picture("media");
     // A step of the history is as long as this, and may have just begun.
     browser.evaluate("location.hash = 'time'");
-    browser.wait_for("[...document.querySelectorAll('#time path')].some((path) => path.getAttribute('d'))", SOON);
+    browser.wait_for(
+        "[...document.querySelectorAll('#time path')].some((path) => path.getAttribute('d'))",
+        SOON,
+    );
     browser.evaluate("document.querySelector('#time summary').click()");
-    browser.wait_for("/\\d ms/.test(document.querySelector('#time details table').innerText)", SOON);
+    browser
+        .wait_for("/\\d ms/.test(document.querySelector('#time details table').innerText)", SOON);
     browser.picture("time");
 
-    assert_eq!(browser.evaluate("document.title.includes('run')"), json!(true), "the name itself has it");
+    assert_eq!(
+        browser.evaluate("document.title.includes('run')"),
+        json!(true),
+        "the name itself has it"
+    );
     assert_ne!(browser.evaluate("document.title"), "run", "a name was run");
     assert_eq!(browser.errors(), [] as [Value; 0]);
 }
@@ -85,8 +94,12 @@ async fn explains_requests(server: &Server, browser: &mut Browser) {
             return Math.abs(cells.reduce((sum, term, at) => sum + term * weights[at], 0) - cost) / Math.max(1, cost); \
         }); })()";
     let errors = browser.evaluate(sums);
-    assert!(errors.as_array().unwrap().iter().all(|error| error.as_f64().unwrap() < 0.02), "{errors}");
-    let held = browser.evaluate("document.querySelectorAll('.candidates tr.chosen rect.held.item').length");
+    assert!(
+        errors.as_array().unwrap().iter().all(|error| error.as_f64().unwrap() < 0.02),
+        "{errors}"
+    );
+    let held = browser
+        .evaluate("document.querySelectorAll('.candidates tr.chosen rect.held.item').length");
     assert_eq!(held, 1, "the image that all ask about is held");
     browser.picture("requests");
     browser.prefer("dark");

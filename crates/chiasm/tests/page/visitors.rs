@@ -21,7 +21,8 @@ impl Visitor {
 
     async fn get(&self, server: &Server, path: &str, headers: &[(&str, &str)]) -> Answer {
         let request = self.0.get(format!("{}{path}", server.url));
-        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request =
+            headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         Answer::of(request.send().await.expect("an answer")).await
     }
 
@@ -42,29 +43,54 @@ async fn with_keys_only_a_session_or_a_key_shows_it() {
     let visitor = Visitor::new();
     for path in ["/ui/events", "/ui/requests/0", "/ui/session"] {
         assert_eq!(visitor.get(&server, path, &[]).await.status, 401, "{path}");
-        assert_eq!(visitor.get(&server, path, &[("cookie", "chiasm_ui=99999999999.00")]).await.status, 401, "{path}");
+        assert_eq!(
+            visitor.get(&server, path, &[("cookie", "chiasm_ui=99999999999.00")]).await.status,
+            401,
+            "{path}"
+        );
     }
     let form = visitor.get(&server, "/ui/", &[]).await;
     assert_eq!(form.status, 401);
-    assert!(form.text.contains("<form method=\"post\" action=\"login\">") && !form.text.contains("role=\"alert\""));
-    assert!(form.headers.get("www-authenticate").is_none(), "the browser's own question would hide the form");
+    assert!(
+        form.text.contains("<form method=\"post\" action=\"login\">")
+            && !form.text.contains("role=\"alert\"")
+    );
+    assert!(
+        form.headers.get("www-authenticate").is_none(),
+        "the browser's own question would hide the form"
+    );
 
     for wrong in ["key=wrong", "key=", "", "other=secret", "key=%FF"] {
         let refused = visitor.log_in(&server, wrong.to_owned()).await;
         assert_eq!(refused.status, 401, "{wrong}");
-        assert!(refused.text.contains("role=\"alert\"") && refused.headers.get("set-cookie").is_none(), "{wrong}");
+        assert!(
+            refused.text.contains("role=\"alert\"") && refused.headers.get("set-cookie").is_none(),
+            "{wrong}"
+        );
     }
     assert_eq!(visitor.log_in(&server, format!("key={}", "a".repeat(9000))).await.status, 413);
     let taken = visitor.log_in(&server, "key=other".to_owned()).await;
     assert_eq!((taken.status, taken.header("location").as_str()), (303, "./"));
     let cookie = taken.header("set-cookie");
-    assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict") && !cookie.contains("other"), "{cookie}");
+    assert!(
+        cookie.contains("HttpOnly")
+            && cookie.contains("SameSite=Strict")
+            && !cookie.contains("other"),
+        "{cookie}"
+    );
     let cookie = cookie.split(';').next().expect("a cookie");
     let page = visitor.get(&server, "/ui/", &[("cookie", cookie)]).await;
     assert!(page.status == 200 && page.text.contains("page.js"));
     assert_eq!(visitor.get(&server, "/ui/session", &[("cookie", cookie)]).await.status, 204);
-    assert_eq!(visitor.get(&server, "/ui/session", &[("authorization", "Bearer secret")]).await.status, 204);
-    assert_eq!(visitor.get(&server, "/workers", &[("cookie", cookie)]).await.status, 401, "it opens nothing else");
+    assert_eq!(
+        visitor.get(&server, "/ui/session", &[("authorization", "Bearer secret")]).await.status,
+        204
+    );
+    assert_eq!(
+        visitor.get(&server, "/workers", &[("cookie", cookie)]).await.status,
+        401,
+        "it opens nothing else"
+    );
 }
 
 #[tokio::test]
@@ -82,7 +108,8 @@ async fn logout_ends_the_session_and_its_events() {
     assert!(logout.header("set-cookie").contains("Max-Age=0"));
     // Whoever has kept the cookie has nothing of it.
     assert_eq!(visitor.get(&server, "/ui/session", &[("cookie", cookie)]).await.status, 401);
-    let told = tokio::time::timeout(SOON, events.text()).await.expect("the events end").expect("text");
+    let told =
+        tokio::time::timeout(SOON, events.text()).await.expect("the events end").expect("text");
     assert!(told.starts_with("event: start"), "{told}");
 }
 
@@ -98,12 +125,14 @@ async fn requests_that_have_ended_are_not_shown_as_running() {
     let requests = async || {
         let mut events = Visitor::new().follow(&server).await;
         let start = events.chunk().await.expect("a chunk").expect("a start");
-        let start = std::str::from_utf8(&start).expect("UTF-8").trim().strip_prefix("event: start\ndata: ");
+        let start =
+            std::str::from_utf8(&start).expect("UTF-8").trim().strip_prefix("event: start\ndata: ");
         let start: Value = serde_json::from_str(start.expect("a start")).expect("JSON");
         start["requests"].as_array().expect("a list").clone()
     };
-    let has_ended =
-        |request: &Value| request["outcome"]["status"] == 200 && request["outcome"]["found"]["completion_tokens"] == 2;
+    let has_ended = |request: &Value| {
+        request["outcome"]["status"] == 200 && request["outcome"]["found"]["completion_tokens"] == 2
+    };
     let all_ended = async || {
         let requests = requests().await;
         requests.len() >= 2 && requests.iter().all(has_ended)
@@ -121,11 +150,17 @@ async fn nothing_of_it_may_be_framed_or_bring_in_what_is_not_its_own() {
         let answer = visitor.get(&server, path, &[]).await;
         assert_eq!(answer.status, 200, "{path}");
         let policy = answer.header("content-security-policy");
-        assert!(policy.starts_with("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
+        assert!(
+            policy.starts_with("default-src 'none'") && policy.contains("frame-ancestors 'none'"),
+            "{policy}"
+        );
         assert!(!policy.contains("unsafe") && answer.header("x-content-type-options") == "nosniff");
         // A namespace is a name and no address that is asked.
         let text = answer.text.replace("http://www.w3.org/2000/svg", "");
-        assert!(!text.contains("http://") && !text.contains("https://"), "{path} asks somebody else");
+        assert!(
+            !text.contains("http://") && !text.contains("https://"),
+            "{path} asks somebody else"
+        );
         assert!(!text.contains(" style=") && !text.contains("innerHTML"), "{path}");
     }
     for path in ["/ui/none.js", "/ui/requests/0", "/ui/requests/x", "/ui/%FF", "/uix"] {
@@ -173,13 +208,19 @@ async fn what_is_told_grows_with_each_request_and_names_no_url_or_text() {
         server.chat(&body).await.ok();
     }
     while !told.contains("\"completion_tokens\":3") || told.matches("event: tick").count() < 3 {
-        told.push_str(std::str::from_utf8(&events.chunk().await.expect("a chunk").expect("more")).expect("UTF-8"));
+        told.push_str(
+            std::str::from_utf8(&events.chunk().await.expect("a chunk").expect("more"))
+                .expect("UTF-8"),
+        );
     }
     let why = Visitor::new().get(&server, "/ui/requests/0", &[]).await.ok();
     assert_eq!(why["candidates"].as_array().expect("candidates").len(), 2);
     assert_eq!(why["plans"][0]["items"][0]["modality"], "image");
     let all = format!("{told}{why}");
-    assert!(!all.contains("Unmistakable") && !all.contains("base64") && !all.contains("data:image"), "{all}");
+    assert!(
+        !all.contains("Unmistakable") && !all.contains("base64") && !all.contains("data:image"),
+        "{all}"
+    );
 }
 
 /// A picture as a data URL.

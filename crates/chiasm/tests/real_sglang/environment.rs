@@ -24,9 +24,14 @@ pub(crate) struct Environment {
 
 impl Environment {
     pub(crate) fn read() -> Self {
-        let variable =
-            |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test --sglang`"));
-        Self { python: variable("CHIASM_TEST_SGLANG_PYTHON"), models: variable("CHIASM_TEST_MODELS").into() }
+        let variable = |name| {
+            std::env::var(name)
+                .unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test --sglang`"))
+        };
+        Self {
+            python: variable("CHIASM_TEST_SGLANG_PYTHON"),
+            models: variable("CHIASM_TEST_MODELS").into(),
+        }
     }
 
     pub(crate) fn model(&self, name: &str) -> String {
@@ -48,7 +53,8 @@ impl Environment {
     }
 }
 
-/// The model as SGLang reads it: it wants a name of Qwen2-VL's first configuration, that `transformers` no longer writes.
+/// The model as SGLang reads it: it wants a name of Qwen2-VL's first configuration, that
+/// `transformers` no longer writes.
 fn of_sglang(model: &Path) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for entry in fs::read_dir(model).expect("a model") {
@@ -58,7 +64,8 @@ fn of_sglang(model: &Path) -> TempDir {
             symlink(&path, place).expect("a link");
             continue;
         }
-        let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).expect("a file")).expect("JSON");
+        let mut config: Value =
+            serde_json::from_str(&fs::read_to_string(&path).expect("a file")).expect("JSON");
         if config["model_type"] == "qwen2_vl" {
             config["vision_config"]["in_chans"] = config["vision_config"]["in_channels"].clone();
         }
@@ -96,13 +103,38 @@ impl Sglang {
         ]);
         command.arg(self.model.path()).args(["--kv-events-config", &events.to_string()]);
         // What a CPU needs that has none of its kernels.
-        command.args(["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]);
-        command.args(["--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup"]);
-        command.args(["--max-total-tokens", "16384", "--mem-fraction-static", "0.1", "--page-size", "16"]);
+        command.args([
+            "--device",
+            "cpu",
+            "--attention-backend",
+            "torch_native",
+            "--sampling-backend",
+            "pytorch",
+        ]);
+        command.args([
+            "--disable-overlap-schedule",
+            "--disable-cuda-graph",
+            "--skip-server-warmup",
+        ]);
+        command.args([
+            "--max-total-tokens",
+            "16384",
+            "--mem-fraction-static",
+            "0.1",
+            "--page-size",
+            "16",
+        ]);
         command
-            .args(["--enable-metrics", "--sleep-on-idle", "--constrained-json-disable-any-whitespace"])
+            .args([
+                "--enable-metrics",
+                "--sleep-on-idle",
+                "--constrained-json-disable-any-whitespace",
+            ])
             .args(&self.flags);
-        command.env("SGLANG_USE_CPU_ENGINE", "1").env("OMP_NUM_THREADS", "1").env("HF_HUB_OFFLINE", "1");
+        command
+            .env("SGLANG_USE_CPU_ENGINE", "1")
+            .env("OMP_NUM_THREADS", "1")
+            .env("HF_HUB_OFFLINE", "1");
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
         if std::env::var_os("CHIASM_TEST_SHOW_SGLANG").is_none() {
             command.stderr(Stdio::null());
@@ -136,20 +168,26 @@ impl Sglang {
                 return;
             }
             let ended = self.child.as_mut().and_then(|child| child.try_wait().expect("wait"));
-            assert!(ended.is_none() && started.elapsed() < STARTUP, "SGLang does not start: {ended:?}");
+            assert!(
+                ended.is_none() && started.elapsed() < STARTUP,
+                "SGLang does not start: {ended:?}"
+            );
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
     /// Its own answer.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
-        let post = support::client().post(format!("{}{path}", self.url())).header("content-type", "application/json");
+        let post = support::client()
+            .post(format!("{}{path}", self.url()))
+            .header("content-type", "application/json");
         Answer::of(post.body(body.to_string()).send().await.expect("SGLang answers")).await
     }
 
     /// The sum of a gauge of its own.
     pub(crate) async fn gauge(&self, name: &str) -> f64 {
-        let text = support::client().get(format!("{}/metrics", self.url())).send().await.expect("metrics");
+        let text =
+            support::client().get(format!("{}/metrics", self.url())).send().await.expect("metrics");
         let text = text.text().await.expect("text");
         let samples = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
         samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
@@ -157,8 +195,10 @@ impl Sglang {
 
     /// Requests that it works on, or that wait.
     pub(crate) async fn wait_idle(&self) {
-        let is_idle =
-            async || self.gauge("sglang:num_running_reqs").await + self.gauge("sglang:num_queue_reqs").await == 0.0;
+        let is_idle = async || {
+            self.gauge("sglang:num_running_reqs").await + self.gauge("sglang:num_queue_reqs").await
+                == 0.0
+        };
         wait_for("idle server", Duration::from_secs(30), is_idle).await;
     }
 }
@@ -184,7 +224,8 @@ pub(crate) async fn before(environment: &Environment, model: &str, servers: &[&S
 
 /// What a frontend says of its workers.
 pub(crate) async fn workers(frontend: &Server) -> Vec<Value> {
-    let workers = frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
+    let workers =
+        frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
     let workers: Value = serde_json::from_str(&workers.text().await.expect("text")).expect("JSON");
     workers["workers"].as_array().expect("workers").clone()
 }

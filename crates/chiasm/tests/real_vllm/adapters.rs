@@ -1,4 +1,5 @@
-//! LoRA adapters: answers as those of `vllm serve`, blocks of their own, and engines that outlive what they refuse.
+//! LoRA adapters: answers as those of `vllm serve`, blocks of their own, and engines that outlive
+//! what they refuse.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,13 +16,15 @@ use crate::support::Server;
 const MODEL: &str = "qwen25vl";
 const ADAPTERS: [&str; 2] = ["a", "b"];
 
-/// An engine with two adapters. Requests without one are answered as ever, too: these are the image family's own.
+/// An engine with two adapters. Requests without one are answered as ever, too: these are the image
+/// family's own.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn adapters_answer_as_in_vllm_serve() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
-    let modules = ADAPTERS.map(|name| format!("{name}={}", environment.model(&format!("{MODEL}-lora-{name}"))));
+    let modules = ADAPTERS
+        .map(|name| format!("{name}={}", environment.model(&format!("{MODEL}-lora-{name}"))));
     let own = ["--lora-modules", &modules[0], &modules[1]];
     let flags = ["--enable-lora", "--max-loras", "2"];
     let requests = [comparable_requests(), ADAPTERS.map(requests_of).concat()].concat();
@@ -97,7 +100,9 @@ async fn refused_adapters_harm_nobody(server: &Server) {
     };
     let (status, message) = load(&dir.path().join("none")).await;
     assert_eq!(status, 404, "{message}");
-    for (rank, told) in [(64, "LoRA rank 64 is greater than max_lora_rank 16"), (8, "doesn't contain tensors")] {
+    for (rank, told) in
+        [(64, "LoRA rank 64 is greater than max_lora_rank 16"), (8, "doesn't contain tensors")]
+    {
         // The second one has no weights.
         let config = json!({"r": rank, "lora_alpha": 16, "target_modules": ["q_proj"]});
         std::fs::write(dir.path().join("adapter_config.json"), config.to_string()).expect("a file");

@@ -1,4 +1,5 @@
-//! Answers that are held to a form or to some tokens: the same as those of `vllm serve`, and refused where an engine fails of it.
+//! Answers that are held to a form or to some tokens: the same as those of `vllm serve`, and
+//! refused where an engine fails of it.
 
 use serde_json::{Value, json};
 
@@ -42,10 +43,18 @@ pub(crate) fn constrained_requests() -> Vec<Value> {
 pub(crate) async fn what_an_engine_fails_of_is_refused(server: &Server) {
     for (field, value, param) in [
         ("structured_outputs", json!({"regex": "("}), "structured_outputs.regex"),
-        ("structured_outputs", json!({"grammar": "root ::= nothing"}), "structured_outputs.grammar"),
+        (
+            "structured_outputs",
+            json!({"grammar": "root ::= nothing"}),
+            "structured_outputs.grammar",
+        ),
         ("structured_outputs", json!({"json": ""}), "structured_outputs.json"),
         ("structured_outputs", json!({"choice": []}), "structured_outputs.choice"),
-        ("response_format", json!({"type": "structural_tag", "format": {"type": "nothing"}}), "response_format"),
+        (
+            "response_format",
+            json!({"type": "structural_tag", "format": {"type": "nothing"}}),
+            "response_format",
+        ),
         ("logit_bias", json!({"4000000000": 1}), "logit_bias"),
         ("allowed_token_ids", json!([4_000_000_000_u32]), "allowed_token_ids"),
         ("stop_token_ids", json!([4_000_000_000_u32]), "stop_token_ids"),
@@ -57,7 +66,8 @@ pub(crate) async fn what_an_engine_fails_of_is_refused(server: &Server) {
             assert_eq!(server.chat(&request).await.refused(400), param, "{field}: {value}");
         }
     }
-    // A grammar that it compiles and can't follow: it calls that unexpected, and the client is not to blame.
+    // A grammar that it compiles and can't follow: it calls that unexpected, and the client is not
+    // to blame.
     let mut request = ask(json!("the quick brown fox"));
     request["structured_outputs"] = json!({"grammar": "root ::= root"});
     assert_eq!(server.chat(&request).await.refused(500), "structured_outputs.grammar");

@@ -46,8 +46,10 @@ pub(crate) struct Environment {
 
 impl Environment {
     pub(crate) fn read() -> Self {
-        let variable =
-            |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test`"));
+        let variable = |name| {
+            std::env::var(name)
+                .unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test`"))
+        };
         Self {
             vllm: variable("CHIASM_TEST_VLLM"),
             python: variable("CHIASM_TEST_PYTHON"),
@@ -79,24 +81,42 @@ impl Environment {
         self.serve_in_mode("shm", model, engines, flags)
     }
 
-    pub(crate) fn serve_in_mode(&self, mode: &str, model: &str, engines: &str, flags: &[&str]) -> Server {
+    pub(crate) fn serve_in_mode(
+        &self,
+        mode: &str,
+        model: &str,
+        engines: &str,
+        flags: &[&str],
+    ) -> Server {
         self.serve_with(mode, model, engines, &[], flags)
     }
 
     /// The same with flags for Chiasm alone.
-    pub(crate) fn serve_with(&self, mode: &str, model: &str, engines: &str, own: &[&str], flags: &[&str]) -> Server {
+    pub(crate) fn serve_with(
+        &self,
+        mode: &str,
+        model: &str,
+        engines: &str,
+        own: &[&str],
+        flags: &[&str],
+    ) -> Server {
         let model = self.model(model);
-        let mut args = [model.as_str(), "--engines", engines, "--vllm", &self.vllm].map(str::to_owned).to_vec();
+        let mut args = [model.as_str(), "--engines", engines, "--vllm", &self.vllm]
+            .map(str::to_owned)
+            .to_vec();
         args.extend(serve_flags(mode, ARENA_GB));
         args.extend(own.iter().map(|&flag| flag.to_owned()));
-        args.extend([&["--port", "0", "--"], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
+        args.extend(
+            [&["--port", "0", "--"], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned),
+        );
         let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
         Server::start_with(&args, &[("PYTHONPATH", &self.plugin)])
     }
 
     /// A place for engines to attach to, with the flags with which they would have been launched.
     pub(crate) fn place(&self, model: &str, flags: &[&str]) -> Place {
-        let (sockets, handshake) = (SocketDir::new().expect("a folder"), format!("tcp://127.0.0.1:{}", free_port()));
+        let (sockets, handshake) =
+            (SocketDir::new().expect("a folder"), format!("tcp://127.0.0.1:{}", free_port()));
         let mut spec = LaunchSpec::new("engine", &self.vllm, self.model(model), &handshake);
         spec.receiver_cache_gb = RECEIVER_CACHE_GB;
         spec.kv_events = Some(KvEventEndpoints::ipc(&sockets));
@@ -106,7 +126,13 @@ impl Environment {
     }
 
     /// Attaches to an engine with the plugin.
-    pub(crate) fn attach(&self, mode: &str, arena_gb: &str, model: &str, flags: &[&str]) -> (Server, AttachedEngine) {
+    pub(crate) fn attach(
+        &self,
+        mode: &str,
+        arena_gb: &str,
+        model: &str,
+        flags: &[&str],
+    ) -> (Server, AttachedEngine) {
         self.attach_with(mode, arena_gb, model, &[], flags)
     }
 
@@ -136,24 +162,42 @@ impl Environment {
     /// Starts what answers are compared with, and what a frontend can be put before.
     pub(crate) fn reference(&self, model: &str, flags: &[&str]) -> Reference {
         let (model, port) = (self.model(model), free_port().to_string());
-        let own = [model.as_str(), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port];
+        let own =
+            [model.as_str(), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port];
         let events = json!({
             "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": format!("tcp://*:{}", free_port()),
             "replay_endpoint": format!("tcp://*:{}", free_port()),
         });
         let events = events.to_string();
-        let before = ["--enable-scale-out", "--enable-prompt-tokens-details", "--kv-events-config", &events];
-        let arguments = [&own[..], ENGINE_FLAGS, &["--trust-request-mm-kwargs"], &before, flags].concat();
+        let before =
+            ["--enable-scale-out", "--enable-prompt-tokens-details", "--kv-events-config", &events];
+        let arguments =
+            [&own[..], ENGINE_FLAGS, &["--trust-request-mm-kwargs"], &before, flags].concat();
         let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
-        Reference { url: format!("http://127.0.0.1:{port}"), _server: vllm_serves().serve(&arguments, None, true) }
+        Reference {
+            url: format!("http://127.0.0.1:{port}"),
+            _server: vllm_serves().serve(&arguments, None, true),
+        }
     }
 }
 
 /// Flags of `chiasm serve` that do not depend on where engines come from.
 pub(crate) fn serve_flags(mode: &str, arena_gb: &str) -> Vec<String> {
     let cache = RECEIVER_CACHE_GB.to_string();
-    let flags = ["--served-model-name", "m", "--receiver-cache-gb", &cache, "--mm-transfer", mode, "--mm-arena-gb"];
-    [&flags[..], &[arena_gb, "--allow-private-media"]].concat().into_iter().map(str::to_owned).collect()
+    let flags = [
+        "--served-model-name",
+        "m",
+        "--receiver-cache-gb",
+        &cache,
+        "--mm-transfer",
+        mode,
+        "--mm-arena-gb",
+    ];
+    [&flags[..], &[arena_gb, "--allow-private-media"]]
+        .concat()
+        .into_iter()
+        .map(str::to_owned)
+        .collect()
 }
 
 /// The one process that has imported vLLM. Ends with the tests: then its input does.
@@ -174,7 +218,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Starts an engine with the plugin, in the process that has imported its version of vLLM. Killed when dropped.
+    /// Starts an engine with the plugin, in the process that has imported its version of vLLM.
+    /// Killed when dropped.
     pub(crate) fn start(&self, serves: &mut VllmServes) -> Group {
         serves.serve(&self.arguments, Some(&self.plugin), false)
     }
@@ -196,14 +241,27 @@ impl AttachedEngine {
         Server::start(&args)
     }
 
-    /// Starts an agent for it, and a frontend of that. `own` are flags of the agent, `flags` those of the engine.
+    /// Starts an agent for it, and a frontend of that. `own` are flags of the agent, `flags` those
+    /// of the engine.
     pub(crate) fn behind_agent(&self, own: &[&str], flags: &[&str]) -> (Process, Server) {
         let (model, state) = (self.args[0].as_str(), self.state.path().display().to_string());
         let address = format!("127.0.0.2:{}", free_port());
         let (host, port) = address.split_once(':').expect("host:port");
-        let mut agent = chiasm(&["agent", model, "--host", host, "--port", port, "--attach", &self.place.handshake]);
+        let mut agent = chiasm(&[
+            "agent",
+            model,
+            "--host",
+            host,
+            "--port",
+            port,
+            "--attach",
+            &self.place.handshake,
+        ]);
         // An agent has no name for its model.
-        agent.args(["--state-dir", &state]).args(&serve_flags("shm", ROOMY_ARENA_GB)[2..]).args(own);
+        agent
+            .args(["--state-dir", &state])
+            .args(&serve_flags("shm", ROOMY_ARENA_GB)[2..])
+            .args(own);
         let agent = agent.arg("--").args(ENGINE_FLAGS).args(flags).spawn().expect("an agent");
         let own = [model, "--served-model-name", "m", "--state-dir", &state, "--agents", &address];
         (Process(agent), Server::start(&[&own[..], &["--allow-private-media"]].concat()))
@@ -241,7 +299,8 @@ impl Reference {
     pub(crate) async fn post(&self, path: &str, request: &Value) -> Answer {
         let client = support::client();
         self.wait_healthy().await;
-        let post = client.post(format!("{}{path}", self.url)).header("content-type", "application/json");
+        let post =
+            client.post(format!("{}{path}", self.url)).header("content-type", "application/json");
         Answer::of(post.body(request.to_string()).send().await.expect("vllm serve answers")).await
     }
 }

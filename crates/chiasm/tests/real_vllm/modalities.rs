@@ -1,4 +1,5 @@
-//! Videos, recordings, rare images and models without a native family: made by vLLM's own processor, answered as `vllm serve` does.
+//! Videos, recordings, rare images and models without a native family: made by vLLM's own
+//! processor, answered as `vllm serve` does.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use super::prompts;
 use super::requests::{answers_are_those_of_vllm_serve, image, text};
 use super::run_client;
 use super::tools::{
-    TOOL_FLAGS, an_agent_calls_its_functions, custom_and_allowed_tools_are_forced, other_apis_call_alike, tool_requests,
+    TOOL_FLAGS, an_agent_calls_its_functions, custom_and_allowed_tools_are_forced,
+    other_apis_call_alike, tool_requests,
 };
 use crate::support::scenario_run;
 
@@ -33,7 +35,9 @@ pub(crate) fn clip(name: &str) -> Value {
 
 /// A recording as OpenAI's API has it.
 fn input_audio(name: &str) -> Value {
-    let url = clip(name)["audio_url"]["url"].as_str().map(|url| url.trim_start_matches("data:;base64,").to_owned());
+    let url = clip(name)["audio_url"]["url"]
+        .as_str()
+        .map(|url| url.trim_start_matches("data:;base64,").to_owned());
     json!({"type": "input_audio", "input_audio": {"data": url, "format": "wav"}})
 }
 
@@ -81,7 +85,12 @@ fn audio_requests() -> Vec<Value> {
 fn omni_requests() -> Vec<Value> {
     let mut requests = audio_requests();
     requests.extend(video_requests());
-    requests.push(ask(json!([clip("with_sound.mp4"), clip("mono_16k.wav"), image(DAWN), text("all of it")])));
+    requests.push(ask(json!([
+        clip("with_sound.mp4"),
+        clip("mono_16k.wav"),
+        image(DAWN),
+        text("all of it")
+    ])));
     // The sound of a video is a second item on the video's own range.
     for content in [
         json!([clip("with_sound.mp4"), text("what is to be seen and heard?")]),
@@ -132,7 +141,8 @@ fn thinking_requests() -> Vec<Value> {
     [written_requests(), one_video_requests(), vec![thinking], efforts.to_vec()].concat()
 }
 
-/// How an item is written depends on how many of its modality come before it, and it was made by itself.
+/// How an item is written depends on how many of its modality come before it, and it was made by
+/// itself.
 fn numbered_requests() -> Vec<Value> {
     vec![
         ask(json!([image(DAWN), text("describe this image briefly.")])),
@@ -140,7 +150,13 @@ fn numbered_requests() -> Vec<Value> {
         ask(json!([image(NIGHT), image(NIGHT), text("the same image")])),
         ask(json!([clip("silent.mp4"), text("what is this?")])),
         ask(json!([image(DAWN), clip("silent.mp4"), text("what is in"), image(NIGHT)])),
-        ask(json!([clip("with_sound.mp4"), text("and"), clip("silent.mp4"), text("and"), clip("edit_list.mp4")])),
+        ask(json!([
+            clip("with_sound.mp4"),
+            text("and"),
+            clip("silent.mp4"),
+            text("and"),
+            clip("edit_list.mp4")
+        ])),
     ]
 }
 
@@ -151,11 +167,16 @@ async fn every_modality_is_answered_as_by_vllm_serve() {
     let _alone = ENGINES.lock().await;
     let chosen = std::env::var("CHIASM_TEST_FAMILIES").ok();
     for (model, requests, flags) in [
-        ("qwen25vl", [video_requests(), constrained_requests(), tool_requests()].concat(), &TOOL_FLAGS[..]),
+        (
+            "qwen25vl",
+            [video_requests(), constrained_requests(), tool_requests()].concat(),
+            &TOOL_FLAGS[..],
+        ),
         ("qwen3vl", video_requests(), &[]),
         ("qwen2audio", audio_requests(), &[]),
         ("omni", omni_requests(), &[]),
-        // Two videos in one prompt end this model's engine, whoever asks. Its conversations are written by vLLM's code here.
+        // Two videos in one prompt end this model's engine, whoever asks. Its conversations are
+        // written by vLLM's code here.
         ("llavaov", thinking_requests(), &["--tokenizer-mode", "deepseek_v32"]),
         // It is read from Mistral's own files, as vLLM prefers them.
         ("mistral_small", written_requests(), &[]),
@@ -174,10 +195,12 @@ async fn every_modality_is_answered_as_by_vllm_serve() {
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn models_of_the_transformers_backend_are_answered_as_by_vllm_serve() {
     let _alone = ENGINES.lock().await;
-    is_answered_as_by_vllm_serve("llava", &image_requests(), &["--model-impl", "transformers"]).await;
+    is_answered_as_by_vllm_serve("llava", &image_requests(), &["--model-impl", "transformers"])
+        .await;
 }
 
-/// The prompt tokens and the new tokens are those of `vllm serve`, and the engine finds what it was predicted to have.
+/// The prompt tokens and the new tokens are those of `vllm serve`, and the engine finds what it was
+/// predicted to have.
 async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[&str]) {
     let environment = Environment::read();
     let reference = environment.reference(model, flags);
@@ -187,7 +210,8 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
     let reference = reference.answers(requests).await;
     server.wait_ready(1, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, requests, &reference).await;
-    let block_size = workers(&server).await[0]["block_size"].as_u64().expect("a block size") as usize;
+    let block_size =
+        workers(&server).await[0]["block_size"].as_u64().expect("a block size") as usize;
     for request in requests {
         settled(&server).await;
         found_as_predicted(&server.chat(request).await, block_size, model);
@@ -198,7 +222,11 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
         an_agent_calls_its_functions(&server).await;
         other_apis_call_alike(&server).await;
         custom_and_allowed_tools_are_forced(&server).await;
-        run_client(&environment.clients_python, "clients/langchain_forced.py", &[&format!("{}/v1", server.url)]);
+        run_client(
+            &environment.clients_python,
+            "clients/langchain_forced.py",
+            &[&format!("{}/v1", server.url)],
+        );
     }
     if model == "omni" {
         for modality in ["video", "audio"] {

@@ -11,8 +11,9 @@ use super::environment::{ARENA_GB, ENGINES, Environment, STARTUP};
 use super::requests::{image, text};
 use crate::support::{self, Answer, Server, wait_for};
 
-/// Models with one kind of attention and with several (windows, chunks, linear), each with a cache so small that blocks are
-/// evicted all the time: the engine finds exactly the blocks that it was predicted to have.
+/// Models with one kind of attention and with several (windows, chunks, linear), each with a cache
+/// so small that blocks are evicted all the time: the engine finds exactly the blocks that it was
+/// predicted to have.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
@@ -29,25 +30,33 @@ async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
             continue;
         }
         let small = ["--num-gpu-blocks-override", blocks, "--max-model-len", "1024"];
-        let (server, _engine) = environment.attach("shm", ARENA_GB, model, &[&small, flags].concat());
+        let (server, _engine) =
+            environment.attach("shm", ARENA_GB, model, &[&small, flags].concat());
         server.wait_ready(1, STARTUP).await;
         predictions_come_true(&server, model).await;
-        assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+        assert!(
+            server.terminate(Duration::from_secs(60)).await,
+            "SIGTERM ends it with exit code 0"
+        );
     }
 }
 
 /// What is known of each worker.
 pub(crate) async fn workers(server: &Server) -> Value {
-    let report = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
+    let report =
+        server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
     support::json(report).await["workers"].take()
 }
 
-/// Waits until all that engines have told of their caches is known. A prediction may be too low before.
+/// Waits until all that engines have told of their caches is known. A prediction may be too low
+/// before.
 pub(crate) async fn settled(server: &Server) {
     wait_for("settled knowledge", STARTUP, async || {
         let workers = workers(server).await;
         let workers = workers.as_array().expect("workers");
-        workers.iter().all(|worker| worker["knowledge"] == "exact" && worker["promised_blocks"] == 0)
+        workers
+            .iter()
+            .all(|worker| worker["knowledge"] == "exact" && worker["promised_blocks"] == 0)
     })
     .await;
 }
@@ -58,7 +67,8 @@ pub(crate) fn found_as_predicted(response: &Answer, block_size: usize, what: &st
     let tokens = |count: &Value| count.as_u64().expect("a number of tokens") as usize;
     let found = tokens(&usage["prompt_tokens_details"]["cached_tokens"]) / block_size;
     let overlap = response.header("x-chiasm-overlap");
-    let overlap: usize = overlap.split('/').next().and_then(|blocks| blocks.parse().ok()).expect("blocks");
+    let overlap: usize =
+        overlap.split('/').next().and_then(|blocks| blocks.parse().ok()).expect("blocks");
     // The last token of a prompt is computed in any case.
     let predicted = overlap.min((tokens(&usage["prompt_tokens"]) - 1) / block_size);
     assert_eq!(predicted, found, "{what}");
@@ -69,10 +79,12 @@ pub(crate) fn found_as_predicted(response: &Answer, block_size: usize, what: &st
 async fn predictions_come_true(server: &Server, model: &str) {
     // The same prompts in every run: a failure comes again.
     let mut random = SmallRng::seed_from_u64(1);
-    let mut words = |count: usize| -> Vec<u32> { (0..count).map(|_| random.random_range(10..200)).collect() };
+    let mut words =
+        |count: usize| -> Vec<u32> { (0..count).map(|_| random.random_range(10..200)).collect() };
     let beginnings: Vec<Vec<u32>> = [90, 200, 310, 420, 530, 640].map(&mut words).into();
     settled(server).await;
-    let block_size = workers(server).await[0]["block_size"].as_u64().expect("a block size") as usize;
+    let block_size =
+        workers(server).await[0]["block_size"].as_u64().expect("a block size") as usize;
     let mut found_at_all = 0;
     for turn in 0..48 {
         let (answer, max_tokens) = (["short", "long"][turn % 2], [1, 30][turn % 2]);
@@ -89,13 +101,18 @@ async fn predictions_come_true(server: &Server, model: &str) {
             let body = json!({"model": "m", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true});
             server.post("/v1/completions", &body).await
         };
-        found_at_all += found_as_predicted(&response, block_size, &format!("{model}, request {turn}"));
+        found_at_all +=
+            found_as_predicted(&response, block_size, &format!("{model}, request {turn}"));
         settled(server).await;
     }
     assert!(found_at_all > 0, "{model}");
     let worker = &workers(server).await[0];
     let count = |name: &str| worker["index"][name].as_u64();
-    assert_eq!((count("unknown_parents"), count("unknown_removals")), (Some(0), Some(0)), "{worker}");
+    assert_eq!(
+        (count("unknown_parents"), count("unknown_removals")),
+        (Some(0), Some(0)),
+        "{worker}"
+    );
     for too in ["high", "low"] {
         let name = format!("chiasm_overlap_error_blocks_total{{too=\"{too}\",state=\"exact\"}}");
         assert_eq!(server.metric(&name).await, 0.0, "{model}: too {too}");

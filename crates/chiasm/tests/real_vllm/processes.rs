@@ -8,10 +8,13 @@ use crate::support::Server;
 pub(crate) fn descendants(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
         // "pid (command) state parent …"; the command may have spaces and parentheses
-        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        let parent =
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
         children.entry(parent.unwrap_or(0)).or_default().push(pid);
     }
     let mut found = vec![root];
@@ -29,14 +32,21 @@ pub(crate) fn is_alive(pid: u32) -> bool {
         .is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
 }
 
-/// A process of a worker's latest engine, by the name that vLLM gives it. By default the EngineCore has a worker process.
+/// A process of a worker's latest engine, by the name that vLLM gives it. By default the EngineCore
+/// has a worker process.
 pub(crate) fn engine_process(server: &Server, worker: &str, name: &str) -> u32 {
-    let group =
-        server.logged(&format!("engine process started worker={worker} process_group=")).parse().expect("a process id");
+    let group = server
+        .logged(&format!("engine process started worker={worker} process_group="))
+        .parse()
+        .expect("a process id");
     let is_named = |pid: &u32| {
-        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| command.starts_with(name.as_bytes()))
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|command| command.starts_with(name.as_bytes()))
     };
-    descendants(group).into_iter().find(is_named).unwrap_or_else(|| panic!("{worker} has no {name}"))
+    descendants(group)
+        .into_iter()
+        .find(is_named)
+        .unwrap_or_else(|| panic!("{worker} has no {name}"))
 }
 
 pub(crate) const PROCESSES: [&str; 2] = ["VLLM::EngineCore", "VLLM::Worker"];

@@ -18,11 +18,17 @@ const COMPLETIONS: &str = "/v1/completions";
 /// Requests, with the parts of their answers that are compared.
 fn requests() -> Vec<(&'static str, Value, &'static [&'static str])> {
     let messages = json!([{"role": "user", "content": [image(DAWN), text("what is this?")]}]);
-    let function = json!({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}});
-    let told: &[&str] = &["text", "finish_reason", "logprobs", "prompt_logprobs", "prompt_token_ids", "token_ids"];
+    let function =
+        json!({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}});
+    let told: &[&str] =
+        &["text", "finish_reason", "logprobs", "prompt_logprobs", "prompt_token_ids", "token_ids"];
     let complete = |fields: Value| {
-        let mut request = json!({"model": "m", "max_tokens": 6, "temperature": 0, "ignore_eos": true});
-        request.as_object_mut().expect("an object").extend(fields.as_object().cloned().unwrap_or_default());
+        let mut request =
+            json!({"model": "m", "max_tokens": 6, "temperature": 0, "ignore_eos": true});
+        request
+            .as_object_mut()
+            .expect("an object")
+            .extend(fields.as_object().cloned().unwrap_or_default());
         // In a stream with an echo vLLM tells the prompt's ids without being asked.
         let told = if request["stream"] == true { &told[..3] } else { told };
         (COMPLETIONS, request, told)
@@ -33,7 +39,11 @@ fn requests() -> Vec<(&'static str, Value, &'static [&'static str])> {
         ("/tokenize", json!({"model": "m", "prompt": words, "return_token_strs": true}), tokens),
         ("/tokenize", json!({"prompt": words, "add_special_tokens": false}), tokens),
         ("/tokenize", json!({"messages": messages, "return_token_strs": true}), tokens),
-        ("/tokenize", json!({"messages": messages, "tools": [function], "add_generation_prompt": false}), tokens),
+        (
+            "/tokenize",
+            json!({"messages": messages, "tools": [function], "add_generation_prompt": false}),
+            tokens,
+        ),
         ("/detokenize", json!({"model": "m", "tokens": [40, 41, 300, 393, 5]}), &["prompt"]),
         ("/detokenize", json!({"tokens": []}), &["prompt"]),
         (
@@ -118,7 +128,10 @@ fn add(all: &mut Value, more: &Value) {
 fn same(ours: &Value, theirs: &Value, what: &str) {
     match (ours, theirs) {
         (Value::Number(ours), Value::Number(theirs)) if ours.is_f64() || theirs.is_f64() => {
-            let apart = ours.as_f64().zip(theirs.as_f64()).map_or(f64::NAN, |(ours, theirs)| (ours - theirs).abs());
+            let apart = ours
+                .as_f64()
+                .zip(theirs.as_f64())
+                .map_or(f64::NAN, |(ours, theirs)| (ours - theirs).abs());
             assert!(apart <= CLOSE, "{what}: {ours}, not {theirs}");
         }
         (Value::Array(ours), Value::Array(theirs)) => {
@@ -131,7 +144,8 @@ fn same(ours: &Value, theirs: &Value, what: &str) {
         (Value::Object(ours), Value::Object(theirs)) => {
             let names = |map: &Map<String, Value>| map.keys().cloned().collect::<BTreeSet<_>>();
             assert_eq!(names(ours), names(theirs), "{what}");
-            ours.iter().for_each(|(name, ours)| same(ours, &theirs[name], &format!("{name} {what}")));
+            ours.iter()
+                .for_each(|(name, ours)| same(ours, &theirs[name], &format!("{name} {what}")));
         }
         _ => assert_eq!(ours, theirs, "{what}"),
     }

@@ -77,16 +77,27 @@ pub(crate) fn ids(answer: &Value) -> (Value, Value) {
     (new, answer["prompt_token_ids"].clone())
 }
 
-pub(crate) async fn answers_are_those_of_vllm_serve(server: &Server, requests: &[Value], reference: &[Value]) {
+pub(crate) async fn answers_are_those_of_vllm_serve(
+    server: &Server,
+    requests: &[Value],
+    reference: &[Value],
+) {
     for (request, theirs) in requests.iter().zip(reference) {
         let ours = server.chat(request).await.ok();
         let ((our_new, our_prompt), (new, prompt)) = (ids(&ours), ids(theirs));
         assert_eq!(our_prompt, prompt, "prompt tokens of {}", request["messages"]);
         assert_eq!(our_new, new, "new tokens of {}", request["messages"]);
-        let of_media = |answer: &Value| answer["usage"]["prompt_tokens_details"].get("multimodal_tokens").cloned();
+        let of_media = |answer: &Value| {
+            answer["usage"]["prompt_tokens_details"].get("multimodal_tokens").cloned()
+        };
         // Older versions do not tell.
         if let Some(told) = of_media(theirs) {
-            assert_eq!(of_media(&ours).unwrap_or_default(), told, "tokens of media in {}", request["messages"]);
+            assert_eq!(
+                of_media(&ours).unwrap_or_default(),
+                told,
+                "tokens of media in {}",
+                request["messages"]
+            );
         }
     }
 }

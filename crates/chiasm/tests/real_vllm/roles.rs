@@ -1,8 +1,11 @@
-//! Engines that encode, prefill or decode alone: token for token what `vllm serve` answers by itself.
+//! Engines that encode, prefill or decode alone: token for token what `vllm serve` answers by
+//! itself.
 
 use serde_json::json;
 
-use super::environment::{BLOCK_SIZE, ENGINE_FLAGS, ENGINES, Environment, Reference, STARTUP, serve_flags};
+use super::environment::{
+    BLOCK_SIZE, ENGINE_FLAGS, ENGINES, Environment, Reference, STARTUP, serve_flags,
+};
 use super::processes::engine_process;
 use super::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests};
 use crate::support::{Process, Server, chiasm, free_port, scenario_run, send_signal, wait_for};
@@ -25,7 +28,8 @@ async fn encoded(server: &Server) -> f64 {
     server.metric("chiasm_encoded_items_total").await
 }
 
-/// Images that an engine was to leave the embeddings of and did not, or that were not found where they were taken to be.
+/// Images that an engine was to leave the embeddings of and did not, or that were not found where
+/// they were taken to be.
 async fn missed(server: &Server) -> f64 {
     let gone = server.metric("chiasm_mm_transfer_fallback_total{cause=\"no_embeddings\"}").await;
     server.metric("chiasm_unencoded_items_total").await + gone
@@ -37,7 +41,8 @@ async fn engines_with_roles_answer_as_one() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
     let requests = comparable_requests();
-    let server = environment.serve_with("shm", "qwen2vl", "encode=1,prefill=1,decode=1", &ALWAYS, &[]);
+    let server =
+        environment.serve_with("shm", "qwen2vl", "encode=1,prefill=1,decode=1", &ALWAYS, &[]);
     let vllm_serve = environment.reference("qwen2vl", &[]);
     let reference = vllm_serve.answers(&requests).await;
     drop(vllm_serve);
@@ -48,7 +53,8 @@ async fn engines_with_roles_answer_as_one() {
     scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
     assert_eq!((recomputed(&server).await, missed(&server).await), (0.0, 0.0));
     // One of them dies: the others do everything until there is a new one.
-    for (worker, does) in [("worker_0", "encode"), ("worker_1", "prefill"), ("worker_2", "decode")] {
+    for (worker, does) in [("worker_0", "encode"), ("worker_1", "prefill"), ("worker_2", "decode")]
+    {
         send_signal(engine_process(&server, worker, "VLLM::EngineCore"), "KILL");
         answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
         server.wait_ready(3, STARTUP).await;
@@ -59,7 +65,8 @@ async fn engines_with_roles_answer_as_one() {
         assert!(prefilled(&server).await > before, "after the end of the engine that does {does}");
     }
     wait_for("nothing to be left", STARTUP, async || {
-        let workers = server.client.get(format!("{}/workers", server.url)).send().await.expect("workers");
+        let workers =
+            server.client.get(format!("{}/workers", server.url)).send().await.expect("workers");
         let workers = crate::support::json(workers).await;
         let all = workers["workers"].as_array().expect("a list");
         all.iter().all(|worker| worker["requests"] == 0)
@@ -67,7 +74,8 @@ async fn engines_with_roles_answer_as_one() {
     .await;
 }
 
-/// Engines of a model that hand prompts over through files, and by NIXL: `CHIASM_TEST_ROLE_MODELS=qwen25vl,llava` by hand.
+/// Engines of a model that hand prompts over through files, and by NIXL:
+/// `CHIASM_TEST_ROLE_MODELS=qwen25vl,llava` by hand.
 #[tokio::test]
 #[ignore = "needs vLLM, and the names of models in CHIASM_TEST_ROLE_MODELS"]
 async fn engines_with_roles_answer_as_one_for_more_models() {
@@ -86,7 +94,8 @@ async fn engines_with_roles_answer_as_one_for_more_models() {
         let files = format!("files:{}", folder.path().display());
         for connector in ["nixl", &files] {
             let own = [&ALWAYS[..], &["--kv-connector", connector]].concat();
-            let server = environment.serve_with("shm", model, "encode=1,prefill=1,decode=1", &own, &[]);
+            let server =
+                environment.serve_with("shm", model, "encode=1,prefill=1,decode=1", &own, &[]);
             server.wait_ready(3, STARTUP).await;
             answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
             let (prefilled, recomputed) = (prefilled(&server).await, recomputed(&server).await);
@@ -112,7 +121,8 @@ fn models() -> Option<Vec<String>> {
     models.map(|models| models.split(',').map(str::to_owned).collect())
 }
 
-/// Engines of agents on two addresses, one of which prefills for the other by NIXL: `CHIASM_TEST_ROLE_MODELS=qwen2vl` by hand.
+/// Engines of agents on two addresses, one of which prefills for the other by NIXL:
+/// `CHIASM_TEST_ROLE_MODELS=qwen2vl` by hand.
 #[tokio::test]
 #[ignore = "needs vLLM, and the names of models in CHIASM_TEST_ROLE_MODELS"]
 async fn engines_with_roles_on_two_machines_answer_as_one() {
@@ -133,20 +143,32 @@ async fn engines_with_roles_on_two_machines_answer_as_one() {
         let agent = |host: &str, engines: &str| {
             let (port, network) = (free_port().to_string(), format!("{host}/24"));
             let path = environment.model(&model);
-            let mut command = chiasm(&["agent", &path, "--host", host, "--port", &port, "--engines", engines]);
+            let mut command =
+                chiasm(&["agent", &path, "--host", host, "--port", &port, "--engines", engines]);
             command.args(["--vllm", &environment.vllm, "--block-key-secret", &secret]);
             // An agent has no name for its model.
-            command.args(&serve_flags("shm", "0.1")[2..]).args(["--roles-private-network", &network, "--"]);
-            command.args(ENGINE_FLAGS).envs(environment.variables()).env("CHIASM_STATE_DIR", folder.path());
+            command.args(&serve_flags("shm", "0.1")[2..]).args([
+                "--roles-private-network",
+                &network,
+                "--",
+            ]);
+            command
+                .args(ENGINE_FLAGS)
+                .envs(environment.variables())
+                .env("CHIASM_STATE_DIR", folder.path());
             (Process(command.spawn().expect("an agent")), format!("{host}:{port}"))
         };
         let ((_prefills, first), (_decodes, second)) =
             (agent("127.0.0.2", "prefill=1"), agent("127.0.0.3", "decode=1"));
         let (path, agents) = (environment.model(&model), format!("{first},{second}"));
-        let own = [&path, "--served-model-name", "m", "--agents", &agents, "--block-key-secret", &secret];
+        let own =
+            [&path, "--served-model-name", "m", "--agents", &agents, "--block-key-secret", &secret];
         let server = Server::start(&[&own[..], &ALWAYS, &["--allow-private-media"]].concat());
         server.wait_ready(2, STARTUP).await;
         answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-        assert_eq!((prefilled(&server).await, recomputed(&server).await), (requests.len() as f64, 0.0));
+        assert_eq!(
+            (prefilled(&server).await, recomputed(&server).await),
+            (requests.len() as f64, 0.0)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Functions that a model calls: written and forced as by `vllm serve`, and an agent that lives by them.
+//! Functions that a model calls: written and forced as by `vllm serve`, and an agent that lives by
+//! them.
 
 use serde_json::{Value, json};
 
@@ -7,7 +8,8 @@ use super::requests::ids;
 use crate::support::Server;
 
 /// What `vllm serve` needs for them; Chiasm sees it in the chat template.
-pub(crate) const TOOL_FLAGS: [&str; 3] = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"];
+pub(crate) const TOOL_FLAGS: [&str; 3] =
+    ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"];
 
 /// A function whose calls are short, whatever the model.
 fn function(name: &str, parameter: &str, values: &[&str]) -> Value {
@@ -28,7 +30,8 @@ fn functions() -> Value {
     ])
 }
 
-/// A model of chance would write white space wherever JSON may have some: tab, line feed, carriage return, space.
+/// A model of chance would write white space wherever JSON may have some: tab, line feed, carriage
+/// return, space.
 fn no_white_space() -> Value {
     json!({"197": -100, "198": -100, "201": -100, "220": -100})
 }
@@ -52,16 +55,23 @@ pub(crate) fn tool_requests() -> Vec<Value> {
         request["max_tokens"] = json!(80);
         request["ignore_eos"] = json!(false);
         request["tools"] = functions();
-        request.as_object_mut().expect("an object").extend(settings.as_object().cloned().unwrap_or_default());
+        request
+            .as_object_mut()
+            .expect("an object")
+            .extend(settings.as_object().cloned().unwrap_or_default());
         request
     };
     settings.map(with_tools).to_vec()
 }
 
-/// An agent that is told what to call, calls it, and goes on with what came of it: whole, and streamed.
+/// An agent that is told what to call, calls it, and goes on with what came of it: whole, and
+/// streamed.
 pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
-    let mut messages = vec![json!({"role": "user", "content": "the quick brown fox jumps over the lazy dog"})];
-    for (choice, name) in [(json!("required"), None), (named("light"), Some("light")), (named("look"), Some("look"))] {
+    let mut messages =
+        vec![json!({"role": "user", "content": "the quick brown fox jumps over the lazy dog"})];
+    for (choice, name) in
+        [(json!("required"), None), (named("light"), Some("light")), (named("look"), Some("look"))]
+    {
         let mut request = ask(json!(""));
         request["messages"] = json!(messages);
         request["tools"] = functions();
@@ -71,19 +81,28 @@ pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
         request["ignore_eos"] = json!(false);
         request["logit_bias"] = no_white_space();
         let answer = server.chat(&request).await.ok();
-        let (message, finish) = (&answer["choices"][0]["message"], &answer["choices"][0]["finish_reason"]);
+        let (message, finish) =
+            (&answer["choices"][0]["message"], &answer["choices"][0]["finish_reason"]);
         let calls = message["tool_calls"].as_array().unwrap_or_else(|| panic!("{answer}"));
         let [call] = calls.as_slice() else { panic!("one call: {answer}") };
         let function = &call["function"];
         assert!(name.is_none_or(|name| function["name"] == name), "{answer}");
         assert_eq!(*finish, if name.is_some() { "stop" } else { "tool_calls" }, "{answer}");
-        assert!(message["content"].is_null() && call["id"].is_string() && call["type"] == "function", "{answer}");
-        let arguments: Value = serde_json::from_str(function["arguments"].as_str().expect("text")).expect("JSON");
+        assert!(
+            message["content"].is_null() && call["id"].is_string() && call["type"] == "function",
+            "{answer}"
+        );
+        let arguments: Value =
+            serde_json::from_str(function["arguments"].as_str().expect("text")).expect("JSON");
         assert!(is_allowed(&function["name"], &arguments), "{answer}");
 
         request["stream"] = json!(true);
         let streamed = streamed_call(&server.chat(&request).await.chunks());
-        assert_eq!(streamed, (function["name"].clone(), function["arguments"].clone(), finish.clone()), "{answer}");
+        assert_eq!(
+            streamed,
+            (function["name"].clone(), function["arguments"].clone(), finish.clone()),
+            "{answer}"
+        );
 
         messages.push(json!({"role": "assistant", "content": null, "tool_calls": calls}));
         messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": "done"}));
@@ -93,7 +112,10 @@ pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
     request["tools"] = functions();
     request["tool_choice"] = json!("none");
     let answer = server.chat(&request).await.ok();
-    assert!(answer["choices"][0]["message"]["content"].as_str().is_some_and(|text| !text.is_empty()), "{answer}");
+    assert!(
+        answer["choices"][0]["message"]["content"].as_str().is_some_and(|text| !text.is_empty()),
+        "{answer}"
+    );
     assert_eq!(answer["choices"][0]["message"].get("tool_calls"), None, "{answer}");
 }
 
@@ -127,8 +149,14 @@ pub(crate) async fn other_apis_call_alike(server: &Server) {
     let answer = server.post("/v1/messages", &messages).await;
     let events = events(&answer.text);
     let start = events.iter().find(|event| event["content_block"]["type"] == "tool_use");
-    assert_eq!(start.map(|event| &event["content_block"]["name"]), Some(&function["name"]), "{}", answer.text);
-    let arguments: String = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+    assert_eq!(
+        start.map(|event| &event["content_block"]["name"]),
+        Some(&function["name"]),
+        "{}",
+        answer.text
+    );
+    let arguments: String =
+        events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
     assert_eq!(function["arguments"], arguments, "{}", answer.text);
     let reason = if finish == "length" { "max_tokens" } else { "tool_use" };
     assert!(events.iter().any(|event| event["delta"]["stop_reason"] == reason), "{}", answer.text);
@@ -146,18 +174,29 @@ pub(crate) async fn other_apis_call_alike(server: &Server) {
         "tool_choice": {"type": "function", "name": "light"}, "input": text,
     });
     let answer = server.post("/v1/responses", &request).await.ok();
-    let call = answer["output"].as_array().and_then(|items| items.iter().find(|item| item["type"] == "function_call"));
+    let call = answer["output"]
+        .as_array()
+        .and_then(|items| items.iter().find(|item| item["type"] == "function_call"));
     let call = call.unwrap_or_else(|| panic!("{answer}"));
-    assert_eq!((&call["name"], &call["arguments"]), (&function["name"], &function["arguments"]), "{answer}");
-    assert_eq!((&call["status"], &answer["status"]), (&json!("completed"), &json!("completed")), "{answer}");
+    assert_eq!(
+        (&call["name"], &call["arguments"]),
+        (&function["name"], &function["arguments"]),
+        "{answer}"
+    );
+    assert_eq!(
+        (&call["status"], &answer["status"]),
+        (&json!("completed"), &json!("completed")),
+        "{answer}"
+    );
 }
 
-/// A tool of the Responses API that is no function, and functions of which some alone may be called: the engine is held to them.
+/// A tool of the Responses API that is no function, and functions of which some alone may be
+/// called: the engine is held to them.
 pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
     let text = "the quick brown fox jumps over the lazy dog";
     for is_stream in [false, true] {
-        // The engine is held to the tool's name and to an object with a text. A model of chance writes it until it is cut off, unless it
-        // likes quotation marks: then it is empty.
+        // The engine is held to the tool's name and to an object with a text. A model of chance
+        // writes it until it is cut off, unless it likes quotation marks: then it is empty.
         let mut bias = no_white_space();
         bias["1"] = json!(100);
         let request = json!({
@@ -168,12 +207,23 @@ pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
         let answer = server.post("/v1/responses", &request).await;
         let response = match is_stream {
             false => answer.ok(),
-            true => events(&answer.text).pop().map(|event| event["response"].clone()).expect("a response"),
+            true => events(&answer.text)
+                .pop()
+                .map(|event| event["response"].clone())
+                .expect("a response"),
         };
         let items = response["output"].as_array().map(Vec::as_slice);
         let Some([call]) = items else { panic!("one call: {response}") };
-        assert_eq!((&call["type"], &call["name"]), (&json!("custom_tool_call"), &json!("sh")), "{response}");
-        assert_eq!((&call["input"], &call["status"]), (&json!(""), &json!("completed")), "{response}");
+        assert_eq!(
+            (&call["type"], &call["name"]),
+            (&json!("custom_tool_call"), &json!("sh")),
+            "{response}"
+        );
+        assert_eq!(
+            (&call["input"], &call["status"]),
+            (&json!(""), &json!("completed")),
+            "{response}"
+        );
     }
 
     let mut prompts = Vec::new();
@@ -199,7 +249,10 @@ pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
         assert!(is_allowed(&call["function"]["name"], &arguments), "{answer}");
         prompts.push(ids(&answer).1);
     }
-    assert!(prompts[0].is_array() && prompts.iter().all(|prompt| *prompt == prompts[0]), "all functions are in each");
+    assert!(
+        prompts[0].is_array() && prompts.iter().all(|prompt| *prompt == prompts[0]),
+        "all functions are in each"
+    );
 }
 
 /// The events of a stream.
@@ -213,14 +266,19 @@ fn parsed(text: &str) -> Value {
 
 fn is_allowed(name: &Value, arguments: &Value) -> bool {
     let functions = functions();
-    let function = functions.as_array().into_iter().flatten().find(|tool| tool["function"]["name"] == *name);
-    let Some(parameters) = function.map(|function| &function["function"]["parameters"]["properties"]) else {
+    let function =
+        functions.as_array().into_iter().flatten().find(|tool| tool["function"]["name"] == *name);
+    let Some(parameters) =
+        function.map(|function| &function["function"]["parameters"]["properties"])
+    else {
         return false;
     };
     let parameters = parameters.as_object().expect("an object");
     let arguments = arguments.as_object().expect("an object");
     let is_one = |(key, value): (&String, &Value)| {
-        parameters.get(key).is_some_and(|schema| schema["enum"].as_array().is_some_and(|values| values.contains(value)))
+        parameters.get(key).is_some_and(|schema| {
+            schema["enum"].as_array().is_some_and(|values| values.contains(value))
+        })
     };
     arguments.len() == 1 && arguments.iter().all(is_one)
 }

@@ -1,4 +1,5 @@
-//! Engines of two versions of vLLM behind one frontend, as when a fleet is upgraded without a pause.
+//! Engines of two versions of vLLM behind one frontend, as when a fleet is upgraded without a
+//! pause.
 
 use serde_json::{Value, json};
 
@@ -11,7 +12,8 @@ use super::requests::{family_requests, ids, text};
 use crate::support::vllm_serves::VllmServes;
 use crate::support::{Server, wait_for};
 
-/// A model whose pixels engines normalise by themselves since 0.32; older engines are sent normalised ones.
+/// A model whose pixels engines normalise by themselves since 0.32; older engines are sent
+/// normalised ones.
 const MODEL: &str = "qwen3vl";
 
 #[tokio::test]
@@ -58,7 +60,15 @@ fn serve(environment: &Environment, places: &[Place; 2]) -> Server {
     let mut args = vec![environment.model(MODEL), "--policy".to_owned(), "round-robin".to_owned()];
     args.extend(places.iter().flat_map(|place| ["--attach".to_owned(), place.handshake.clone()]));
     args.extend(serve_flags("shm", ROOMY_ARENA_GB));
-    let processors = ["--vllm", &environment.vllm, "--processor-vllm", &environment.other_vllm(), "--port", "0", "--"];
+    let processors = [
+        "--vllm",
+        &environment.vllm,
+        "--processor-vllm",
+        &environment.other_vllm(),
+        "--port",
+        "0",
+        "--",
+    ];
     args.extend([&processors, ENGINE_FLAGS].concat().into_iter().map(str::to_owned));
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     Server::start(&args)
@@ -75,7 +85,8 @@ async fn runs(server: &Server) -> [Value; 2] {
     [0, 1].map(|worker| workers[worker]["runs"].clone())
 }
 
-/// Every request twice with each engine: the first time it computes the prompt, then it finds what it was predicted to have.
+/// Every request twice with each engine: the first time it computes the prompt, then it finds what
+/// it was predicted to have.
 async fn each_engine_answers_as(server: &Server, requests: &[Value], reference: &[Value]) {
     for (request, expected) in requests.iter().zip(reference) {
         let mut found = [0; 2];
@@ -83,12 +94,22 @@ async fn each_engine_answers_as(server: &Server, requests: &[Value], reference: 
             settled(server).await;
             let answer = server.chat(request).await;
             let body = answer.ok();
-            assert_eq!(ids(&body), ids(expected), "{} of {}", answer.header("x-chiasm-worker"), request["messages"]);
-            let cached = body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("tokens");
+            assert_eq!(
+                ids(&body),
+                ids(expected),
+                "{} of {}",
+                answer.header("x-chiasm-worker"),
+                request["messages"]
+            );
+            let cached =
+                body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("tokens");
             let worker = usize::from(answer.header("x-chiasm-worker") == "worker_1");
             found[worker] += 1;
             let prompt = body["usage"]["prompt_tokens"].as_u64().expect("tokens");
-            assert!(turn < 2 || prompt < 64 || cached > 0, "{request} is not cached by worker_{worker}");
+            assert!(
+                turn < 2 || prompt < 64 || cached > 0,
+                "{request} is not cached by worker_{worker}"
+            );
         }
         assert_eq!(found, [2, 2], "answers of each worker");
     }

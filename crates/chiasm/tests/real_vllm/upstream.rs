@@ -10,7 +10,12 @@ use super::requests::{answers_are_those_of_vllm_serve, image, text};
 use crate::support::{Server, scenario_run, wait_for};
 
 /// A frontend before these servers alone, which have such options.
-async fn before(environment: &Environment, model: &str, servers: &[&Reference], options: &str) -> Server {
+async fn before(
+    environment: &Environment,
+    model: &str,
+    servers: &[&Reference],
+    options: &str,
+) -> Server {
     let mut args = vec![environment.model(model), "--served-model-name".to_owned(), "m".to_owned()];
     args.push("--allow-private-media".to_owned());
     for server in servers {
@@ -22,8 +27,8 @@ async fn before(environment: &Environment, model: &str, servers: &[&Reference], 
     frontend
 }
 
-/// A server's answers through a frontend are its own, and its prompts are what was expected of it. The requests' own settings for their
-/// images can't be passed on, which is said.
+/// A server's answers through a frontend are its own, and its prompts are what was expected of it.
+/// The requests' own settings for their images can't be passed on, which is said.
 pub(crate) async fn a_server_answers_through_us_as_by_itself(
     environment: &Environment,
     model: &str,
@@ -34,7 +39,8 @@ pub(crate) async fn a_server_answers_through_us_as_by_itself(
     let frontend = before(environment, model, &[server], "").await;
     let is_own = |request: &Value| !request["mm_processor_kwargs"].is_null();
     let plain = requests.iter().zip(answers).filter(|(request, _)| !is_own(request));
-    let (plain, answers): (Vec<Value>, Vec<Value>) = plain.map(|(one, other)| (one.clone(), other.clone())).unzip();
+    let (plain, answers): (Vec<Value>, Vec<Value>) =
+        plain.map(|(one, other)| (one.clone(), other.clone())).unzip();
     answers_are_those_of_vllm_serve(&frontend, &plain, &answers).await;
     for request in requests.iter().filter(|request| is_own(request)) {
         assert_eq!(frontend.chat(request).await.refused(400), "mm_processor_kwargs");
@@ -46,10 +52,15 @@ pub(crate) async fn a_server_answers_through_us_as_by_itself(
     for request in requests {
         frontend.chat(request).await.ok();
     }
-    assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0, "{model}, as they come");
+    assert_eq!(
+        frontend.metric("chiasm_distrusted_workers_total").await,
+        0.0,
+        "{model}, as they come"
+    );
 }
 
-/// Two servers: what was predicted is what they find, and one that dies under a request is replaced by the other.
+/// Two servers: what was predicted is what they find, and one that dies under a request is replaced
+/// by the other.
 pub(crate) async fn two_servers_are_predicted_exactly(
     environment: &Environment,
     server: Reference,
@@ -85,10 +96,15 @@ pub(crate) async fn two_servers_are_predicted_exactly(
 
 /// What is known of the servers is exact, and none has made another prompt than was expected.
 async fn everything_is_as_expected(frontend: &Server) {
-    let workers = frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
+    let workers =
+        frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
     let workers: Value = serde_json::from_str(&workers.text().await.expect("text")).expect("JSON");
     for worker in workers["workers"].as_array().expect("workers") {
-        assert_eq!((&worker["knowledge"], &worker["condition"]), (&json!("exact"), &json!("answers")), "{worker}");
+        assert_eq!(
+            (&worker["knowledge"], &worker["condition"]),
+            (&json!("exact"), &json!("answers")),
+            "{worker}"
+        );
     }
     assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0);
 }

@@ -46,10 +46,13 @@ impl BadClient {
         let mut random = SmallRng::seed_from_u64(seed);
         match self {
             Self::Garbage => {
-                let bytes: Vec<u8> = (0..random.random_range(1..5000)).map(|_| random.random()).collect();
+                let bytes: Vec<u8> =
+                    (0..random.random_range(1..5000)).map(|_| random.random()).collect();
                 until_closed(&address, &bytes).await;
             }
-            Self::HalfHead => until_closed(&address, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n").await,
+            Self::HalfHead => {
+                until_closed(&address, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n").await
+            }
             Self::NoBody => {
                 let length = random.random_range(1..1_000_000);
                 until_closed(&address, &[head(length).as_bytes(), b"{"].concat()).await;
@@ -62,7 +65,9 @@ impl BadClient {
                 tokio::time::sleep(Duration::from_millis(random.random_range(0..2000))).await;
             }
             Self::Unread => {
-                let Some(_stream) = send(&address, &long_answer().to_string()).await else { return };
+                let Some(_stream) = send(&address, &long_answer().to_string()).await else {
+                    return;
+                };
                 tokio::time::sleep(Duration::from_millis(random.random_range(1000..6000))).await;
             }
             Self::Leaves => {
@@ -99,7 +104,8 @@ impl BadClient {
                 let content = json!([{"type": "image_url", "image_url": {"url": url}}]);
                 refused(
                     &address,
-                    &json!({"model": "m", "messages": [{"role": "user", "content": content}]}).to_string(),
+                    &json!({"model": "m", "messages": [{"role": "user", "content": content}]})
+                        .to_string(),
                 )
                 .await;
             }

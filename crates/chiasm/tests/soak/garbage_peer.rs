@@ -25,8 +25,11 @@ pub(crate) async fn visit(address: String, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     // Nobody may be listening there at the moment.
     let Ok(mut stream) = TcpStream::connect(address).await else { return };
-    let sense = [&[][..], &GREETING[..], &[&GREETING[..], READY].concat()][random.random_range(0..3)].to_vec();
-    let mut nonsense: Vec<u8> = (0..random.random_range(1..5000)).map(|_| random.random()).collect();
+    let sense = [&[][..], &GREETING[..], &[&GREETING[..], READY].concat()]
+        [random.random_range(0..3)]
+    .to_vec();
+    let mut nonsense: Vec<u8> =
+        (0..random.random_range(1..5000)).map(|_| random.random()).collect();
     if random.random() {
         nonsense.splice(..0, HUGE.iter().copied());
     }

@@ -55,7 +55,10 @@ impl Load {
 
     /// Fails if a client has found something wrong.
     pub(crate) fn check(&self) {
-        assert!(!self.clients.iter().any(JoinHandle::is_finished), "a client found something wrong");
+        assert!(
+            !self.clients.iter().any(JoinHandle::is_finished),
+            "a client found something wrong"
+        );
     }
 
     pub(crate) async fn stop(self) -> Tally {
@@ -73,7 +76,15 @@ struct Truth(HashMap<usize, String>);
 impl Truth {
     async fn learn() -> Self {
         let model = demo_model().display().to_string();
-        let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--mm-transfer", "off"]);
+        let server = Server::start(&[
+            &model,
+            "--served-model-name",
+            "m",
+            "--sim",
+            "1",
+            "--mm-transfer",
+            "off",
+        ]);
         server.wait_ready(1, DEADLINE).await;
         let mut words = HashMap::new();
         for (index, picture) in PICTURES.iter().enumerate() {
@@ -92,7 +103,12 @@ impl Truth {
             [] => "no images;".to_owned(),
             _ => {
                 let each: Vec<_> = pictures.iter().map(|index| self.0[index].as_str()).collect();
-                format!("{} image{} {};", pictures.len(), if pictures.len() == 1 { "" } else { "s" }, each.join(", "))
+                format!(
+                    "{} image{} {};",
+                    pictures.len(),
+                    if pictures.len() == 1 { "" } else { "s" },
+                    each.join(", ")
+                )
             }
         }
     }
@@ -100,7 +116,8 @@ impl Truth {
 
 fn about(urls: &[String], tokens: u32, stream: bool) -> Value {
     let part = |url: &String| json!({"type": "image_url", "image_url": {"url": url}});
-    let content: Vec<Value> = urls.iter().map(part).chain([json!({"type": "text", "text": "what is it?"})]).collect();
+    let content: Vec<Value> =
+        urls.iter().map(part).chain([json!({"type": "text", "text": "what is it?"})]).collect();
     json!({"model": "m", "max_tokens": tokens, "stream": stream, "messages": [{"role": "user", "content": content}]})
 }
 
@@ -116,8 +133,9 @@ impl Asking {
     async fn go_on(mut self, stop: Arc<AtomicBool>) {
         let client = client();
         while !stop.load(Ordering::Relaxed) {
-            let pictures: Vec<usize> =
-                (0..self.random.random_range(0..=3)).map(|_| self.random.random_range(0..PICTURES.len())).collect();
+            let pictures: Vec<usize> = (0..self.random.random_range(0..=3))
+                .map(|_| self.random.random_range(0..PICTURES.len()))
+                .collect();
             let url = |&index: &usize| match index % 2 {
                 0 => format!("data:image/jpeg;base64,{}", STANDARD.encode(PICTURES[index].jpeg)),
                 _ => format!("{}/{}", self.pictures, PICTURES[index].name),
@@ -135,10 +153,12 @@ impl Asking {
     /// Asks once. Answers are right, or say that something is wrong, in time.
     async fn ask(&self, client: &reqwest::Client, body: &Value, expected: &str, leaves: bool) {
         let asked = Instant::now();
-        let request =
-            client.post(format!("{}/v1/chat/completions", self.url)).header("content-type", "application/json");
+        let request = client
+            .post(format!("{}/v1/chat/completions", self.url))
+            .header("content-type", "application/json");
         let answer = async {
-            let mut response = request.body(body.to_string()).send().await.expect("the frontend lives");
+            let mut response =
+                request.body(body.to_string()).send().await.expect("the frontend lives");
             let status = response.status().as_u16();
             if leaves {
                 let _ = response.chunk().await;
@@ -158,28 +178,44 @@ impl Asking {
                 true
             }
             _ => {
-                // Engines die, hang and are busy; memory and slots are taken by others; the origin is as busy as all.
+                // Engines die, hang and are busy; memory and slots are taken by others; the origin
+                // is as busy as all.
                 assert!(matches!(status, 429 | 500 | 502 | 503 | 504), "{status}: {text}");
                 let error: Value = serde_json::from_str(&text).expect("an error in JSON");
-                assert!(error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{text}");
+                assert!(
+                    error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()),
+                    "{text}"
+                );
                 false
             }
         };
-        if is_right { &self.counts.right } else { &self.counts.told }.fetch_add(1, Ordering::Relaxed);
+        if is_right { &self.counts.right } else { &self.counts.told }
+            .fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// True if it came to its end; else it must say what happened.
 fn is_right_stream(text: &str, expected: &str) -> bool {
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
-    let events: Vec<Value> =
-        text.split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
-    let said: String = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    let events: Vec<Value> = text
+        .split("\n\n")
+        .filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok())
+        .collect();
+    let said: String = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
+        .collect();
     if events.iter().any(|event| event["choices"][0]["finish_reason"].is_string()) {
         assert!(said.starts_with(expected), "'{said}' is not '{expected}'");
         return true;
     }
-    assert!(said.starts_with(expected) || expected.starts_with(&said), "'{said}' is not of '{expected}'");
-    assert!(events.iter().any(|event| event["error"]["message"].is_string()), "no word of the error: {text}");
+    assert!(
+        said.starts_with(expected) || expected.starts_with(&said),
+        "'{said}' is not of '{expected}'"
+    );
+    assert!(
+        events.iter().any(|event| event["error"]["message"].is_string()),
+        "no word of the error: {text}"
+    );
     false
 }

@@ -15,13 +15,16 @@ pub(crate) fn is_own() -> bool {
     true
 }
 
-/// Runs an ignored test again, in a mount namespace with a small `/dev/shm`, which its children inherit. That takes no
-/// root where the system allows user namespaces. Returns `false` if no namespace can be made.
+/// Runs an ignored test again, in a mount namespace with a small `/dev/shm`, which its children
+/// inherit. That takes no root where the system allows user namespaces. Returns `false` if no
+/// namespace can be made.
 ///
 /// # Panics
 /// If the test fails in the namespace, or is not found.
 pub(crate) fn run_in_namespace(test: &str) -> bool {
-    let Some(flags) = ["-m", "-Urm"].into_iter().find(|flags| unshared(flags, MOUNT).is_ok_and(|status| status)) else {
+    let Some(flags) =
+        ["-m", "-Urm"].into_iter().find(|flags| unshared(flags, MOUNT).is_ok_and(|status| status))
+    else {
         eprintln!("no namespace can be made here: /dev/shm is not filled");
         return false;
     };

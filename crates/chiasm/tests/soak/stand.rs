@@ -72,13 +72,15 @@ struct Engine {
 impl Stand {
     pub(crate) async fn start() -> Self {
         let model = demo_model().display().to_string();
-        let addresses: Vec<_> = (0..ENGINES).map(|_| format!("tcp://127.0.0.1:{}", free_port())).collect();
+        let addresses: Vec<_> =
+            (0..ENGINES).map(|_| format!("tcp://127.0.0.1:{}", free_port())).collect();
         let attach = addresses.join(",");
         let frontend = Server::start(&[&[&model, "--attach", &attach], FLAGS].concat());
         let engines = addresses.iter().map(|address| engine(&model, address)).collect();
         let (shm_full_until, few_descriptors) = (None, None);
         let touched = Instant::now();
-        let stand = Self { frontend, model, addresses, engines, shm_full_until, few_descriptors, touched };
+        let stand =
+            Self { frontend, model, addresses, engines, shm_full_until, few_descriptors, touched };
         stand.frontend.wait_ready(ENGINES as u64, Duration::from_secs(30)).await;
         stand
     }
@@ -108,20 +110,23 @@ impl Stand {
 
     /// Leaves no room in `/dev/shm` for this long.
     pub(crate) fn fill_shm(&mut self, time: Duration) {
-        let mut filler = File::options().append(true).create(true).open(FILLER).expect("a file in /dev/shm");
+        let mut filler =
+            File::options().append(true).create(true).open(FILLER).expect("a file in /dev/shm");
         let piece = vec![1; 1 << 20];
         while filler.write_all(&piece).is_ok() {}
         self.shm_full_until = Some(Instant::now() + time);
     }
 
-    /// Lets the frontend open so many descriptors more and no others for this long, unless it is so already.
+    /// Lets the frontend open so many descriptors more and no others for this long, unless it is so
+    /// already.
     pub(crate) fn limit_descriptors(&mut self, more: u64, time: Duration) {
         if self.few_descriptors.is_some() {
             return;
         }
         let current = Some(self.descriptors() as u64 + more);
         let few = Rlimit { current, ..getrlimit(Resource::Nofile) };
-        let usual = prlimit(Some(self.frontend_pid()), Resource::Nofile, few).expect("its limit is set");
+        let usual =
+            prlimit(Some(self.frontend_pid()), Resource::Nofile, few).expect("its limit is set");
         self.few_descriptors = Some((Instant::now() + time, usual));
     }
 
@@ -134,7 +139,8 @@ impl Stand {
         self.frontend.stall_log(time);
     }
 
-    /// Lets engines go on whose time has come. An engine that ended by itself has found something wrong.
+    /// Lets engines go on whose time has come. An engine that ended by itself has found something
+    /// wrong.
     pub(crate) fn tend(&mut self) {
         let now = Instant::now();
         for engine in &mut self.engines {
@@ -168,10 +174,15 @@ impl Stand {
         }
     }
 
-    /// Time since an engine was last killed, frozen or thawed, or descriptors were few; none while one is frozen or they are.
+    /// Time since an engine was last killed, frozen or thawed, or descriptors were few; none while
+    /// one is frozen or they are.
     pub(crate) fn untouched_for(&self) -> Duration {
         let is_frozen = self.engines.iter().any(|engine| engine.frozen_until.is_some());
-        if is_frozen || self.few_descriptors.is_some() { Duration::ZERO } else { self.touched.elapsed() }
+        if is_frozen || self.few_descriptors.is_some() {
+            Duration::ZERO
+        } else {
+            self.touched.elapsed()
+        }
     }
 
     pub(crate) async fn ready_workers(&self) -> u64 {
@@ -189,20 +200,32 @@ impl Stand {
 
     /// The end: connections are closed, and what is shared is gone with the frontend.
     pub(crate) async fn has_given_everything_back(self) {
-        // Sockets of three engines and their events, of the listener and of who asks here, and what the runtime has open.
-        wait_for("connections to be closed", Duration::from_secs(20), async || self.descriptors() < 120).await;
+        // Sockets of three engines and their events, of the listener and of who asks here, and what
+        // the runtime has open.
+        wait_for("connections to be closed", Duration::from_secs(20), async || {
+            self.descriptors() < 120
+        })
+        .await;
         let pid = self.frontend.pid();
         assert!(self.frontend.terminate(Duration::from_secs(40)).await, "an orderly end");
         let names = std::fs::read_dir("/dev/shm").expect("/dev/shm").flatten();
-        let left = names.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("chiasm.{pid}.")));
+        let left = names.filter(|entry| {
+            entry.file_name().to_string_lossy().starts_with(&format!("chiasm.{pid}."))
+        });
         assert_eq!(left.count(), 0);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }
 }
 
 fn engine(model: &str, address: &str) -> Engine {
-    let args = ["sim-engine", "--handshake", address, "--model", model, "--receiver-cache-gb", "0.01"];
+    let args =
+        ["sim-engine", "--handshake", address, "--model", model, "--receiver-cache-gb", "0.01"];
     let fast = ["--sim-decode-rate", "500", "--sim-image-ms", "2"];
-    let child = chiasm(&args).args(fast).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("an engine");
+    let child = chiasm(&args)
+        .args(fast)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("an engine");
     Engine { process: Process(child), frozen_until: None }
 }

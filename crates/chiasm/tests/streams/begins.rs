@@ -9,22 +9,31 @@ use super::scripted::{Script, Scripted, Then};
 /// The events that a server sends before it has a token.
 fn prelude(path: &str) -> String {
     match path {
-        RESPONSES => event("response.created", &json!({"type": "response.created", "response": {"id": "r"}})),
-        MESSAGES => event("message_start", &json!({"type": "message_start", "message": {"content": []}})),
-        _ => format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})),
+        RESPONSES => {
+            event("response.created", &json!({"type": "response.created", "response": {"id": "r"}}))
+        }
+        MESSAGES => {
+            event("message_start", &json!({"type": "message_start", "message": {"content": []}}))
+        }
+        _ => format!(
+            "data: {}\n\n",
+            json!({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        ),
     }
 }
 
 /// The error of a server whose engine has died.
 fn failure(path: &str) -> String {
-    let error = json!({"type": "server_error", "code": "server_error", "message": "the engine has died"});
+    let error =
+        json!({"type": "server_error", "code": "server_error", "message": "the engine has died"});
     match path {
         CHAT => format!("data: {}\n\ndata: [DONE]\n\n", json!({"error": error})),
         _ => event("error", &json!({"type": "error", "error": error})),
     }
 }
 
-/// Checks that requests move from a server with this script to one that is well, whose answers arrive.
+/// Checks that requests move from a server with this script to one that is well, whose answers
+/// arrive.
 async fn all_move(script: impl Fn(&str) -> Script + Send + Sync + 'static) {
     let bad = Scripted::start(script).await;
     let well = Scripted::start(|path| Script::stream(vec![whole(path)], Then::Ends)).await;

@@ -27,24 +27,30 @@ pub(crate) fn event(name: &str, data: &Value) -> String {
 fn begun(path: &str) -> String {
     match path {
         RESPONSES => {
-            let created = json!({"type": "response.created", "sequence_number": 0, "response": {"id": "r"}});
-            let said = json!({"type": "response.output_text.delta", "sequence_number": 1, "delta": "one"});
+            let created =
+                json!({"type": "response.created", "sequence_number": 0, "response": {"id": "r"}});
+            let said =
+                json!({"type": "response.output_text.delta", "sequence_number": 1, "delta": "one"});
             event("response.created", &created) + &event("response.output_text.delta", &said)
         }
         MESSAGES => {
             let message = json!({"type": "message_start", "message": {"id": "m", "content": []}});
-            let said =
-                json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "one"}});
+            let said = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "one"}});
             event("message_start", &message) + &event("content_block_delta", &said)
         }
-        _ => format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": {"content": "one"}}]})),
+        _ => {
+            format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": {"content": "one"}}]}))
+        }
     }
 }
 
 /// A whole stream.
 pub(crate) fn whole(path: &str) -> String {
     let last = match path {
-        RESPONSES => event("response.completed", &json!({"type": "response.completed", "sequence_number": 2})),
+        RESPONSES => event(
+            "response.completed",
+            &json!({"type": "response.completed", "sequence_number": 2}),
+        ),
         MESSAGES => event("message_stop", &json!({"type": "message_stop"})),
         _ => "data: [DONE]\n\n".to_owned(),
     };
@@ -61,7 +67,9 @@ fn halved(path: &str, then: Then) -> Script {
 fn events(answer: &Answer) -> Vec<(String, String)> {
     assert!(answer.text.ends_with("\n\n"), "{}", answer.text);
     let parse = |event: &str| {
-        let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
+        let field = |name: &str| {
+            event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned()
+        };
         (field("event: "), field("data: "))
     };
     answer.text.split_terminator("\n\n").map(parse).collect()
@@ -71,7 +79,10 @@ fn events(answer: &Answer) -> Vec<(String, String)> {
 #[track_caller]
 fn ends_with(path: &str, answer: &Answer, code: &str, anthropic: &str) {
     assert_eq!(answer.status, 200, "{}", answer.text);
-    let rest = answer.text.strip_prefix(&begun(path)).unwrap_or_else(|| panic!("whole events: {}", answer.text));
+    let rest = answer
+        .text
+        .strip_prefix(&begun(path))
+        .unwrap_or_else(|| panic!("whole events: {}", answer.text));
     assert!(!rest.contains("127.0.0.1") && !rest.contains("half"), "{rest}");
     let events = events(answer);
     let data = |(_, data): &(String, String)| serde_json::from_str::<Value>(data).expect("JSON");
@@ -84,8 +95,16 @@ fn ends_with(path: &str, answer: &Answer, code: &str, anthropic: &str) {
         RESPONSES => {
             let last = &events[events.len() - 1];
             let error = data(last);
-            assert_eq!((told, last.0.as_str(), &error["type"]), (1, "error", &json!("error")), "{rest}");
-            assert_eq!((&error["code"], &error["sequence_number"]), (&json!(code), &json!(2)), "{rest}");
+            assert_eq!(
+                (told, last.0.as_str(), &error["type"]),
+                (1, "error", &json!("error")),
+                "{rest}"
+            );
+            assert_eq!(
+                (&error["code"], &error["sequence_number"]),
+                (&json!(code), &json!(2)),
+                "{rest}"
+            );
         }
         _ => {
             let last = &events[events.len() - 1];
@@ -122,7 +141,10 @@ async fn timed_out_stream_ends_and_says_so() {
 fn failed(path: &str, code: u16, kind: &str) -> String {
     let error = json!({"message": "no more", "code": code, "type": kind});
     let last = match path {
-        RESPONSES => event("response.failed", &json!({"type": "response.failed", "response": {"error": error}})),
+        RESPONSES => event(
+            "response.failed",
+            &json!({"type": "response.failed", "response": {"error": error}}),
+        ),
         MESSAGES => event("error", &json!({"type": "error", "error": error})),
         _ => format!("data: {}\n\ndata: [DONE]\n\n", json!({"error": error})),
     };
@@ -131,14 +153,21 @@ fn failed(path: &str, code: u16, kind: &str) -> String {
 
 #[tokio::test]
 async fn servers_own_error_is_a_failed_stream_and_a_refusal_is_not() {
-    for (code, kind, how) in [(500, "api_error", "failed"), (400, "invalid_request_error", "finished")] {
+    for (code, kind, how) in
+        [(500, "api_error", "failed"), (400, "invalid_request_error", "finished")]
+    {
         for then in [Then::Breaks, Then::Ends] {
-            let server = Scripted::start(move |path| Script::stream(vec![failed(path, code, kind)], then)).await;
+            let server =
+                Scripted::start(move |path| Script::stream(vec![failed(path, code, kind)], then))
+                    .await;
             let frontend = before(&[&server.url], &[]).await;
             for path in [CHAT, RESPONSES, MESSAGES] {
                 assert_eq!(frontend.post(path, &asked(path)).await.text, failed(path, code, kind));
             }
-            assert_eq!(frontend.metric(&format!("chiasm_stream_ends_total{{how=\"{how}\"}}")).await, 3.0);
+            assert_eq!(
+                frontend.metric(&format!("chiasm_stream_ends_total{{how=\"{how}\"}}")).await,
+                3.0
+            );
         }
     }
 }
@@ -162,7 +191,10 @@ async fn answer_whose_finish_came_has_one_end() {
     ]});
     let usage = json!({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 0}}});
     let told = [format!("data: {finished}\n\n"), format!("data: {finished}\n\ndata: {usage}\n\n")];
-    for (then, told) in [Then::Breaks, Then::Ends].into_iter().flat_map(|then| told.clone().map(|told| (then, told))) {
+    for (then, told) in [Then::Breaks, Then::Ends]
+        .into_iter()
+        .flat_map(|then| told.clone().map(|told| (then, told)))
+    {
         let server = Scripted::start(move |_| Script::stream(vec![told.clone()], then)).await;
         let frontend = before(&[&format!("vllm+{}", server.url)], &[]).await;
         let chat = events(&frontend.post(CHAT, &asked(CHAT)).await);
@@ -172,10 +204,16 @@ async fn answer_whose_finish_came_has_one_end() {
             "{chat:?}"
         );
         let messages = events(&frontend.post(MESSAGES, &asked(MESSAGES)).await);
-        assert_eq!(messages.iter().filter(|(name, _)| name == "message_stop" || name == "error").count(), 1);
+        assert_eq!(
+            messages.iter().filter(|(name, _)| name == "message_stop" || name == "error").count(),
+            1
+        );
         let response = events(&frontend.post(RESPONSES, &asked(RESPONSES)).await);
         let is_end = |(name, _): &&(String, String)| {
-            matches!(name.as_str(), "response.completed" | "response.incomplete" | "response.failed" | "error")
+            matches!(
+                name.as_str(),
+                "response.completed" | "response.incomplete" | "response.failed" | "error"
+            )
         };
         let ends: Vec<_> = response.iter().filter(is_end).collect();
         assert_eq!((ends.len(), ends[0].0.as_str()), (1, "response.completed"), "{response:?}");

@@ -66,7 +66,11 @@ impl Scripted {
     }
 }
 
-async fn serve(mut stream: TcpStream, script: Arc<impl Fn(&str) -> Script>, given: Arc<Mutex<Vec<String>>>) {
+async fn serve(
+    mut stream: TcpStream,
+    script: Arc<impl Fn(&str) -> Script>,
+    given: Arc<Mutex<Vec<String>>>,
+) {
     let mut heard = Vec::new();
     while let Some((path, body)) = next_request(&mut stream, &mut heard).await {
         let Some(answer) = about_itself(&path, &body) else {
@@ -74,8 +78,10 @@ async fn serve(mut stream: TcpStream, script: Arc<impl Fn(&str) -> Script>, give
             return play(stream, script(&path)).await;
         };
         let (status, body) = answer;
-        let head =
-            format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
         if stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await.is_err() {
             return;
         }
@@ -87,7 +93,8 @@ async fn next_request(stream: &mut TcpStream, heard: &mut Vec<u8>) -> Option<(St
     loop {
         let text = String::from_utf8_lossy(heard).into_owned();
         if let Some((head, body)) = text.split_once("\r\n\r\n") {
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
+            let length =
+                head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
             let length: usize = length.parse().expect("a number");
             if body.len() >= length {
                 heard.drain(..head.len() + 4 + length);
@@ -108,7 +115,9 @@ fn about_itself(path: &str, body: &str) -> Option<(&'static str, String)> {
     match path {
         "/v1/models" => Some(("200 OK", models.to_string())),
         "/version" => Some(("200 OK", json!({"version": "0.33.0"}).to_string())),
-        "/inference/v1/generate" if body == "{}" => Some(("422 Unprocessable Entity", json!({}).to_string())),
+        "/inference/v1/generate" if body == "{}" => {
+            Some(("422 Unprocessable Entity", json!({}).to_string()))
+        }
         "/kv_event_sources" => Some(("404 Not Found", json!({}).to_string())),
         "/metrics" => Some(("200 OK", metrics.to_owned())),
         _ => None,
@@ -116,7 +125,9 @@ fn about_itself(path: &str, body: &str) -> Option<(&'static str, String)> {
 }
 
 async fn play(mut stream: TcpStream, Script { content_type, pieces, then }: Script) {
-    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n");
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
     let chunk = |piece: String| format!("{:x}\r\n{piece}\r\n", piece.len());
     let answer: String = std::iter::once(head).chain(pieces.into_iter().map(chunk)).collect();
     stream.write_all(answer.as_bytes()).await.expect("it is read");

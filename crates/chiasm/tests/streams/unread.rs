@@ -51,7 +51,11 @@ async fn answers_nobody_reads_are_bounded_together() {
     // Whoever reads on after all finds an end.
     let mut read: FuturesUnordered<_> = answers.into_iter().map(reqwest::Response::text).collect();
     let first = read.next().await.expect("an answer").expect("a body");
-    assert!(first.contains("too much of the answer was waiting to be read"), "{}", &first[first.len() - 500..]);
+    assert!(
+        first.contains("too much of the answer was waiting to be read"),
+        "{}",
+        &first[first.len() - 500..]
+    );
     assert!(first.ends_with("data: [DONE]\n\n"));
     drop(read);
     wait_for("memory", PATIENCE, async || server.metric("chiasm_unread_bytes").await == 0.0).await;

@@ -33,7 +33,9 @@ pub fn answered_by(answer: &Answer) -> Option<String> {
 /// Blocks that were predicted, and tokens that the engine found.
 pub fn overlap(answer: &Answer) -> (u64, u64) {
     let predicted = answer.header("x-chiasm-overlap");
-    let predicted = predicted.split('/').next().and_then(|blocks| blocks.parse().ok()).expect("a number");
-    let found = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+    let predicted =
+        predicted.split('/').next().and_then(|blocks| blocks.parse().ok()).expect("a number");
+    let found =
+        answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
     (predicted, found)
 }

@@ -65,7 +65,11 @@ impl Etcd {
     /// Names an agent, as an operator would who does that by hand.
     pub async fn put(&self, name: &str, address: &str) {
         let value = json!({"address": address}).to_string();
-        self.ask("kv/put", json!({"key": base64(&format!("{PREFIX}{name}")), "value": base64(&value)})).await;
+        self.ask(
+            "kv/put",
+            json!({"key": base64(&format!("{PREFIX}{name}")), "value": base64(&value)}),
+        )
+        .await;
     }
 
     pub async fn delete(&self, name: &str) {
@@ -80,8 +84,9 @@ impl Etcd {
 
     async fn wait(&self) {
         let health = format!("http://127.0.0.1:{}/health", self.port);
-        let is_healthy =
-            async || self.client.get(&health).send().await.is_ok_and(|answer| answer.status().is_success());
+        let is_healthy = async || {
+            self.client.get(&health).send().await.is_ok_and(|answer| answer.status().is_success())
+        };
         wait_for("etcd", SOON, is_healthy).await;
     }
 }
@@ -94,14 +99,19 @@ impl Drop for Etcd {
 }
 
 fn spawn(port: u16, peer: u16, folder: &TempDir, data: &str) -> Child {
-    let program = std::env::var_os("CHIASM_TEST_ETCD").expect("CHIASM_TEST_ETCD has to name the etcd to test with");
+    let program = std::env::var_os("CHIASM_TEST_ETCD")
+        .expect("CHIASM_TEST_ETCD has to name the etcd to test with");
     let [client, peer] = [port, peer].map(|port| format!("http://127.0.0.1:{port}"));
     let mut etcd = Command::new(program);
     etcd.arg("--data-dir").arg(folder.path().join(data));
     etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
     etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
     etcd.args(["--initial-cluster", &format!("default={peer}")]);
-    etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("etcd starts")
+    etcd.stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("etcd starts")
 }
 
 fn base64(text: &str) -> String {

@@ -1,5 +1,5 @@
-//! The grammars of the three streaming APIs. Parsing a stream panics where it breaks its grammar; whole answers are parsed to the same
-//! type, so that the two can be compared.
+//! The grammars of the three streaming APIs. Parsing a stream panics where it breaks its grammar;
+//! whole answers are parsed to the same type, so that the two can be compared.
 //!
 //! `chiasm-server` has this file in its unit tests, too.
 #![allow(clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
@@ -73,7 +73,10 @@ impl Said {
         }
         let reasoning = (!reasoning.is_empty()).then_some(Piece::Reasoning(reasoning));
         let text = (!text.is_empty()).then_some(Piece::Text(text));
-        Self { pieces: reasoning.into_iter().chain(text).chain(calls).collect(), end: self.end.clone() }
+        Self {
+            pieces: reasoning.into_iter().chain(text).chain(calls).collect(),
+            end: self.end.clone(),
+        }
     }
 }
 
@@ -88,7 +91,8 @@ fn named_events(stream: &str) -> Vec<Value> {
             .strip_prefix("event: ")
             .and_then(|event| event.split_once("\ndata: "))
             .unwrap_or_else(|| panic!("no named event: {event}"));
-        let data: Value = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"));
+        let data: Value =
+            serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"));
         assert_eq!(data["type"], name, "{data}");
         data
     };
@@ -110,7 +114,8 @@ pub fn chat(stream: &str) -> Vec<Said> {
             continue;
         }
         assert!(!has_failed, "behind an error: {data}");
-        let chunk: Value = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"));
+        let chunk: Value =
+            serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"));
         if chunk.get("error").is_some() {
             has_failed = true;
             continue;
@@ -130,7 +135,8 @@ pub fn chat(stream: &str) -> Vec<Said> {
 
 fn chat_choice(said: &mut Said, choice: &Value) {
     let delta = &choice["delta"];
-    let reasoning = delta["reasoning"].as_str().or(delta["reasoning_content"].as_str()).unwrap_or_default();
+    let reasoning =
+        delta["reasoning"].as_str().or(delta["reasoning_content"].as_str()).unwrap_or_default();
     let text = delta["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
     let calls = delta["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
     if said.end.is_some() {
@@ -148,14 +154,22 @@ fn chat_choice(said: &mut Said, choice: &Value) {
         let arguments = piece["function"]["arguments"].as_str().unwrap_or_default();
         let begun = said.calls();
         if index == begun {
-            let is_named = piece["id"].as_str().is_some_and(|id| !id.is_empty()) && piece["type"] == "function";
+            let is_named = piece["id"].as_str().is_some_and(|id| !id.is_empty())
+                && piece["type"] == "function";
             let name = string(&piece["function"]["name"]);
             assert!(is_named && !name.is_empty(), "a call begins with id, type and name: {piece}");
-            said.pieces.push(Piece::Call(Call { name, arguments: arguments.to_owned(), status: String::new() }));
+            said.pieces.push(Piece::Call(Call {
+                name,
+                arguments: arguments.to_owned(),
+                status: String::new(),
+            }));
             continue;
         }
         assert_eq!(index + 1, begun, "only the last call goes on: {piece}");
-        assert!(piece.get("id").is_none() && piece["function"].get("name").is_none(), "a second beginning: {piece}");
+        assert!(
+            piece.get("id").is_none() && piece["function"].get("name").is_none(),
+            "a second beginning: {piece}"
+        );
         said.last_call().expect("a call").arguments.push_str(arguments);
     }
     if let Some(reason) = choice["finish_reason"].as_str() {
@@ -167,7 +181,8 @@ fn chat_choice(said: &mut Said, choice: &Value) {
 pub fn whole_chat(answer: &Value) -> Said {
     let choice = &answer["choices"][0];
     let message = &choice["message"];
-    let mut said = Said { pieces: Vec::new(), end: choice["finish_reason"].as_str().map(str::to_owned) };
+    let mut said =
+        Said { pieces: Vec::new(), end: choice["finish_reason"].as_str().map(str::to_owned) };
     let reasoning = string(&message["reasoning"]);
     let text = string(&message["content"]);
     if !reasoning.is_empty() {
@@ -178,7 +193,8 @@ pub fn whole_chat(answer: &Value) -> Said {
     }
     for call in message["tool_calls"].as_array().into_iter().flatten() {
         assert!(call["id"].is_string() && call["type"] == "function", "{call}");
-        let (name, arguments) = (string(&call["function"]["name"]), string(&call["function"]["arguments"]));
+        let (name, arguments) =
+            (string(&call["function"]["name"]), string(&call["function"]["arguments"]));
         said.pieces.push(Piece::Call(Call { name, arguments, status: String::new() }));
     }
     said
@@ -202,7 +218,10 @@ pub fn messages(stream: &str) -> Said {
             "message_start" => assert_eq!(event["message"]["content"], Value::Array(Vec::new())),
             "ping" => {}
             "content_block_start" => {
-                assert!(open.is_none() && said.end.is_none(), "a block within another, or behind the end: {event}");
+                assert!(
+                    open.is_none() && said.end.is_none(),
+                    "a block within another, or behind the end: {event}"
+                );
                 assert_eq!(index, Some(blocks), "{event}");
                 let block = &event["content_block"];
                 match block["type"].as_str().unwrap_or_default() {
@@ -213,7 +232,11 @@ pub fn messages(stream: &str) -> Said {
                         assert_eq!(block["input"], Value::Object(Map::new()), "{event}");
                         let name = string(&block["name"]);
                         assert!(!name.is_empty(), "{event}");
-                        said.pieces.push(Piece::Call(Call { name, arguments: String::new(), status: String::new() }));
+                        said.pieces.push(Piece::Call(Call {
+                            name,
+                            arguments: String::new(),
+                            status: String::new(),
+                        }));
                     }
                     other => panic!("a block of type {other}"),
                 }
@@ -225,7 +248,9 @@ pub fn messages(stream: &str) -> Said {
                 let delta = &event["delta"];
                 last_delta = string(&delta["type"]);
                 match (open.as_deref(), last_delta.as_str(), said.pieces.last_mut()) {
-                    (Some("text"), "text_delta", Some(Piece::Text(text))) => text.push_str(&string(&delta["text"])),
+                    (Some("text"), "text_delta", Some(Piece::Text(text))) => {
+                        text.push_str(&string(&delta["text"]))
+                    }
                     (Some("thinking"), "thinking_delta", Some(Piece::Reasoning(text))) => {
                         text.push_str(&string(&delta["thinking"]));
                     }
@@ -239,7 +264,10 @@ pub fn messages(stream: &str) -> Said {
             "content_block_stop" => {
                 assert_eq!(index, Some(blocks), "{event}");
                 let block = open.take().unwrap_or_else(|| panic!("no open block: {event}"));
-                assert!(block != "thinking" || last_delta == "signature_delta", "thinking without a signature");
+                assert!(
+                    block != "thinking" || last_delta == "signature_delta",
+                    "thinking without a signature"
+                );
                 blocks += 1;
             }
             "message_delta" => {
@@ -287,7 +315,8 @@ pub fn whole_message(message: &Value) -> Said {
     said
 }
 
-/// Arguments as the input of a whole message has them: an object, which is empty where they are none.
+/// Arguments as the input of a whole message has them: an object, which is empty where they are
+/// none.
 fn as_object(arguments: &str) -> String {
     Value::Object(serde_json::from_str(arguments).unwrap_or_default()).to_string()
 }
@@ -304,7 +333,9 @@ pub fn responses(stream: &str) -> Said {
         assert_eq!(number == 0, kind == "created", "{event}");
         assert_eq!(number == 1, kind == "in_progress", "{event}");
         match kind {
-            "created" | "in_progress" => assert_eq!(event["response"]["output"], Value::Array(Vec::new())),
+            "created" | "in_progress" => {
+                assert_eq!(event["response"]["output"], Value::Array(Vec::new()))
+            }
             "completed" | "incomplete" | "failed" => {
                 assert_eq!(event["response"]["status"], kind, "{event}");
                 end = Some(event);
@@ -324,7 +355,9 @@ pub fn responses(stream: &str) -> Said {
         }
         let of_output = &said.pieces[number];
         let is_same = match (of_output, streamed) {
-            (Piece::Call(whole), Piece::Call(call)) => whole.name == call.name && whole.arguments == call.arguments,
+            (Piece::Call(whole), Piece::Call(call)) => {
+                whole.name == call.name && whole.arguments == call.arguments
+            }
             (whole, piece) => whole == piece,
         };
         assert!(is_same, "{streamed:?} was told of {of_output:?}");
@@ -369,7 +402,11 @@ impl ResponseItems {
             "function_call" => "function_call_arguments",
             _ => "custom_tool_call_input",
         };
-        assert_eq!(event.get("content_index").is_some(), kind.contains("part") || kind.contains("_text."), "{event}");
+        assert_eq!(
+            event.get("content_index").is_some(),
+            kind.contains("part") || kind.contains("_text."),
+            "{event}"
+        );
         match kind {
             "content_part.added" => {
                 assert!(!is_call && !open.has_part, "{event}");
@@ -411,7 +448,10 @@ impl ResponseItems {
         assert_eq!(event["output_index"].as_u64(), Some(self.said.pieces.len() as u64), "{event}");
         assert_eq!(item["status"], "in_progress", "{event}");
         let piece = response_item(item);
-        assert!(!matches!(&piece, Piece::Call(call) if call.name.is_empty()), "a nameless call: {event}");
+        assert!(
+            !matches!(&piece, Piece::Call(call) if call.name.is_empty()),
+            "a nameless call: {event}"
+        );
         self.said.pieces.push(piece);
         let (id, kind) = (string(&item["id"]), string(&item["type"]));
         self.open = Some(OpenItem { id, kind, has_part: false, done: Vec::new() });
@@ -435,7 +475,8 @@ fn response_item(item: &Value) -> Piece {
 
 /// Parses a whole response.
 pub fn whole_response(response: &Value) -> Said {
-    let pieces = response["output"].as_array().expect("an output").iter().map(response_item).collect();
+    let pieces =
+        response["output"].as_array().expect("an output").iter().map(response_item).collect();
     let end = string(&response["status"]);
     Said { pieces, end: (end != "failed").then_some(end) }
 }

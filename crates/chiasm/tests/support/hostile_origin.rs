@@ -14,7 +14,8 @@ use tokio::sync::watch;
 /// Between two drops of what drips.
 const DRIP: Duration = Duration::from_millis(20);
 
-/// What is at each path, and the status with which `chiasm serve` answers for it when it has little patience.
+/// What is at each path, and the status with which `chiasm serve` answers for it when it has little
+/// patience.
 pub const HOSTILE: [(&str, u16); 24] = [
     ("/not-found", 404),
     ("/gone", 404),
@@ -95,14 +96,19 @@ impl HostileOrigin {
     }
 }
 
-async fn serve(mut stream: TcpStream, asked: &AtomicUsize, gate: &mut watch::Receiver<bool>) -> std::io::Result<()> {
+async fn serve(
+    mut stream: TcpStream,
+    asked: &AtomicUsize,
+    gate: &mut watch::Receiver<bool>,
+) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
     }
     let number = asked.fetch_add(1, Ordering::SeqCst);
     let head = String::from_utf8_lossy(&head);
-    let path = head.split(' ').nth(1).unwrap_or_default().split('?').next().unwrap_or_default().to_owned();
+    let path =
+        head.split(' ').nth(1).unwrap_or_default().split('?').next().unwrap_or_default().to_owned();
     match path.as_str() {
         "/good" => picture(&mut stream, "max-age=60", DAWN.jpeg).await,
         "/held" => {
@@ -111,7 +117,14 @@ async fn serve(mut stream: TcpStream, asked: &AtomicUsize, gate: &mut watch::Rec
             picture(&mut stream, "max-age=60", DAWN.jpeg).await
         }
         // Bytes after the picture make another file of it with the same pixels.
-        "/distinct" => picture(&mut stream, "no-store", &[NOON.jpeg, format!("{number:09}").as_bytes()].concat()).await,
+        "/distinct" => {
+            picture(
+                &mut stream,
+                "no-store",
+                &[NOON.jpeg, format!("{number:09}").as_bytes()].concat(),
+            )
+            .await
+        }
         "/flapping" => match number % 3 {
             0 => answer(&mut stream, "404 Not Found", "cache-control: max-age=60", b"no").await,
             1 => answer(&mut stream, "500 Oops", "x: y", b"secret stack trace").await,
@@ -120,13 +133,26 @@ async fn serve(mut stream: TcpStream, asked: &AtomicUsize, gate: &mut watch::Rec
         "/not-found" => answer(&mut stream, "404 Secret Reason", "x: y", b"secret body").await,
         "/gone" => answer(&mut stream, "410 Gone", "x: y", b"secret body").await,
         "/broken" => answer(&mut stream, "500 Oops", "x: y", b"secret stack trace").await,
-        "/unasked-not-modified" => answer(&mut stream, "304 Not Modified", "etag: \"1\"", b"").await,
-        "/unasked-part" => answer(&mut stream, "206 Partial", "content-range: bytes 0-3/9", b"part").await,
+        "/unasked-not-modified" => {
+            answer(&mut stream, "304 Not Modified", "etag: \"1\"", b"").await
+        }
+        "/unasked-part" => {
+            answer(&mut stream, "206 Partial", "content-range: bytes 0-3/9", b"part").await
+        }
         "/garbage" => stream.write_all(&[0x00, 0xff, 0x16, 0x03, b'\r', b'\n', b'\r', b'\n']).await,
         "/silence" => Ok(()),
-        "/header-flood" => drip(&mut stream, "HTTP/1.1 200 OK\r\n", "x: yyyyyyyyyyyyyyyy\r\n", Duration::ZERO).await,
-        "/long-header" => drip(&mut stream, "HTTP/1.1 200 OK\r\nx: ", "yyyyyyyyyyyyyyyy", Duration::ZERO).await,
-        "/bad-chunks" => stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-3\r\nabc\r\n").await,
+        "/header-flood" => {
+            drip(&mut stream, "HTTP/1.1 200 OK\r\n", "x: yyyyyyyyyyyyyyyy\r\n", Duration::ZERO)
+                .await
+        }
+        "/long-header" => {
+            drip(&mut stream, "HTTP/1.1 200 OK\r\nx: ", "yyyyyyyyyyyyyyyy", Duration::ZERO).await
+        }
+        "/bad-chunks" => {
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-3\r\nabc\r\n")
+                .await
+        }
         "/cut-off" => {
             let length = DAWN.jpeg.len();
             let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
@@ -139,27 +165,50 @@ async fn serve(mut stream: TcpStream, asked: &AtomicUsize, gate: &mut watch::Rec
             stream.write_all(head.as_bytes()).await?;
             stream.write_all(DAWN.jpeg).await
         }
-        "/gzip-bomb" => answer(&mut stream, "200 OK", "content-encoding: gzip", &[0x1f, 0x8b, 8, 0]).await,
+        "/gzip-bomb" => {
+            answer(&mut stream, "200 OK", "content-encoding: gzip", &[0x1f, 0x8b, 8, 0]).await
+        }
         "/circle" => redirect(&mut stream, "/circle").await,
         "/to-file" => redirect(&mut stream, "file:///etc/passwd").await,
         "/to-credentials" => redirect(&mut stream, "http://user:secret@127.0.0.1/").await,
         "/to-metadata" => redirect(&mut stream, "http://169.254.169.254/latest/meta-data/").await,
         "/to-mapped" => redirect(&mut stream, "http://[::ffff:10.0.0.1]/").await,
         "/to-other-host" => redirect(&mut stream, "http://localhost:1/").await,
-        "/endless" => drip(&mut stream, "HTTP/1.1 200 OK\r\n\r\n", &"x".repeat(16 << 10), Duration::ZERO).await,
+        "/endless" => {
+            drip(&mut stream, "HTTP/1.1 200 OK\r\n\r\n", &"x".repeat(16 << 10), Duration::ZERO)
+                .await
+        }
         "/announced" => {
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n").await?;
             until_hung_up(&mut stream).await
         }
-        "/html" => answer(&mut stream, "200 OK", "content-type: image/jpeg", b"<!doctype html><p>secret</p>").await,
+        "/html" => {
+            answer(
+                &mut stream,
+                "200 OK",
+                "content-type: image/jpeg",
+                b"<!doctype html><p>secret</p>",
+            )
+            .await
+        }
         "/dripping-head" => drip(&mut stream, "HTTP/1.1 200 OK\r\nx: ", "y", DRIP).await,
-        "/dripping-body" => drip(&mut stream, "HTTP/1.1 200 OK\r\ncontent-length: 10000\r\n\r\n", "y", DRIP).await,
+        "/dripping-body" => {
+            drip(&mut stream, "HTTP/1.1 200 OK\r\ncontent-length: 10000\r\n\r\n", "y", DRIP).await
+        }
         other => panic!("nobody should ask for {other}"),
     }
 }
 
-async fn answer(stream: &mut TcpStream, status: &str, header: &str, body: &[u8]) -> std::io::Result<()> {
-    let head = format!("HTTP/1.1 {status}\r\n{header}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+async fn answer(
+    stream: &mut TcpStream,
+    status: &str,
+    header: &str,
+    body: &[u8],
+) -> std::io::Result<()> {
+    let head = format!(
+        "HTTP/1.1 {status}\r\n{header}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(body).await
 }
@@ -173,7 +222,12 @@ async fn redirect(stream: &mut TcpStream, to: &str) -> std::io::Result<()> {
 }
 
 /// Sends the same again and again until the other side hangs up.
-async fn drip(stream: &mut TcpStream, head: &str, drop: &str, pause: Duration) -> std::io::Result<()> {
+async fn drip(
+    stream: &mut TcpStream,
+    head: &str,
+    drop: &str,
+    pause: Duration,
+) -> std::io::Result<()> {
     stream.write_all(head.as_bytes()).await?;
     loop {
         stream.write_all(drop.as_bytes()).await?;

@@ -70,7 +70,9 @@ impl Server {
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let until: Option<Instant> = stalls.lock().expect("not poisoned").take();
-                if let Some(rest) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
+                if let Some(rest) =
+                    until.and_then(|until| until.checked_duration_since(Instant::now()))
+                {
                     std::thread::sleep(rest);
                 }
                 eprintln!("  | {line}");
@@ -89,12 +91,15 @@ impl Server {
         *self.stalled.lock().expect("not poisoned") = Some(Instant::now() + time);
     }
 
-    /// The rest of the last line of its log that has this text in it. Lines are written a little after what they tell of.
+    /// The rest of the last line of its log that has this text in it. Lines are written a little
+    /// after what they tell of.
     pub fn logged(&self, text: &str) -> String {
         let patience = Instant::now() + Duration::from_secs(10);
         loop {
             let log = self.log.lock().expect("not poisoned");
-            if let Some(rest) = log.iter().rev().find_map(|line| Some(line.split_once(text)?.1.to_owned())) {
+            if let Some(rest) =
+                log.iter().rev().find_map(|line| Some(line.split_once(text)?.1.to_owned()))
+            {
                 return rest;
             }
             drop(log);
@@ -121,8 +126,12 @@ impl Server {
 
     /// A field of `/proc/PID/status` that is a number of kB, in bytes.
     pub fn status_bytes(&self, field: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the process lives");
-        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).expect("a field");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))
+            .expect("the process lives");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+            .expect("a field");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
@@ -138,7 +147,9 @@ impl Server {
     }
 
     pub async fn ready_workers(&self) -> u64 {
-        let Ok(response) = self.client.get(format!("{}/ready", self.url)).send().await else { return 0 };
+        let Ok(response) = self.client.get(format!("{}/ready", self.url)).send().await else {
+            return 0;
+        };
         let body: Value = json(response).await;
         body["workers"].as_u64().unwrap_or(0)
     }
@@ -164,7 +175,8 @@ impl Server {
 
     /// The sum of a metric's samples that start with `name`.
     pub async fn metric(&self, name: &str) -> f64 {
-        let response = self.client.get(format!("{}/metrics", self.url)).send().await.expect("metrics");
+        let response =
+            self.client.get(format!("{}/metrics", self.url)).send().await.expect("metrics");
         let text = response.text().await.expect("text");
         let samples = text.lines().filter(|line| line.starts_with(name));
         samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
@@ -243,7 +255,11 @@ impl Answer {
     pub fn refused(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{}", self.text);
         let error = &self.json()["error"];
-        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{}", self.text);
+        assert!(
+            error["message"].as_str().is_some_and(|message| !message.is_empty()),
+            "{}",
+            self.text
+        );
         error["param"].as_str().unwrap_or_default().to_owned()
     }
 
@@ -252,11 +268,13 @@ impl Answer {
         value.to_str().expect("text").to_owned()
     }
 
-    /// The chunks of a streamed answer, which must keep the grammar of chats and completions and end with `[DONE]`.
+    /// The chunks of a streamed answer, which must keep the grammar of chats and completions and
+    /// end with `[DONE]`.
     #[track_caller]
     pub fn chunks(&self) -> Vec<Value> {
         event_grammar::chat(&self.text);
-        let data: Vec<&str> = self.text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+        let data: Vec<&str> =
+            self.text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
         let (last, chunks) = data.split_last().expect("at least one event");
         assert_eq!(*last, "[DONE]");
         chunks.iter().map(|chunk| serde_json::from_str(chunk).expect("JSON")).collect()
@@ -265,8 +283,12 @@ impl Answer {
 
 pub fn client() -> reqwest::Client {
     chiasm::use_ring();
-    // The system gives up a connection whose server reads nothing for 30 s by default, which a busy one may do.
-    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(120)).tcp_user_timeout(None);
+    // The system gives up a connection whose server reads nothing for 30 s by default, which a busy
+    // one may do.
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(Duration::from_secs(120))
+        .tcp_user_timeout(None);
     client.build().expect("a client")
 }
 
@@ -275,7 +297,11 @@ pub async fn json(response: reqwest::Response) -> Value {
 }
 
 /// Polls until the condition holds; fails after `patience`.
-pub async fn wait_for(what: &str, patience: Duration, condition: impl AsyncFn() -> bool) -> Duration {
+pub async fn wait_for(
+    what: &str,
+    patience: Duration,
+    condition: impl AsyncFn() -> bool,
+) -> Duration {
     let started = Instant::now();
     while !condition().await {
         assert!(started.elapsed() < patience, "no {what} within {patience:?}");
@@ -285,15 +311,22 @@ pub async fn wait_for(what: &str, patience: Duration, condition: impl AsyncFn() 
 }
 
 pub fn send_signal(pid: u32, signal: &str) {
-    let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().expect("kill");
+    let status =
+        Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().expect("kill");
     assert!(status.success(), "kill -{signal} {pid}");
 }
 
-/// A port that was free a moment ago, and that no outgoing connection is given: an engine that looks for its frontend where nobody
-/// listens could otherwise be connected to itself, and hold the port for ever.
+/// A port that was free a moment ago, and that no outgoing connection is given: an engine that
+/// looks for its frontend where nobody listens could otherwise be connected to itself, and hold the
+/// port for ever.
 pub fn free_port() -> u16 {
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("the range of outgoing ports");
-    let first: u16 = range.split_whitespace().next().and_then(|first| first.parse().ok()).expect("a port");
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
+        .expect("the range of outgoing ports");
+    let first: u16 =
+        range.split_whitespace().next().and_then(|first| first.parse().ok()).expect("a port");
     let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    std::iter::repeat_with(|| rand::random_range(first / 2..first)).take(1000).find(is_free).expect("a free port")
+    std::iter::repeat_with(|| rand::random_range(first / 2..first))
+        .take(1000)
+        .find(is_free)
+        .expect("a free port")
 }

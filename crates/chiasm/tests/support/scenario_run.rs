@@ -8,19 +8,27 @@ use super::Server;
 use super::origin::Origin;
 use super::stand_ins;
 
-/// How long an engine's KV events may take on a busy machine. Without them the next request fails the run, so this one does not.
+/// How long an engine's KV events may take on a busy machine. Without them the next request fails
+/// the run, so this one does not.
 const EVENTS: Duration = Duration::from_secs(5);
 
 /// Blocks that the index holds for all workers.
 async fn known_blocks(server: &Server) -> usize {
-    let workers = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
+    let workers =
+        server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
     let workers = super::json(workers).await;
-    let blocks = |worker: &serde_json::Value| worker["known_blocks"].as_u64().expect("a number") as usize;
+    let blocks =
+        |worker: &serde_json::Value| worker["known_blocks"].as_u64().expect("a number") as usize;
     workers["workers"].as_array().expect("a list").iter().map(blocks).sum()
 }
 
 /// The ten scenarios with the pictures that they have.
-pub async fn play_all(server: &Server, model: &str, block_size: u64, max_tokens: u32) -> Vec<String> {
+pub async fn play_all(
+    server: &Server,
+    model: &str,
+    block_size: u64,
+    max_tokens: u32,
+) -> Vec<String> {
     play_all_with("image", server, model, block_size, max_tokens).await
 }
 
@@ -35,12 +43,20 @@ pub async fn play_all_with(
     play(modality, None, server, model, block_size, max_tokens).await
 }
 
-/// The ten scenarios once more, on engines that have played them before: nothing that they hold is of use behind this salt.
-pub async fn play_all_again(salt: &str, server: &Server, model: &str, block_size: u64, max_tokens: u32) -> Vec<String> {
+/// The ten scenarios once more, on engines that have played them before: nothing that they hold is
+/// of use behind this salt.
+pub async fn play_all_again(
+    salt: &str,
+    server: &Server,
+    model: &str,
+    block_size: u64,
+    max_tokens: u32,
+) -> Vec<String> {
     play("image", Some(salt), server, model, block_size, max_tokens).await
 }
 
-/// Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the overlap. The answers' texts.
+/// Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the
+/// overlap. The answers' texts.
 async fn play(
     modality: &str,
     salt: Option<&str>,
@@ -80,11 +96,17 @@ async fn play(
             // An engine always computes the last token, so it reuses no block that holds it.
             let reusable = (prompt - 1) / block_size;
             let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
-            assert_eq!(cached, reusable.min(now.overlap as u64) * block_size, "{what}: the engine's own count");
+            assert_eq!(
+                cached,
+                reusable.min(now.overlap as u64) * block_size,
+                "{what}: the engine's own count"
+            );
 
             // What the engine stored for this prompt is told soon after the answer, not before.
             let patience = Instant::now() + EVENTS;
-            while known_blocks(server).await < known + now.total - now.overlap && Instant::now() < patience {
+            while known_blocks(server).await < known + now.total - now.overlap
+                && Instant::now() < patience
+            {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
 

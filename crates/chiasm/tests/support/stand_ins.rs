@@ -1,4 +1,5 @@
-//! Videos, recordings and texts that stand in for the demo's pictures: one of each for every picture, all of one size.
+//! Videos, recordings and texts that stand in for the demo's pictures: one of each for every
+//! picture, all of one size.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -19,7 +20,9 @@ pub fn replace_pictures(body: &mut Value, modality: &str, origin: &str) {
     let parts = body["messages"][0]["content"].as_array_mut().expect("parts");
     for part in parts.iter_mut().filter(|part| part["type"] == "image_url") {
         let url = part["image_url"]["url"].as_str().expect("a URL");
-        let ends = |picture: &Picture| url.ends_with(picture.name) || url.ends_with(&STANDARD.encode(picture.jpeg));
+        let ends = |picture: &Picture| {
+            url.ends_with(picture.name) || url.ends_with(&STANDARD.encode(picture.jpeg))
+        };
         let number = PICTURES.iter().position(ends).expect("one of the pictures");
         if modality == "text" {
             *part = json!({"type": "text", "text": text(number)});
@@ -43,7 +46,8 @@ fn text(number: usize) -> String {
 
 /// The same video with another number in a box that nobody reads: another file.
 fn video(number: usize) -> Vec<u8> {
-    let clip = std::fs::read(format!("{}/tests/clips/silent.mp4", env!("CARGO_MANIFEST_DIR"))).expect("a clip");
+    let clip = std::fs::read(format!("{}/tests/clips/silent.mp4", env!("CARGO_MANIFEST_DIR")))
+        .expect("a clip");
     [&clip[..], &16_u32.to_be_bytes(), b"free", &(number as u64).to_be_bytes()].concat()
 }
 
@@ -51,11 +55,25 @@ fn video(number: usize) -> Vec<u8> {
 fn recording(number: usize) -> Vec<u8> {
     const RATE: u32 = 16_000;
     let step = 0.05 * (number + 1) as f32;
-    let samples = (0..5 * RATE).flat_map(|at| (((at as f32 * step).sin() * 9_000.0) as i16).to_le_bytes());
+    let samples =
+        (0..5 * RATE).flat_map(|at| (((at as f32 * step).sin() * 9_000.0) as i16).to_le_bytes());
     let samples: Vec<u8> = samples.collect();
     let size = samples.len() as u32;
-    let format =
-        [&16_u32.to_le_bytes()[..], &[1, 0, 1, 0], &RATE.to_le_bytes(), &(2 * RATE).to_le_bytes(), &[2, 0, 16, 0]];
-    [b"RIFF", &(36 + size).to_le_bytes()[..], b"WAVEfmt ", &format.concat(), b"data", &size.to_le_bytes(), &samples]
-        .concat()
+    let format = [
+        &16_u32.to_le_bytes()[..],
+        &[1, 0, 1, 0],
+        &RATE.to_le_bytes(),
+        &(2 * RATE).to_le_bytes(),
+        &[2, 0, 16, 0],
+    ];
+    [
+        b"RIFF",
+        &(36 + size).to_le_bytes()[..],
+        b"WAVEfmt ",
+        &format.concat(),
+        b"data",
+        &size.to_le_bytes(),
+        &samples,
+    ]
+    .concat()
 }

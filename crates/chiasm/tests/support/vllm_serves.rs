@@ -5,7 +5,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::json;
 
-/// The process that has imported vLLM. It and all that it started end when this is dropped, or when the test ends in any way.
+/// The process that has imported vLLM. It and all that it started end when this is dropped, or when
+/// the test ends in any way.
 pub struct VllmServes {
     child: Child,
     orders: Option<ChildStdin>,
@@ -26,8 +27,8 @@ impl VllmServes {
         Self { child, orders, groups: BufReader::new(groups) }
     }
 
-    /// Starts `vllm serve` with these arguments. `plugin` is a folder with modules that it finds beside those of its environment;
-    /// quiet, it says nothing.
+    /// Starts `vllm serve` with these arguments. `plugin` is a folder with modules that it finds
+    /// beside those of its environment; quiet, it says nothing.
     pub fn serve(&mut self, arguments: &[String], plugin: Option<&str>, quiet: bool) -> Group {
         let order = json!({"arguments": arguments, "python_path": plugin, "quiet": quiet});
         writeln!(self.orders.as_mut().expect("a pipe"), "{order}").expect("it listens");

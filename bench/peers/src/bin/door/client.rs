@@ -13,7 +13,8 @@ use serde::Deserialize;
 
 use crate::workload::MODEL;
 
-/// The header in which Chiasm names the worker that has computed a prompt, if it is not the one that answers.
+/// The header in which Chiasm names the worker that has computed a prompt, if it is not the one
+/// that answers.
 const PREFILL_WORKER: &str = "x-chiasm-prefill-worker";
 
 pub(crate) struct Connection {

@@ -83,7 +83,8 @@ fn mocker(inputs: &Inputs, program: &Path, found: &[(&str, OsString)], pace: Pac
     match pace {
         // 0, said to be infinite, costs 20 ms.
         Pace::Unbounded | Pace::Steps => engine.args(["--speedup-ratio", "1000000"]),
-        // Its steps take as long as it thinks they do on some GPU; no flag says how many there are per second.
+        // Its steps take as long as it thinks they do on some GPU; no flag says how many there are
+        // per second.
         Pace::Calls(_) => engine.args(["--max-num-seqs", &MOST_STREAMS.to_string()]),
     };
     let mode = match stage {

@@ -35,7 +35,8 @@ pub(crate) struct Outcome {
     pub(crate) engines: Duration,
     /// Requests that the origin got.
     pub(crate) origin: u64,
-    /// Nanoseconds from what an engine had to say until it was here, for tokens of streams where the engine writes down when that was.
+    /// Nanoseconds from what an engine had to say until it was here, for tokens of streams where
+    /// the engine writes down when that was.
     pub(crate) delays: Vec<u64>,
 }
 
@@ -50,7 +51,8 @@ pub(crate) struct Answered {
     pub(crate) events: u64,
     /// Answers that say that another worker has computed their prompts.
     pub(crate) split: u64,
-    /// When tokens of streams came, but the first and the last of each, which come with something else.
+    /// When tokens of streams came, but the first and the last of each, which come with something
+    /// else.
     pub(crate) arrivals: Vec<u64>,
     /// Time between the first request and the end of the last answer.
     pub(crate) wall: Duration,
@@ -61,8 +63,9 @@ pub(crate) struct Answered {
 /// Asks with `clients` at once until `time` is over; what was asked by then is waited for.
 ///
 /// # Errors
-/// Any answer that is not a 200 with a number of prompt tokens in `expected` and as many of its own as the case has, and any that was
-/// split where the side splits none, or was not where it splits all.
+/// Any answer that is not a 200 with a number of prompt tokens in `expected` and as many of its own
+/// as the case has, and any that was split where the side splits none, or was not where it splits
+/// all.
 pub(crate) async fn run(
     side: &mut Side,
     workload: &RefCell<Workload>,
@@ -95,8 +98,8 @@ pub(crate) async fn run(
     Ok(Outcome { answered, cpu, of_frontend, engines, origin, delays })
 }
 
-/// Does what [`run`] does, without counting what the frontend spends, so for any frontend at an address that finds the
-/// picture at `url`.
+/// Does what [`run`] does, without counting what the frontend spends, so for any frontend at an
+/// address that finds the picture at `url`.
 pub(crate) async fn ask(
     address: SocketAddr,
     workload: &RefCell<Workload>,

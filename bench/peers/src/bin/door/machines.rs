@@ -1,5 +1,6 @@
-//! What an agent between a frontend and its engine costs: in CPU time, in latency, in bytes on the wire. Before engines of the
-//! same kind a frontend has an engine of its own, one that an agent on loopback has, one that an agent behind a shaped link has.
+//! What an agent between a frontend and its engine costs: in CPU time, in latency, in bytes on the
+//! wire. Before engines of the same kind a frontend has an engine of its own, one that an agent on
+//! loopback has, one that an agent behind a shaped link has.
 //!
 //! | file | is |
 //! |---|---|
@@ -49,7 +50,8 @@ const LOCAL: &str = "local engine";
 const NEW_IMAGE: Case = Case::Distinct;
 const STREAMS: Case = Case::Long(Told::Plain, Rate::Hundred);
 
-/// Cases before engines that wait for nothing: one client tells the latency, 16 what a busy process spends.
+/// Cases before engines that wait for nothing: one client tells the latency, 16 what a busy process
+/// spends.
 const REQUESTS: [(Case, &[usize]); 4] =
     [(Case::Text, &[1, 16]), (Case::RepeatedInline, &[1, 16]), (Case::RepeatedUrl, &[1, 16]), (NEW_IMAGE, &[1])];
 /// The case before engines that make 100 steps per second.
@@ -61,7 +63,8 @@ const ECHO_TIME: Duration = Duration::from_millis(500);
 const TRANSFERS: usize = 10;
 /// New images whose bytes are counted.
 const COUNTED_IMAGES: usize = 30;
-/// New images that are sent as files and as many that are sent as tensors, and how many of each of them come before what counts.
+/// New images that are sent as files and as many that are sent as tensors, and how many of each of
+/// them come before what counts.
 const COMPARED_IMAGES: usize = 60;
 const UNCOUNTED_IMAGES: usize = 10;
 /// What a frontend counts the images by that it has sent as tensors.
@@ -106,7 +109,8 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Starts our sides: the one with its own engine, then one for each machine. Returns them with the agents' addresses.
+/// Starts our sides: the one with its own engine, then one for each machine. Returns them with the
+/// agents' addresses.
 fn start(
     inputs: &Inputs,
     machines: &[Machine],
@@ -150,7 +154,8 @@ impl Limits {
         Ok(())
     }
 
-    /// What the way to an agent costs a case, in pairs with a local engine and with Dynamo: sides, metrics and values.
+    /// What the way to an agent costs a case, in pairs with a local engine and with Dynamo: sides,
+    /// metrics and values.
     fn hop(
         &self,
         case: Case,
@@ -181,8 +186,8 @@ impl Limits {
     }
 }
 
-/// Asks all sides in turns and prints what came of it. The first side is the one without an agent, then come those with one, in the
-/// order of `limits`, then Dynamo.
+/// Asks all sides in turns and prints what came of it. The first side is the one without an agent,
+/// then come those with one, in the order of `limits`, then Dynamo.
 async fn measure(
     sides: &mut [Side],
     limits: &mut [Limits],
@@ -210,8 +215,8 @@ async fn measure(
     Ok(())
 }
 
-/// The median latency of an outcome in ms. That of streams is counted from when the engine has its outputs ready until the client has read
-/// the event.
+/// The median latency of an outcome in ms. That of streams is counted from when the engine has its
+/// outputs ready until the client has read the event.
 fn p50(case: Case, outcome: &Outcome) -> f64 {
     match case.is_streamed() {
         true => median(outcome.delays.iter().map(|&delay| delay as f64 / 1e6).collect()),
@@ -224,7 +229,8 @@ fn milliseconds(times: &[Duration]) -> f64 {
     median(times.iter().map(|time| time.as_secs_f64() * 1e3).collect())
 }
 
-/// Counts and prints what new images send over the connections of another frontend to the agent of a side.
+/// Counts and prints what new images send over the connections of another frontend to the agent of
+/// a side.
 async fn count_bytes(
     inputs: &Inputs,
     name: &str,
@@ -257,7 +263,8 @@ async fn count_bytes(
     print(NEW_IMAGE, Some(1), name, "bytes from the agent", median(back))
 }
 
-/// Times and prints new images that two other frontends send to the agent of a side, one as files and one as tensors.
+/// Times and prints new images that two other frontends send to the agent of a side, one as files
+/// and one as tensors.
 async fn compare_forms(
     inputs: &Inputs,
     name: &str,

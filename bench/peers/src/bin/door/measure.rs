@@ -1,4 +1,5 @@
-//! First whether all sides understand the same, then what each costs: case by case, side by side, round by round.
+//! First whether all sides understand the same, then what each costs: case by case, side by side,
+//! round by round.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,12 +21,14 @@ const COUNTED: usize = 20;
 /// Time for which [`WARM_UP_CLIENTS`] ask a side before it is measured.
 const WARM_UP: Duration = Duration::from_secs(1);
 const WARM_UP_CLIENTS: usize = 16;
-/// Distinct images go twice around our shared memory, which has no room for more than 300 when there are three engines: a side
-/// that has run for a while uses memory that was used before. Sides that are slow are not waited for so long; they have none.
+/// Distinct images go twice around our shared memory, which has no room for more than 300 when
+/// there are three engines: a side that has run for a while uses memory that was used before. Sides
+/// that are slow are not waited for so long; they have none.
 const WARM_UP_IMAGES: usize = 600;
 const WARM_UP_AT_MOST: u32 = 15;
 
-/// What was measured in all rounds so far: by the number of the case, the clients and the number of the side.
+/// What was measured in all rounds so far: by the number of the case, the clients and the number of
+/// the side.
 pub(crate) type Outcomes = BTreeMap<(usize, usize, usize), Vec<Outcome>>;
 /// The prompt tokens to expect, by the numbers of the side and of the case.
 pub(crate) type Expected = BTreeMap<(usize, usize), RangeInclusive<u64>>;
@@ -111,8 +114,9 @@ pub(crate) async fn measure(
 
 /// Asks all sides in turn, for each case with each number of clients.
 ///
-/// The order of the sides turns round with each round. Where there is a baseline, small differences count, so each round then
-/// goes through the sides there and back: what gets slower or faster evenly meanwhile does so for all alike.
+/// The order of the sides turns round with each round. Where there is a baseline, small differences
+/// count, so each round then goes through the sides there and back: what gets slower or faster
+/// evenly meanwhile does so for all alike.
 async fn round(
     round: usize,
     sides: &mut [Side],
@@ -219,7 +223,8 @@ fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
     values
 }
 
-/// Our CPU time for the same work as a part of theirs: the median over the rounds, in each of which both were asked equally often.
+/// Our CPU time for the same work as a part of theirs: the median over the rounds, in each of which
+/// both were asked equally often.
 pub(crate) fn share(case: Case, ours: &[Outcome], theirs: &[Outcome], rounds: usize) -> f64 {
     let cpu = |outcomes: &[Outcome]| {
         let cpu: f64 = outcomes.iter().map(|it| it.cpu.as_secs_f64()).sum();

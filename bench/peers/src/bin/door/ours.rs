@@ -1,4 +1,5 @@
-//! `chiasm serve` before engines of processes of their own: ours, and the baseline that is a binary of another commit.
+//! `chiasm serve` before engines of processes of their own: ours, and the baseline that is a binary
+//! of another commit.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -16,7 +17,8 @@ use crate::workload::{MODEL, Pace};
 pub(crate) const OURS: &str = "chiasm";
 /// Side of the binary that it is compared with.
 pub(crate) const BASELINE: &str = "chiasm (baseline)";
-/// What outlives a frontend is none of the user's, so it goes elsewhere: by a variable, as a baseline may not know the flag.
+/// What outlives a frontend is none of the user's, so it goes elsewhere: by a variable, as a
+/// baseline may not know the flag.
 pub(crate) const STATE_DIR: &str = "CHIASM_STATE_DIR";
 
 /// Both sides have the engines of our binary, so that only frontends differ.
@@ -53,8 +55,8 @@ pub(crate) fn start(
     })
 }
 
-/// Starts a simulated engine by `command`, which runs our binary, with `more` flags; returns it with the address at which it waits to be
-/// attached.
+/// Starts a simulated engine by `command`, which runs our binary, with `more` flags; returns it
+/// with the address at which it waits to be attached.
 pub(crate) fn engine(
     inputs: &Inputs,
     pace: Pace,
@@ -70,7 +72,8 @@ pub(crate) fn engine(
 
 /// The flags of a process that attaches these engines.
 pub(crate) fn attach(handshakes: &[String]) -> Result<Vec<String>, Box<dyn Error>> {
-    // Each arena is 1 GiB larger than the receiver cache by default; here that GiB is divided among the engines.
+    // Each arena is 1 GiB larger than the receiver cache by default; here that GiB is divided among
+    // the engines.
     let arena = RECEIVER_CACHE_GB.parse::<f64>()? + 1.0 / handshakes.len() as f64;
     let [handshakes, arena] = [handshakes.join(","), format!("{arena:.2}")];
     let flags = ["--attach", &*handshakes, "--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", &*arena];

@@ -19,7 +19,8 @@ const POLL: Duration = Duration::from_millis(20);
 /// Lines of a log that go into an error.
 const TAIL: usize = 15;
 
-/// Ends with this value, but not with a killed bench: then the terminal's signal reaches it, as it is in the same group.
+/// Ends with this value, but not with a killed bench: then the terminal's signal reaches it, as it
+/// is in the same group.
 pub(crate) struct Program {
     name: String,
     child: Child,
@@ -81,8 +82,9 @@ impl Program {
     }
 }
 
-/// CPU time of threads so far, user and system, by their ids. To the nanosecond, where that of a process is told in steps of 10 ms,
-/// which is a tenth of what a frontend spends while it is measured on a busy machine.
+/// CPU time of threads so far, user and system, by their ids. To the nanosecond, where that of a
+/// process is told in steps of 10 ms, which is a tenth of what a frontend spends while it is
+/// measured on a busy machine.
 pub(crate) struct CpuTime(BTreeMap<u32, Duration>);
 
 impl CpuTime {
@@ -105,8 +107,8 @@ impl CpuTime {
         Ok(Self(times))
     }
 
-    /// What was spent since `earlier`, but by threads that have ended: those of all sides end when they had nothing to do for
-    /// seconds, which is longer than a measurement.
+    /// What was spent since `earlier`, but by threads that have ended: those of all sides end when
+    /// they had nothing to do for seconds, which is longer than a measurement.
     pub(crate) fn since(&self, earlier: &Self) -> Duration {
         let spent = |(id, time): (&u32, &Duration)| time.saturating_sub(earlier.0.get(id).copied().unwrap_or_default());
         self.0.iter().map(spent).sum()

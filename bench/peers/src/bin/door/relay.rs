@@ -1,5 +1,6 @@
-//! A frontend that does nothing: whenever its engine says something, each client gets the same bytes. What a streamed token costs
-//! there, and how long it takes, is the limit for those that do something.
+//! A frontend that does nothing: whenever its engine says something, each client gets the same
+//! bytes. What a streamed token costs there, and how long it takes, is the limit for those that do
+//! something.
 
 use std::error::Error;
 use std::fs::File;
@@ -44,7 +45,8 @@ pub(crate) fn start(inputs: &Inputs, rate: Rate) -> Result<Side, Box<dyn Error>>
     })
 }
 
-/// Stands for an engine: says something so many times per second, and writes down when, as a simulated engine does.
+/// Stands for an engine: says something so many times per second, and writes down when, as a
+/// simulated engine does.
 pub(crate) async fn beat(relay: &str, rate: f64, step_log: &str) -> Result<(), Box<dyn Error>> {
     let mut log = File::create(step_log)?;
     let mut socket = PushSocket::new();

@@ -1,5 +1,5 @@
-//! What a request costs in the frontend whose prompt one engine computes and whose answer another one gives, beside one that a single
-//! engine has whole: ours, and Dynamo's before its mockers.
+//! What a request costs in the frontend whose prompt one engine computes and whose answer another
+//! one gives, beside one that a single engine has whole: ours, and Dynamo's before its mockers.
 //!
 //! | file | is |
 //! |---|---|
@@ -72,7 +72,8 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// Starts all four: ours and Dynamo, each before two engines that do everything and before one of either role.
+/// Starts all four: ours and Dynamo, each before two engines that do everything and before one of
+/// either role.
 fn start(
     inputs: &Inputs,
     dynamo: &(PathBuf, String),

@@ -1,5 +1,5 @@
-//! What a router costs before servers of models that somebody else runs, and how much of what it sends there these find in their
-//! caches.
+//! What a router costs before servers of models that somebody else runs, and how much of what it
+//! sends there these find in their caches.
 //!
 //! | file | is |
 //! |---|---|
@@ -38,7 +38,8 @@ use server::Stats;
 
 /// Upstreams before which routers are when their CPU time counts.
 const BEFORE: usize = 2;
-/// How many blocks such an upstream holds, as many as an engine with much memory: of a million tokens.
+/// How many blocks such an upstream holds, as many as an engine with much memory: of a million
+/// tokens.
 const BLOCKS: usize = 1 << 16;
 /// One client tells what a request costs that comes alone, many what a busy router spends.
 const CASES: [(Case, &[usize]); 4] = [
@@ -47,7 +48,8 @@ const CASES: [(Case, &[usize]); 4] = [
     (Case::RepeatedInline, &[1, 16]),
     (Case::Distinct, &[1, 16]),
 ];
-/// Sides that are Chiasm: the first of all, in this order. What others spend is told in times of what each of them does.
+/// Sides that are Chiasm: the first of all, in this order. What others spend is told in times of
+/// what each of them does.
 const OURS: [(Router, &str); 2] =
     [(Router::Passing, "CPU in times of chiasm, http's"), (Router::Tokens, "CPU in times of chiasm, vllm+http's")];
 
@@ -65,10 +67,11 @@ const SHARED: [Shared; 4] = [
     Shared { case: "shared images, single questions, 2 upstreams", upstreams: 2, turns: 1 },
     Shared { case: "shared images, single questions, 4 upstreams", upstreams: 4, turns: 1 },
 ];
-/// Clients for each upstream there: as many as keep it busy, so that a router has a reason to leave a cache alone.
+/// Clients for each upstream there: as many as keep it busy, so that a router has a reason to leave
+/// a cache alone.
 const CLIENTS: usize = 32;
-/// Tokens that an upstream computes per second there: a picture takes it 27 ms, so that upstreams are what is waited for, and not this
-/// machine.
+/// Tokens that an upstream computes per second there: a picture takes it 27 ms, so that upstreams
+/// are what is waited for, and not this machine.
 const RATE: f64 = 50_000.0;
 /// Routers whose upstreams' caches are looked at: all but Envoy, which goes round as nginx does.
 const LOOKED_AT: [Router; 5] =

@@ -1,4 +1,5 @@
-//! What all sides have in common: a frontend that is measured, an engine that is not, and an address.
+//! What all sides have in common: a frontend that is measured, an engine that is not, and an
+//! address.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -43,7 +44,8 @@ impl Inputs {
 pub(crate) struct Peers {
     /// The program `vllm-rs`, taken out of a wheel of vLLM, and the wheel's version.
     pub(crate) vllm_rs: (PathBuf, String),
-    /// The folder of libturbojpeg, if the loader does not look there anyway. `vllm-rs` decodes with it if it finds it.
+    /// The folder of libturbojpeg, if the loader does not look there anyway. `vllm-rs` decodes with
+    /// it if it finds it.
     pub(crate) libraries: Option<PathBuf>,
     /// A Python that has Dynamo, and Dynamo's version.
     pub(crate) dynamo: (PathBuf, String),
@@ -80,7 +82,8 @@ pub(crate) struct Side {
     pub(crate) tells_engines: bool,
     /// It can tell nothing of a long answer but its text.
     pub(crate) tells_text_alone: bool,
-    /// Where its engine writes down when it has said something: [`nanoseconds`](crate::client::nanoseconds), eight bytes each.
+    /// Where its engine writes down when it has said something:
+    /// [`nanoseconds`](crate::client::nanoseconds), eight bytes each.
     pub(crate) steps: Option<PathBuf>,
 }
 
@@ -146,7 +149,8 @@ impl Side {
         }
     }
 
-    /// CPU time so far of what is measured: the frontend, with processes that are part of it, and its agents.
+    /// CPU time so far of what is measured: the frontend, with processes that are part of it, and
+    /// its agents.
     pub(crate) fn cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
         let workers = if self.has_workers { self.frontend.children()? } else { Vec::new() };
         CpuTime::of([&self.frontend].into_iter().chain(&self.agents).map(Program::id).chain(workers))
@@ -176,14 +180,15 @@ impl Side {
     }
 }
 
-/// The moments that an engine has written down, from the earliest: [`nanoseconds`](crate::client::nanoseconds).
+/// The moments that an engine has written down, from the earliest:
+/// [`nanoseconds`](crate::client::nanoseconds).
 pub(crate) fn moments(path: &Path) -> Result<Vec<u64>, Box<dyn Error>> {
     let bytes = std::fs::read(path)?;
     Ok(bytes.chunks_exact(8).filter_map(|moment| Some(u64::from_le_bytes(moment.try_into().ok()?))).collect())
 }
 
-/// The simulated engine that all sides with vLLM's wire have: so fast that frontends are what is measured, or one that takes
-/// the time of its steps and none for prompts.
+/// The simulated engine that all sides with vLLM's wire have: so fast that frontends are what is
+/// measured, or one that takes the time of its steps and none for prompts.
 pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace, step_log: &Path) -> Vec<String> {
     let [model, step_log] = [&inputs.model, step_log].map(|path| path.display().to_string());
     let streams = MOST_STREAMS.to_string();
@@ -209,7 +214,8 @@ pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace, step_log: &Path) -> 
     arguments.into_iter().map(str::to_owned).collect()
 }
 
-/// Enough for the repeated image, and soon full of distinct ones, as it is in an engine that has run for a while: of 40 here.
+/// Enough for the repeated image, and soon full of distinct ones, as it is in an engine that has
+/// run for a while: of 40 here.
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.25";
 
 /// A program without what the environment would have it do otherwise.

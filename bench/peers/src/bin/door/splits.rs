@@ -1,5 +1,5 @@
-//! Whether a prompt was computed by another worker than the one that answers: a measurement of a side that splits requests says
-//! nothing if it did not split all of them.
+//! Whether a prompt was computed by another worker than the one that answers: a measurement of a
+//! side that splits requests says nothing if it did not split all of them.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -30,7 +30,8 @@ impl Splits {
         counter(&metrics).ok_or_else(|| "the worker does not count its requests".into())
     }
 
-    /// Checks all of these answers; `before` is what was counted before them, and before `unlooked` requests that are not among them.
+    /// Checks all of these answers; `before` is what was counted before them, and before `unlooked`
+    /// requests that are not among them.
     ///
     /// # Errors
     /// One was not split although it had to be, or was although it had not.

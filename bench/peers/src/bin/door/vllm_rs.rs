@@ -1,4 +1,5 @@
-//! vLLM's Rust frontend, which starts its engine itself: a Python module in its mind, our simulated engine here.
+//! vLLM's Rust frontend, which starts its engine itself: a Python module in its mind, our simulated
+//! engine here.
 
 use std::error::Error;
 use std::fs;
@@ -12,8 +13,9 @@ use crate::program::Program;
 use crate::side::{Inputs, Peers, Side, command, engine_arguments};
 use crate::workload::{MODEL, Pace};
 
-/// It fetches nothing from this machine's addresses, and no flag lets it. So it is given one that is for examples (RFC 5737),
-/// and the origin as its proxy: it opens the same connection and gets the same answers.
+/// It fetches nothing from this machine's addresses, and no flag lets it. So it is given one that
+/// is for examples (RFC 5737), and the origin as its proxy: it opens the same connection and gets
+/// the same answers.
 const PUBLIC_URL: &str = "http://203.0.113.10/picture.jpg";
 
 pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin) -> Result<Side, Box<dyn Error>> {
@@ -37,7 +39,8 @@ pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin)
     })
 }
 
-/// Stands for the Python that is called as `python -m … --data-parallel-address HOST --data-parallel-rpc-port PORT …`.
+/// Stands for the Python that is called as `python -m … --data-parallel-address HOST
+/// --data-parallel-rpc-port PORT …`.
 fn engine_script(inputs: &Inputs, pace: Pace, steps: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
     let engine: Vec<String> = engine_arguments(inputs, pace, steps).iter().map(|argument| quoted(argument)).collect();

@@ -1,4 +1,5 @@
-//! Text that is spread over a vocabulary as language is: few words make most of it, and rare ones never end.
+//! Text that is spread over a vocabulary as language is: few words make most of it, and rare ones
+//! never end.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -11,7 +12,8 @@ use serde::Deserialize;
 
 /// Words to draw from. English has this many in daily use.
 const WORDS: usize = 20_000;
-/// One in so many words is made of two, as names and compounds are: several tokens, and seldom the same.
+/// One in so many words is made of two, as names and compounds are: several tokens, and seldom the
+/// same.
 const COMPOUND: usize = 25;
 /// Words of a sentence, on average.
 const SENTENCE: usize = 14;
@@ -34,7 +36,8 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Takes tokens that are a space and small letters, in the order of their ids: byte pair encodings learn frequent ones first.
+    /// Takes tokens that are a space and small letters, in the order of their ids: byte pair
+    /// encodings learn frequent ones first.
     pub(crate) fn of(model: &Path) -> Result<Self, Box<dyn Error>> {
         let file: TokenizerFile = serde_json::from_slice(&fs::read(model.join("tokenizer.json"))?)?;
         let mut words: Vec<(u32, String)> = file

@@ -17,9 +17,11 @@ use crate::words::Words;
 
 /// The name under which all sides serve the model.
 pub(crate) const MODEL: &str = "door";
-/// Tokens of an answer that is not [`Case::Streaming`]: a few steps, as what comes before the first token is to be measured.
+/// Tokens of an answer that is not [`Case::Streaming`]: a few steps, as what comes before the first
+/// token is to be measured.
 const ANSWER_TOKENS: u64 = 4;
-/// Tokens of an answer in [`Case::Streaming`]: so many that what comes before the first of them hardly counts.
+/// Tokens of an answer in [`Case::Streaming`]: so many that what comes before the first of them
+/// hardly counts.
 const STREAM_TOKENS: u64 = 128;
 /// Words of the prompt before such a stream.
 const STREAM_WORDS: usize = 16;
@@ -87,7 +89,8 @@ pub(crate) enum Told {
 pub(crate) enum Rate {
     /// This is for few streams.
     Hundred,
-    /// This is for so many streams that a machine of two cores, with frontend, engine and clients, could not keep up with more.
+    /// This is for so many streams that a machine of two cores, with frontend, engine and clients,
+    /// could not keep up with more.
     TwentyFive,
 }
 
@@ -98,7 +101,8 @@ pub(crate) enum Pace {
     Unbounded,
     /// 100 steps per second, in each of which every stream gets a token.
     Steps,
-    /// So many steps per second, and an answer that is a function call of more tokens than are asked for.
+    /// So many steps per second, and an answer that is a function call of more tokens than are
+    /// asked for.
     Calls(Rate),
 }
 
@@ -172,8 +176,8 @@ impl Case {
         }
     }
 
-    /// Time for which a side is asked each time it is measured: enough for two streams of 1.3 s or 2.6 s for each client, and for
-    /// one of 10.3 s.
+    /// Time for which a side is asked each time it is measured: enough for two streams of 1.3 s or
+    /// 2.6 s for each client, and for one of 10.3 s.
     pub(crate) fn time(self) -> Duration {
         Duration::from_millis(match self {
             Self::Streaming => 1_500,
@@ -190,7 +194,8 @@ impl Case {
             }
             // The words of a short text are of one token or of two.
             Self::Streaming | Self::Long(..) => 1..=PROMPT_TOKENS,
-            // The words of a conversation are of up to a third more tokens, and each message has some of its own.
+            // The words of a conversation are of up to a third more tokens, and each message has
+            // some of its own.
             Self::Conversation => 1..=(TURNS * (QUESTION_WORDS + ANSWER_WORDS)) as u64 * 4 / 3,
             Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct => counted..=counted,
         }
@@ -244,7 +249,8 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// A workload of the JPEG files in a folder and the words of a model. The file that sorts first is the repeated picture.
+    /// A workload of the JPEG files in a folder and the words of a model. The file that sorts first
+    /// is the repeated picture.
     pub(crate) fn new(pictures: &Path, model: &Path) -> Result<Self, Box<dyn Error>> {
         let files = picture::read(pictures)?;
         let first = &files[0];
@@ -373,7 +379,8 @@ impl Workload {
     }
 }
 
-/// A request for an answer of so many tokens that is streamed, with `more` fields. The text holds nothing that JSON would want escaped.
+/// A request for an answer of so many tokens that is streamed, with `more` fields. The text holds
+/// nothing that JSON would want escaped.
 fn streamed(tokens: u64, text: &str, more: &str) -> Pieces {
     let body = format!(
         r#"{{"model":"{MODEL}","max_tokens":{tokens},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}},"messages":[{{"role":"user","content":"{text}"}}]{more}}}"#

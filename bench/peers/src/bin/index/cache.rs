@@ -3,8 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
-/// What a worker holds: of each run its first blocks. Evicts the least recently used first, and of what was used at the
-/// same time the deepest, as vLLM does. A request uses all blocks of its prompt, so no block goes before those after it.
+/// What a worker holds: of each run its first blocks. Evicts the least recently used first, and of
+/// what was used at the same time the deepest, as vLLM does. A request uses all blocks of its
+/// prompt, so no block goes before those after it.
 #[derive(Debug)]
 pub(crate) struct Cache {
     capacity: usize,

@@ -13,9 +13,10 @@ pub(crate) fn cpu(work: impl FnOnce()) -> Duration {
     now().saturating_sub(start)
 }
 
-/// Time on the wall, without what the calling thread and some `others` were ready to run in it but had no core: with
-/// waiting for locks and for each other, as it matters where several threads work at once, and without what the machine
-/// does besides. Where the system does not tell (`schedstat`, Linux) it is the time on the wall.
+/// Time on the wall, without what the calling thread and some `others` were ready to run in it but
+/// had no core: with waiting for locks and for each other, as it matters where several threads work
+/// at once, and without what the machine does besides. Where the system does not tell (`schedstat`,
+/// Linux) it is the time on the wall.
 pub(crate) fn wall(others: &[Thread], work: impl FnOnce()) -> Duration {
     let waited = || -> Duration { others.iter().map(|thread| thread.waited()).sum() };
     let this = Thread::this();

@@ -1,7 +1,8 @@
 //! `ConcurrentRadixTreeCompressed`, which Dynamo's router uses unless told otherwise.
 //!
-//! It can only be given events as its pool of threads does: through a channel, to a thread that runs
-//! `SyncIndexer::worker`. The pool's own wrapper is left out, and so is the sweep that it starts every five minutes.
+//! It can only be given events as its pool of threads does: through a channel, to a thread that
+//! runs `SyncIndexer::worker`. The pool's own wrapper is left out, and so is the sweep that it
+//! starts every five minutes.
 
 use std::hint::black_box;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

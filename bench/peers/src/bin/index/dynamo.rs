@@ -1,8 +1,9 @@
 //! What the indexes of `dynamo-kv-router` have in common: their events and their hashes.
 //!
-//! Dynamo hashes the tokens of each block where it reads events, in `zmq_wire::create_stored_blocks`, block by block and
-//! with a vector for each. Events that come as tokens are hashed here, a whole event at once with the same function, which
-//! is less work; frames go through Dynamo's own code.
+//! Dynamo hashes the tokens of each block where it reads events, in
+//! `zmq_wire::create_stored_blocks`, block by block and with a vector for each. Events that come as
+//! tokens are hashed here, a whole event at once with the same function, which is less work; frames
+//! go through Dynamo's own code.
 
 use std::collections::HashMap;
 
@@ -64,7 +65,8 @@ impl Work {
 pub(crate) struct Listeners(HashMap<u32, ZmqEventNormalizer>);
 
 impl Listeners {
-    /// Decodes a batch and hands its events to `apply`, as `ListenerLoop::apply_live_batch` hands them to its index.
+    /// Decodes a batch and hands its events to `apply`, as `ListenerLoop::apply_live_batch` hands
+    /// them to its index.
     fn live_batch(&mut self, worker: u32, payload: &[u8], mut apply: impl FnMut(RouterEvent)) {
         // What is refused here and below shows as overlaps that are missing.
         let Ok(batch) = decode_event_batch(payload) else { return };
@@ -124,7 +126,8 @@ pub(crate) fn block_hashes(tokens: &[u32]) -> Vec<LocalBlockHash> {
     compute_block_hash_for_seq(tokens, BLOCK_SIZE as u32, BlockHashOptions::default())
 }
 
-/// Workers and the number of leading blocks that each holds, sorted by worker so that sides can be compared.
+/// Workers and the number of leading blocks that each holds, sorted by worker so that sides can be
+/// compared.
 pub(crate) fn overlaps(scores: &OverlapScores) -> Vec<(u32, u32)> {
     let mut overlaps: Vec<_> =
         scores.scores.iter().map(|(worker, &blocks)| (worker.worker_id as u32, blocks)).collect();

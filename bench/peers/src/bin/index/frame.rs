@@ -10,9 +10,11 @@ use crate::trace::{BLOCK_SIZE, Event, Trace};
 pub(crate) enum Telling {
     /// All engines call a block the same and tell of it once.
     Plain,
-    /// Each engine has a seed of its own for its hashes, as vLLM's have where `PYTHONHASHSEED` is not set.
+    /// Each engine has a seed of its own for its hashes, as vLLM's have where `PYTHONHASHSEED` is
+    /// not set.
     OwnHashes,
-    /// Each block is stored twice and evicted twice, as by an engine that computed it for two requests at the same time.
+    /// Each block is stored twice and evicted twice, as by an engine that computed it for two
+    /// requests at the same time.
     Twice,
 }
 

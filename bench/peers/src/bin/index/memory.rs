@@ -1,4 +1,5 @@
-//! Memory of one side, alone in a process: growth of what is resident while the caches of a fleet fill.
+//! Memory of one side, alone in a process: growth of what is resident while the caches of a fleet
+//! fill.
 //!
 //! | metric | is |
 //! |---|---|

@@ -1,6 +1,7 @@
 //! `PositionalIndexer`: a hash map by position and block.
 //!
-//! It computes the engines' hashes itself, so engines have to hash as Dynamo does; those of the traces do.
+//! It computes the engines' hashes itself, so engines have to hash as Dynamo does; those of the
+//! traces do.
 
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};

@@ -1,6 +1,8 @@
-//! Speed of all sides in one process, which hold the same and take turns, and whether they answer the same.
+//! Speed of all sides in one process, which hold the same and take turns, and whether they answer
+//! the same.
 //!
-//! Medians over the rounds. Time on the wall is without what threads waited for a core, which others had.
+//! Medians over the rounds. Time on the wall is without what threads waited for a core, which
+//! others had.
 //!
 //! | metric | is |
 //! |---|---|
@@ -98,8 +100,9 @@ pub(crate) fn measure(trace: &Trace, sides: &mut [Side], rounds: usize) -> Resul
     Ok(values)
 }
 
-/// Our index in turns with itself, before engines that tell of blocks in several ways. Says for each way how many blocks that were
-/// told of are applied per second of CPU time, and how many prompts have another answer than before plain engines.
+/// Our index in turns with itself, before engines that tell of blocks in several ways. Says for
+/// each way how many blocks that were told of are applied per second of CPU time, and how many
+/// prompts have another answer than before plain engines.
 pub(crate) fn measure_tellings(trace: &Trace, rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
     const TELLINGS: [(&str, &str, Telling); 3] = [
         ("frames, plain", "frames, plain, different", Telling::Plain),
@@ -140,7 +143,8 @@ pub(crate) fn measure_tellings(trace: &Trace, rounds: usize) -> Result<Vec<Value
     Ok(values)
 }
 
-/// Our index alone, with full caches: how lookups go on more and more threads, and beside few events.
+/// Our index alone, with full caches: how lookups go on more and more threads, and beside few
+/// events.
 pub(crate) fn measure_scaling(trace: &Trace, rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut side = Ready::new(Ours::new(trace.workers, Telling::Plain));

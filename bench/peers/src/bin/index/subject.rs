@@ -13,7 +13,8 @@ use crate::trace::Trace;
 /// Threads that apply events, each those of its own workers.
 pub(crate) const LANES: usize = 2;
 
-/// The form in which an index gets events, which decides how much of the way from the engine is measured.
+/// The form in which an index gets events, which decides how much of the way from the engine is
+/// measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     /// What an engine says: tokens and its own hash of each block.
@@ -68,12 +69,12 @@ pub(crate) trait Threaded {
     /// Applies what was made ready on [`LANES`] threads. Returns how long the slower one took.
     fn apply_on_all(&mut self) -> Duration;
 
-    /// Looks up every prompt so many times, by the hashes of its blocks, on each of some threads. Returns how long the slowest one
-    /// took.
+    /// Looks up every prompt so many times, by the hashes of its blocks, on each of some threads.
+    /// Returns how long the slowest one took.
     fn look_up_on(&mut self, threads: usize, times: usize) -> Duration;
 
-    /// Applies what was made ready at a pace of so many blocks a second, or only waits for as long, and meanwhile looks up prompts on
-    /// another thread. Returns how long each lookup took.
+    /// Applies what was made ready at a pace of so many blocks a second, or only waits for as long,
+    /// and meanwhile looks up prompts on another thread. Returns how long each lookup took.
     fn look_up_beside(&mut self, pace: f64, applies: bool) -> Vec<Duration>;
 }
 
@@ -269,7 +270,8 @@ mod tests {
     use crate::trace::{Event, NO_PARENT, Run};
     use crate::{SIDES, side};
 
-    /// What each side says of a prompt of three blocks after an engine with hashes of its own told these events.
+    /// What each side says of a prompt of three blocks after an engine with hashes of its own told
+    /// these events.
     fn overlaps(events: &[(bool, u32, u32)], hashes: [u64; 3]) -> Vec<Vec<(u32, u32)>> {
         let event = |&(stored, start, blocks)| Event { worker: 0, run: 0, start, blocks, stored };
         let trace = Trace {

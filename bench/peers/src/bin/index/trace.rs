@@ -1,7 +1,8 @@
 //! What is measured with: the events of a fleet's caches and the prompts that come in, as a file.
 //!
-//! A trace is made by one process and read by others, so that what the making took from the allocator is not there when
-//! memory is measured. Tokens are not in it: they follow from the block's number.
+//! A trace is made by one process and read by others, so that what the making took from the
+//! allocator is not there when memory is measured. Tokens are not in it: they follow from the
+//! block's number.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -17,7 +18,8 @@ const VOCABULARY: u64 = 151_936;
 /// No run before this one.
 pub(crate) const NO_PARENT: u32 = u32::MAX;
 
-/// Consecutive blocks of prompts that are always together: a system prompt, a document, a question, an answer.
+/// Consecutive blocks of prompts that are always together: a system prompt, a document, a question,
+/// an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     /// The run before it, or [`NO_PARENT`].
@@ -54,7 +56,8 @@ pub(crate) struct Trace {
     pub(crate) events: Vec<Event>,
     /// End of each batch, as an index into `events`. All events of a batch are of one worker.
     pub(crate) batches: Vec<u32>,
-    /// The last run of each prompt that comes in right after the caches are full, and after the last event.
+    /// The last run of each prompt that comes in right after the caches are full, and after the
+    /// last event.
     pub(crate) prompts: [Vec<u32>; 2],
 }
 
@@ -65,7 +68,8 @@ impl Trace {
         &self.events[start as usize..self.batches[batch] as usize]
     }
 
-    /// Cuts the batches in `range` into slices of about so many stored and removed blocks; the rest is left out.
+    /// Cuts the batches in `range` into slices of about so many stored and removed blocks; the rest
+    /// is left out.
     pub(crate) fn slices(&self, range: Range<usize>, blocks: usize) -> Vec<Range<usize>> {
         let (mut slices, mut start, mut found) = (Vec::new(), range.start, 0);
         for batch in range {
@@ -186,7 +190,8 @@ fn table<T, const N: usize>(file: &mut impl Read, row: impl Fn([u32; N]) -> T) -
 /// The tokens of a block, by its number.
 pub(crate) fn block_tokens(block: u32) -> [u32; BLOCK_SIZE] {
     let mut state = u64::from(block).wrapping_mul(0xd134_2543_de82_ef95);
-    // SplitMix64 (Steele, Lea, Flood 2014), then a multiplication instead of a division to get into the vocabulary.
+    // SplitMix64 (Steele, Lea, Flood 2014), then a multiplication instead of a division to get into
+    // the vocabulary.
     [(); BLOCK_SIZE].map(|()| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = state;

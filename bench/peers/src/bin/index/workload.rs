@@ -1,4 +1,5 @@
-//! Traces of a fleet that serves conversations: who asks what, which worker answers, what its cache does.
+//! Traces of a fleet that serves conversations: who asks what, which worker answers, what its cache
+//! does.
 //!
 //! | | |
 //! |---|---|
@@ -208,7 +209,8 @@ impl Workload {
             self.make_room(worker, 1);
             let cache = &self.workers[worker].cache;
             let (held, question) = (cache.held(answer), run.parent);
-            // An answer is as old as its prompt, or it would outlive it. One whose prompt was evicted is given up.
+            // An answer is as old as its prompt, or it would outlive it. One whose prompt was
+            // evicted is given up.
             let whole = cache.held(question) == self.trace.runs[question as usize].blocks;
             let Some(used) = cache.used(question).filter(|_| whole) else { continue };
             if held < run.blocks {

@@ -1,7 +1,9 @@
-//! The peer `llm-multimodal`, which vLLM's Rust frontend and Dynamo use, through its public interface: a frame that
-//! decodes itself, and the processor that its registry finds. One thread: every task runs inline.
+//! The peer `llm-multimodal`, which vLLM's Rust frontend and Dynamo use, through its public
+//! interface: a frame that decodes itself, and the processor that its registry finds. One thread:
+//! every task runs inline.
 //!
-//! Raw pixels are taken in its own 8-bit form, normalised ones as the bytes that it would put on the wire.
+//! Raw pixels are taken in its own 8-bit form, normalised ones as the bytes that it would put on
+//! the wire.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -53,7 +55,8 @@ impl LlmMultimodal {
         })
     }
 
-    /// A frame like those of its media connector, but without the size and the hash, which decoding does not look at.
+    /// A frame like those of its media connector, but without the size and the hash, which decoding
+    /// does not look at.
     fn frame(&self) -> ImageFrame {
         let (detail, source, size) = (ImageDetail::Auto, ImageSource::InlineBytes, ImageSize::new(0, 0));
         ImageFrame::encoded(self.bytes.clone(), detail, source, String::new(), size, None)

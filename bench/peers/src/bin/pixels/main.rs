@@ -1,6 +1,6 @@
-//! Chiasm and its peers make pixel tensors of the same files, in turns, in one run: the measuring half of
-//! `cargo xtask bench-peers pixels`. Its commands and flags are in `bench/peers/README.md`; it
-//! prints [`Measurement`]s.
+//! Chiasm and its peers make pixel tensors of the same files, in turns, in one run: the measuring
+//! half of `cargo xtask bench-peers pixels`. Its commands and flags are in `bench/peers/README.md`;
+//! it prints [`Measurement`]s.
 //!
 //! | file | is |
 //! |---|---|
@@ -44,7 +44,8 @@ struct Measurement {
     side: String,
     /// Median CPU time of each stage, ms; of none if `refused`.
     times: Times,
-    /// Share of the tensor's values that are not Chiasm's; none for a side without a tensor, or if Chiasm has none.
+    /// Share of the tensor's values that are not Chiasm's; none for a side without a tensor, or if
+    /// Chiasm has none.
     differs: Option<f64>,
     /// Why this side cannot do it.
     refused: Option<String>,
@@ -126,7 +127,8 @@ fn measure(case: &Case, transformers: Transformers<'_>, rounds: usize) -> Result
     Ok(measurements)
 }
 
-/// Share of two tensors' values that differ: 0 is none, 1 is all. Tensors of different lengths differ in all.
+/// Share of two tensors' values that differ: 0 is none, 1 is all. Tensors of different lengths
+/// differ in all.
 fn share_that_differs(ours: &[u8], theirs: &[u8], format: Format) -> f64 {
     if ours.len() != theirs.len() {
         return 1.0;

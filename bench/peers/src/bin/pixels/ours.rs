@@ -15,8 +15,8 @@ use crate::case::{Case, Format};
 use crate::side::Side;
 use crate::times::{Clock, Stage, Times};
 
-/// Chiasm as it serves: images are decoded into memory that the thread keeps, the tensor goes into a buffer that is the
-/// caller's and is used again.
+/// Chiasm as it serves: images are decoded into memory that the thread keeps, the tensor goes into
+/// a buffer that is the caller's and is used again.
 pub(crate) struct Ours {
     model: VisionModel,
     format: PixelFormat,
@@ -27,14 +27,15 @@ pub(crate) struct Ours {
     apart: Option<Apart>,
 }
 
-/// What the stages by themselves need. On the whole way, resize and layout are one: a band of lines is resized, then
-/// cut into patches from the CPU's cache.
+/// What the stages by themselves need. On the whole way, resize and layout are one: a band of lines
+/// is resized, then cut into patches from the CPU's cache.
 struct Apart {
     decoded: RgbImage,
     narrowed: Vec<u8>,
     /// The image in the size of the plan.
     resized: Vec<u8>,
-    /// The plan of an image that has the planned size already, so that processing it is layout alone.
+    /// The plan of an image that has the planned size already, so that processing it is layout
+    /// alone.
     plan: ImagePlan,
 }
 
@@ -87,7 +88,8 @@ fn model(dir: &Path) -> Result<Option<VisionModel>, VisionError> {
     VisionModel::from_model_dir(dir, &SpecialTokens)
 }
 
-/// The special tokens that the families ask for, with the numbers that the models publish: pixels do not depend on them.
+/// The special tokens that the families ask for, with the numbers that the models publish: pixels
+/// do not depend on them.
 struct SpecialTokens;
 
 impl Vocabulary for SpecialTokens {

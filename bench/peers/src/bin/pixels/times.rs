@@ -1,7 +1,8 @@
 //! What a round measures: CPU time of this process, stage by stage.
 //!
-//! Every side works on one thread, so that CPU time is the time of a machine that does nothing else. The clock on the
-//! wall would count what other programs took as well, and more often in a long stage than in a short one.
+//! Every side works on one thread, so that CPU time is the time of a machine that does nothing
+//! else. The clock on the wall would count what other programs took as well, and more often in a
+//! long stage than in a short one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

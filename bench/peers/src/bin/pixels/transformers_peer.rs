@@ -41,7 +41,8 @@ pub(crate) struct Python {
 impl Python {
     /// Starts the script and waits until it has imported what it needs.
     pub(crate) fn start(python: &Path, script: &Path) -> Result<Self, Box<dyn Error>> {
-        // -I: packages and settings of the user are not those of the environment. -B: leaves no __pycache__.
+        // -I: packages and settings of the user are not those of the environment. -B: leaves no
+        // __pycache__.
         let mut child = Command::new(python)
             .args(["-I", "-B"])
             .arg(script)

@@ -1,4 +1,5 @@
-//! A number of clients that each ask again when they are answered, until there is nothing left to ask.
+//! A number of clients that each ask again when they are answered, until there is nothing left to
+//! ask.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -124,7 +125,8 @@ impl Connection {
     }
 }
 
-/// Whether a line of a stream is an event with text. The first one of some sides has none: it only tells the role.
+/// Whether a line of a stream is an event with text. The first one of some sides has none: it only
+/// tells the role.
 fn has_text(line: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Event {

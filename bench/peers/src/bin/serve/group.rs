@@ -17,8 +17,9 @@ const GRACE: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(50);
 /// Lines of a log that go into an error.
 const TAIL: usize = 30;
-/// Ends the process group `$0` when its standard input ends, which happens when this process does, whatever ended it. Engines that
-/// `chiasm` starts in groups of their own have such watchdogs themselves.
+/// Ends the process group `$0` when its standard input ends, which happens when this process does,
+/// whatever ended it. Engines that `chiasm` starts in groups of their own have such watchdogs
+/// themselves.
 const WATCHDOG: &str = r#"read -r _; kill -s KILL -- "-$0" 2>/dev/null"#;
 /// The state of a process that has ended, and for which its parent has not waited.
 const ENDED: &str = "Z";
@@ -41,7 +42,8 @@ pub(crate) struct Cpu {
 }
 
 impl Group {
-    /// Starts a command with its standard error, and with its output unless that is to be read, in a file of `dir`.
+    /// Starts a command with its standard error, and with its output unless that is to be read, in
+    /// a file of `dir`.
     pub(crate) fn start(name: &str, command: &mut Command, dir: &Path, is_read: bool) -> Result<Self, Box<dyn Error>> {
         let log = dir.join(format!("{}.log", name.replace(' ', "-")));
         let file = File::create(&log)?;
@@ -116,14 +118,16 @@ struct Process {
     parent: u32,
     /// CPU time that it has spent, in seconds.
     cpu: f64,
-    /// When it was started, in ticks since the system was: another process may get its id, but not at that time.
+    /// When it was started, in ticks since the system was: another process may get its id, but not
+    /// at that time.
     start: u64,
 }
 
 impl Process {
     fn read(id: u32) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-        // After the name, which may hold spaces, the state is the first field: proc_pid_stat(5) counts it as the third.
+        // After the name, which may hold spaces, the state is the first field: proc_pid_stat(5)
+        // counts it as the third.
         let fields: Vec<&str> = text.rsplit_once(") ")?.1.split_whitespace().collect();
         if fields.first() == Some(&ENDED) {
             return None;

@@ -36,7 +36,8 @@ struct Turn {
     wall: f64,
     prompt_tokens: u64,
     cached_tokens: u64,
-    /// Prompt tokens of each request; none of the engines alone, as they get what `chiasm` has counted.
+    /// Prompt tokens of each request; none of the engines alone, as they get what `chiasm` has
+    /// counted.
     lengths: Vec<u64>,
     cpu: Cpu,
     /// Seconds of CPU time that all other sides have spent meanwhile.

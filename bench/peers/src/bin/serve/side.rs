@@ -18,11 +18,12 @@ use crate::workload::MODEL;
 pub(crate) const OURS: &str = "chiasm";
 /// Engines of each side.
 pub(crate) const ENGINES: &str = "2";
-/// Sizes for the engines that our frontend, or none, stands before: they have room for the tensors of all pictures. The others have
-/// vLLM's default.
+/// Sizes for the engines that our frontend, or none, stands before: they have room for the tensors
+/// of all pictures. The others have vLLM's default.
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.5";
 pub(crate) const ARENA_GB: &str = "1";
-/// What a CPU engine with a tiny model needs. The blocks of its KV cache have room for all pictures several times over.
+/// What a CPU engine with a tiny model needs. The blocks of its KV cache have room for all pictures
+/// several times over.
 const ENGINE_FLAGS: [&str; 9] = [
     "--enforce-eager",
     "--block-size",
@@ -117,10 +118,12 @@ pub(crate) fn with_plugin(program: &Path, inputs: &Inputs) -> Command {
     command
 }
 
-/// A program with the environment that `xtask` has given to this one, in which engines know that they are on CPUs.
+/// A program with the environment that `xtask` has given to this one, in which engines know that
+/// they are on CPUs.
 fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
-    // One thread per engine: two engines share the cores. Where there is one NUMA node, the second one would find none for itself.
+    // One thread per engine: two engines share the cores. Where there is one NUMA node, the second
+    // one would find none for itself.
     command.env("OMP_NUM_THREADS", "1").env("VLLM_CPU_SIM_MULTI_NUMA", "0");
     command
 }

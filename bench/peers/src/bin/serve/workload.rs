@@ -31,8 +31,9 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// A workload of the JPEG files in a folder. Where there are fewer than are asked about, some have the same pixels; no two are the
-    /// same file, by which they are known, so that engines compute each.
+    /// A workload of the JPEG files in a folder. Where there are fewer than are asked about, some
+    /// have the same pixels; no two are the same file, by which they are known, so that engines
+    /// compute each.
     pub(crate) fn new(folder: &Path) -> Result<Self, Box<dyn Error>> {
         let files: Vec<Picture> =
             picture::read(folder)?.iter().map(|file| Picture::new(file)).collect::<Result<_, _>>()?;
@@ -62,7 +63,8 @@ impl Workload {
         let head = format!(
             r#"{{"model":"{MODEL}","max_tokens":{ANSWER_TOKENS},"ignore_eos":true,"temperature":0,"stream":true,"stream_options":{{"include_usage":true}},"messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/jpeg;base64,"#
         );
-        // The number always has eight digits, so that all questions are of equally many tokens or nearly.
+        // The number always has eight digits, so that all questions are of equally many tokens or
+        // nearly.
         let tail =
             format!(r#""}}}},{{"type":"text","text":"Question {:08}: what is in this picture?"}}]}}]}}"#, self.made);
         let [first, second] = self.pictures[picture].clone();

@@ -33,7 +33,10 @@ fn framed(message: &[u8]) -> Vec<u8> {
 /// A job of so many bytes and some more.
 fn job(number: u64, bytes: usize) -> Vec<u8> {
     let job = proto::Job { number, tokens: vec![7; bytes].into(), ..proto::Job::default() };
-    framed(&proto::GenerateRequest { request: Some(Request::Begin(job.encode_to_vec().into())) }.encode_to_vec())
+    framed(
+        &proto::GenerateRequest { request: Some(Request::Begin(job.encode_to_vec().into())) }
+            .encode_to_vec(),
+    )
 }
 
 #[test]
@@ -57,9 +60,12 @@ fn what_has_come_of_a_message_is_counted_until_it_is_whole() {
 #[test]
 fn who_claims_much_and_sends_little_holds_little_and_all_hold_no_more_than_there_is() {
     let (all, shares) = arriving(2000);
-    let claim = Bytes::from([&[0][..], &u32::MAX.to_be_bytes(), &[7; 395 + START - PREFIX]].concat());
+    let claim =
+        Bytes::from([&[0][..], &u32::MAX.to_be_bytes(), &[7; 395 + START - PREFIX]].concat());
     let mut coming: Vec<_> = (0..3).map(|_| of(&shares, usize::MAX, None)).collect();
-    let taken = coming.iter_mut().map(|message| message.take(claim.clone()).map_err(|status| status.code()));
+    let taken = coming
+        .iter_mut()
+        .map(|message| message.take(claim.clone()).map_err(|status| status.code()));
     assert_eq!(taken.collect::<Vec<_>>(), [Ok(()), Ok(()), FULL]);
     assert_eq!(all.held(), 790);
     drop(coming);
@@ -74,15 +80,21 @@ fn a_job_without_room_is_left_out_alone() {
         let jobs = WithoutRoom::default();
         let mut coming = of(&shares, usize::MAX, Some(&jobs));
         // One address has half.
-        let sent = [job(1, 9000), job(1 << 40, 30_000), job(3, 100), job(4, 30_000), job(5, 9000)].concat();
+        let sent = [job(1, 9000), job(1 << 40, 30_000), job(3, 100), job(4, 30_000), job(5, 9000)]
+            .concat();
         let mut passed_on = Vec::new();
         for bytes in sent.chunks(piece) {
             coming.take(Bytes::copy_from_slice(bytes)).unwrap();
             passed_on.extend(coming.whole.drain(..).flatten());
         }
-        let expected = [job(1, 9000), EMPTY.to_vec(), job(3, 100), EMPTY.to_vec(), job(5, 9000)].concat();
+        let expected =
+            [job(1, 9000), EMPTY.to_vec(), job(3, 100), EMPTY.to_vec(), job(5, 9000)].concat();
         assert!(passed_on == expected, "{piece}");
-        assert_eq!((jobs.take(), all.held(), jobs.take()), (vec![1 << 40, 4], 0, vec![]), "{piece}");
+        assert_eq!(
+            (jobs.take(), all.held(), jobs.take()),
+            (vec![1 << 40, 4], 0, vec![]),
+            "{piece}"
+        );
     }
 }
 
@@ -92,7 +104,8 @@ fn what_ends_a_job_comes_whether_there_is_room_or_not_and_no_job_without_a_numbe
     let _all_of_it = all.charge(1000).unwrap();
     let jobs = WithoutRoom::default();
     let mut coming = of(&shares, usize::MAX, Some(&jobs));
-    let end = framed(&proto::GenerateRequest { request: Some(Request::Abort(u64::MAX)) }.encode_to_vec());
+    let end =
+        framed(&proto::GenerateRequest { request: Some(Request::Abort(u64::MAX)) }.encode_to_vec());
     for byte in &end {
         coming.take(Bytes::copy_from_slice(&[*byte])).unwrap();
     }
@@ -118,7 +131,10 @@ impl http_body::Body for Sent {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.0.poll_recv(context).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
     }
 }
@@ -132,7 +148,8 @@ fn counted(message: Message, within: Duration) -> (mpsc::UnboundedSender<Bytes>,
 
 /// What comes next, or nothing for now.
 async fn next_of(body: &mut Counted, within: Duration) -> Option<Result<usize, tonic::Code>> {
-    let mut frames = futures_util::stream::poll_fn(|context| Pin::new(&mut *body).poll_frame(context));
+    let mut frames =
+        futures_util::stream::poll_fn(|context| Pin::new(&mut *body).poll_frame(context));
     let next = timeout(within, frames.next()).await.ok()?.unwrap();
     Some(next.map(|frame| frame.into_data().unwrap().len()).map_err(|status| status.code()))
 }

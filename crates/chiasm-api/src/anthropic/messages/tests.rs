@@ -12,7 +12,8 @@ use crate::openai::BodyLimits;
 use crate::openai::RequestBody;
 
 fn parse_text(body: Bytes, limits: &BodyLimits) -> Result<Chat, ApiError> {
-    let (request, _) = MessagesRequest::parse(Intake::new(body, limits, &ByteBudget::new(1 << 20)))?;
+    let (request, _) =
+        MessagesRequest::parse(Intake::new(body, limits, &ByteBudget::new(1 << 20)))?;
     let Prompt::Chat(chat) = request.generate.prompt else { panic!("a conversation") };
     Ok(chat)
 }
@@ -67,9 +68,15 @@ fn results_come_first_and_images_follow_their_places() {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "3"}]},
     ]));
     let Chat { messages, media, .. } = chat.unwrap();
-    let said = |role: &str, content| ChatMessage { role: role.to_owned(), content, ..ChatMessage::default() };
-    let result =
-        |id: &str, text: &str| ChatMessage { tool_call_id: Some(id.to_owned()), ..message("tool", text.to_owned()) };
+    let said = |role: &str, content| ChatMessage {
+        role: role.to_owned(),
+        content,
+        ..ChatMessage::default()
+    };
+    let result = |id: &str, text: &str| ChatMessage {
+        tool_call_id: Some(id.to_owned()),
+        ..message("tool", text.to_owned())
+    };
     let call = |id: &str, name: &str, arguments: &str| {
         let function = json!({"name": name, "arguments": arguments});
         json!({"id": id, "type": "function", "function": function})
@@ -88,7 +95,10 @@ fn results_come_first_and_images_follow_their_places() {
         said("user", parts(vec![place()])),
     ];
     assert_eq!(messages, expected);
-    let places: Vec<_> = media.iter().map(|item| (item.source.as_ref().unwrap().text(), item.field.as_str())).collect();
+    let places: Vec<_> = media
+        .iter()
+        .map(|item| (item.source.as_ref().unwrap().text(), item.field.as_str()))
+        .collect();
     let expected: [(&[u8], &str); 4] = [
         (b"a", "messages[0].content[0].source"),
         (b"b", "messages[2].content[1].content[1].source"),
@@ -101,7 +111,8 @@ fn results_come_first_and_images_follow_their_places() {
 #[test]
 fn documents_and_search_results_are_text_with_what_is_known_of_them() {
     let texts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]);
-    let mut titled = document(json!({"type": "text", "media_type": "text/plain", "data": "a \"b\""}));
+    let mut titled =
+        document(json!({"type": "text", "media_type": "text/plain", "data": "a \"b\""}));
     titled["title"] = json!("T");
     titled["context"] = json!("C");
     let found = found("F", texts.clone());
@@ -159,10 +170,14 @@ fn turns_of_one_role_are_joined() {
 
 #[test]
 fn user_messages_around_moved_system_message_are_joined() {
-    let mut messages = ["user", "system", "user"].map(|role| message(role, role.to_owned())).to_vec();
+    let mut messages =
+        ["user", "system", "user"].map(|role| message(role, role.to_owned())).to_vec();
     put_system_first(&mut messages);
     let text = |text: &str| ChatPart::Text(text.to_owned());
-    let user = ChatMessage { content: parts(vec![text("user"), text("user")]), ..message("user", String::new()) };
+    let user = ChatMessage {
+        content: parts(vec![text("user"), text("user")]),
+        ..message("user", String::new())
+    };
     assert_eq!(messages, [message("system", "system".to_owned()), user]);
 }
 
@@ -203,26 +218,47 @@ fn what_is_wrong_is_named() {
     assert_eq!(refused(json!([{"role": "tool", "content": "x"}])), "messages[0].role");
     assert_eq!(refused(json!([{"role": "user", "content": 3}])), "messages[0].content");
     assert_eq!(refused(json!([{"role": "user", "content": "x", "name": "n"}])), "messages[0].name");
-    let result = |content: Value| json!({"type": "tool_result", "tool_use_id": "1", "content": content});
+    let result =
+        |content: Value| json!({"type": "tool_result", "tool_use_id": "1", "content": content});
     let source = |source: Value| json!({"type": "image", "source": source});
     for (role, block, field) in [
         ("user", json!({"text": "x"}), ".type"),
         ("user", json!({"type": "text"}), ".text"),
-        ("user", json!({"type": "text", "text": "x", "source": {"type": "url", "url": "x"}}), ".source"),
+        (
+            "user",
+            json!({"type": "text", "text": "x", "source": {"type": "url", "url": "x"}}),
+            ".source",
+        ),
         ("user", json!({"type": "text", "text": "x", "colour": "red"}), ".colour"),
         ("user", json!({"type": "document", "title": "x"}), ".source"),
-        ("user", document(json!({"type": "base64", "media_type": "application/pdf", "data": "x"})), ".source.type"),
+        (
+            "user",
+            document(json!({"type": "base64", "media_type": "application/pdf", "data": "x"})),
+            ".source.type",
+        ),
         ("user", document(json!({"type": "url", "url": "x"})), ".source.type"),
         ("user", document(json!({"type": "file", "file_id": "x"})), ".source.type"),
         ("user", document(json!("x")), ".source"),
         ("user", document(json!({"type": "text"})), ".source.data"),
         ("user", document(json!({"type": "content"})), ".source.content"),
         ("user", document(json!({"type": "text", "data": "x", "content": "y"})), ".source.content"),
-        ("user", document(json!({"type": "content", "content": [image("x")]})), ".source.content[0].source"),
-        ("user", cited(json!({"type": "document", "source": {"type": "text", "data": "x"}})), ".citations.enabled"),
+        (
+            "user",
+            document(json!({"type": "content", "content": [image("x")]})),
+            ".source.content[0].source",
+        ),
+        (
+            "user",
+            cited(json!({"type": "document", "source": {"type": "text", "data": "x"}})),
+            ".citations.enabled",
+        ),
         ("user", cited(found("x", json!([{"type": "text", "text": "y"}]))), ".citations.enabled"),
         ("user", found("x", json!([image("x")])), ".content[0].source"),
-        ("user", json!({"type": "search_result", "source": {"type": "text", "data": "x"}}), ".source"),
+        (
+            "user",
+            json!({"type": "search_result", "source": {"type": "text", "data": "x"}}),
+            ".source",
+        ),
         ("user", json!({"type": "search_result", "source": "x", "content": "y"}), ".title"),
         ("assistant", document(json!({"type": "text", "data": "x"})), ".type"),
         ("user", json!({"type": "text", "text": "x", "title": "y"}), ".title"),
@@ -260,7 +296,10 @@ fn messages_and_blocks_are_bounded_and_results_are_messages() {
     let text = |count: usize| json!({"role": "user", "content": vec![json!({"type": "text", "text": "x"}); count]});
     let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [image("x")]});
     assert_eq!(outcome(json!([text(2), text(1)])), Ok(()));
-    assert_eq!(outcome(json!([text(2), text(2)])), Err((ErrorKind::TooLarge, "messages[1].content[1]".to_owned())));
+    assert_eq!(
+        outcome(json!([text(2), text(2)])),
+        Err((ErrorKind::TooLarge, "messages[1].content[1]".to_owned()))
+    );
     assert_eq!(outcome(json!([{"role": "user", "content": [result]}])), Ok(()));
     let twice = json!([text(0), {"role": "user", "content": [result]}]);
     assert_eq!(outcome(twice), Err((ErrorKind::TooLarge, "messages[1].content[0]".to_owned())));

@@ -47,7 +47,13 @@ pub fn answer<'a>(
     let prompt_logprobs = of_prompt.map(|logprobs| PromptLogprobsBody { tokenizer, logprobs });
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
     let prompt_token_ids = prompt_tokens.map(Ids);
-    Body { usage: Some(usage), prompt_token_ids, prompt_logprobs, nvext, ..head.body("chat.completion", choices) }
+    Body {
+        usage: Some(usage),
+        prompt_token_ids,
+        prompt_logprobs,
+        nvext,
+        ..head.body("chat.completion", choices)
+    }
 }
 
 /// The common parts of all chunks of a streamed answer.
@@ -62,7 +68,12 @@ pub struct Chunks {
 
 impl Chunks {
     /// Creates the writer of an answer's chunks. `with_ids` adds token ids to them.
-    pub fn new(head: &AnswerHead, tokenizer: Tokenizer, fields: ReasoningFields, with_ids: bool) -> Self {
+    pub fn new(
+        head: &AnswerHead,
+        tokenizer: Tokenizer,
+        fields: ReasoningFields,
+        with_ids: bool,
+    ) -> Self {
         let head = ChunkHead::new(head, CHUNK);
         let text_head = [head.bytes(), br#"[{"index":0,"delta":{"content":"#].concat();
         Self { head, text_head, tokenizer, fields, with_ids }
@@ -85,11 +96,21 @@ impl Chunks {
             token_ids: None,
         };
         let prompt_token_ids = prompt_tokens.map(Ids);
-        self.head.write(events, &[choice], &Beside { prompt_token_ids, usage, ..Beside::default() });
+        self.head.write(
+            events,
+            &[choice],
+            &Beside { prompt_token_ids, usage, ..Beside::default() },
+        );
     }
 
     /// Appends a delta as one chunk, or as several if the order of its events needs them.
-    pub fn write_delta(&self, events: &mut Vec<u8>, delta: &ChoiceDelta, usage: Option<Usage>, nvext: Option<Nvext>) {
+    pub fn write_delta(
+        &self,
+        events: &mut Vec<u8>,
+        delta: &ChoiceDelta,
+        usage: Option<Usage>,
+        nvext: Option<Nvext>,
+    ) {
         let is_plain = usage.is_none() && nvext.is_none() && self.is_plain(delta);
         if let Some(text) = delta.events.text_alone().filter(|_| is_plain) {
             return self.write_text(events, text);
@@ -114,7 +135,13 @@ impl Chunks {
         }
     }
 
-    fn write_chunks(&self, events: &mut Vec<u8>, delta: &ChoiceDelta, usage: Option<Usage>, nvext: Option<Nvext>) {
+    fn write_chunks(
+        &self,
+        events: &mut Vec<u8>,
+        delta: &ChoiceDelta,
+        usage: Option<Usage>,
+        nvext: Option<Nvext>,
+    ) {
         let Self { head, tokenizer, fields, with_ids, .. } = self;
         let mut rest = delta.events.iter().peekable();
         let mut nvext = nvext;
@@ -126,7 +153,11 @@ impl Chunks {
             let choice = ChunkChoice {
                 index: delta.index,
                 delta: part.into_delta(*fields),
-                logprobs: delta.logprobs.as_ref().filter(|_| is_first).map(|tokens| ChatLogprobs { tokenizer, tokens }),
+                logprobs: delta
+                    .logprobs
+                    .as_ref()
+                    .filter(|_| is_first)
+                    .map(|tokens| ChatLogprobs { tokenizer, tokens }),
                 finish_reason: finish.map(finish::reason),
                 stop_reason: finish.map(finish::stop_reason),
                 token_ids: (*with_ids && is_first).then_some(Ids(&delta.tokens)),
@@ -247,7 +278,9 @@ impl<'a> ChunkPart<'a> {
             match event {
                 AnswerEvent::Reasoning(text) => part.reasoning = text,
                 AnswerEvent::Text(text) => part.text = text,
-                AnswerEvent::Call(piece) => part.tool_calls.push(ToolCall::new(piece, Some(piece.index))),
+                AnswerEvent::Call(piece) => {
+                    part.tool_calls.push(ToolCall::new(piece, Some(piece.index)))
+                }
                 AnswerEvent::EndCall(_) => {}
             }
         }

@@ -1,16 +1,18 @@
 //! A body without the bulk of its longest strings, which the parser reads faster.
 //!
-//! Most bytes of a request with pictures are base64 in a few strings. The parser looks at each of them for quotes, escapes and control
-//! characters, and then for UTF-8, eight bytes at a time at best: 31 % of the instructions that such a request takes where its image
-//! is known (364 kB, one image). Here vector code finds where such strings end, and the parser gets their beginnings only.
+//! Most bytes of a request with pictures are base64 in a few strings. The parser looks at each of
+//! them for quotes, escapes and control characters, and then for UTF-8, eight bytes at a time at
+//! best: 31 % of the instructions that such a request takes where its image is known (364 kB, one
+//! image). Here vector code finds where such strings end, and the parser gets their beginnings
+//! only.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use memchr::{memchr, memchr2};
 
-/// Strings of fewer bytes stay as they are. Fields that take one of some words don't take longer ones. In tests nearly all strings are
-/// long.
+/// Strings of fewer bytes stay as they are. Fields that take one of some words don't take longer
+/// ones. In tests nearly all strings are long.
 const LONG: usize = if cfg!(test) { 24 } else { 8 << 10 };
 /// Bytes of a long string that stay, for errors that quote it.
 const KEPT: usize = if cfg!(test) { 8 } else { 64 };
@@ -34,10 +36,13 @@ struct Cut {
 impl Shortened {
     /// `None` if it would not be much shorter.
     ///
-    /// It is valid JSON if and only if the body is: only characters go that stand for themselves, within strings.
+    /// It is valid JSON if and only if the body is: only characters go that stand for themselves,
+    /// within strings.
     pub(super) fn of(body: &[u8]) -> Option<Self> {
         let long = long_strings(body)?;
-        let mut json = Vec::with_capacity(body.len() - long.iter().map(|whole| whole.len() - KEPT).sum::<usize>());
+        let mut json = Vec::with_capacity(
+            body.len() - long.iter().map(|whole| whole.len() - KEPT).sum::<usize>(),
+        );
         let (mut cuts, mut done) = (Vec::with_capacity(long.len()), 0);
         for whole in long {
             json.extend_from_slice(&body[done..whole.start + KEPT]);
@@ -53,7 +58,8 @@ impl Shortened {
         (self.json.len() + self.cuts.capacity() * size_of::<Cut>()) as u64
     }
 
-    /// Where a string that the parser borrowed from the JSON is whole in the body; `None` if nothing of it is missing.
+    /// Where a string that the parser borrowed from the JSON is whole in the body; `None` if
+    /// nothing of it is missing.
     pub(super) fn whole(&self, text: &str) -> Option<Range<usize>> {
         let at = (text.as_ptr() as usize).checked_sub(self.json.as_ptr() as usize)?;
         let cut = self.cuts.binary_search_by_key(&at, |cut| cut.at).ok()?;
@@ -66,7 +72,8 @@ impl Shortened {
         at + before.map(|cut| cut.whole.len() - KEPT).sum::<usize>()
     }
 
-    /// The column in the body of what is in this one of the JSON, both in bytes. The lines are the same.
+    /// The column in the body of what is in this one of the JSON, both in bytes. The lines are the
+    /// same.
     pub(super) fn column(&self, line: usize, column: usize) -> usize {
         let lines = self.json.split(|byte| *byte == b'\n');
         let start = lines.take(line.saturating_sub(1)).map(|line| line.len() + 1).sum();
@@ -74,8 +81,9 @@ impl Shortened {
     }
 }
 
-/// The long strings of a body that has little else; `None` if there is more, or if a string has no end. Gives up as soon as too much
-/// would be left, so that other bodies are gone through in small part.
+/// The long strings of a body that has little else; `None` if there is more, or if a string has no
+/// end. Gives up as soon as too much would be left, so that other bodies are gone through in small
+/// part.
 fn long_strings(body: &[u8]) -> Option<Vec<Range<usize>>> {
     if body.len() < LONG {
         return None;
@@ -97,8 +105,8 @@ fn long_strings(body: &[u8]) -> Option<Vec<Range<usize>>> {
     (!long.is_empty() && body.len() - end <= room).then_some(long)
 }
 
-/// The length of the string that JSON goes on with, to its closing quote, and whether there are escapes in it; `None` if it has no
-/// end, or is longer than `room` with escapes.
+/// The length of the string that JSON goes on with, to its closing quote, and whether there are
+/// escapes in it; `None` if it has no end, or is longer than `room` with escapes.
 fn string(json: &[u8], room: usize) -> Option<(usize, bool)> {
     let (mut length, mut is_escaped) = (0, false);
     loop {
@@ -117,7 +125,8 @@ fn string(json: &[u8], room: usize) -> Option<(usize, bool)> {
 /// Whether there are only characters that need neither a decoder for UTF-8 nor, in JSON, an escape.
 fn is_plain(text: &[u8]) -> bool {
     // Piece by piece, so that compilers can look at many bytes at once.
-    text.chunks(128).all(|piece| piece.iter().fold(true, |plain, byte| plain & (0x20..0x7f).contains(byte)))
+    text.chunks(128)
+        .all(|piece| piece.iter().fold(true, |plain, byte| plain & (0x20..0x7f).contains(byte)))
 }
 
 /// Whether a string was the name of a field, by what comes after it.

@@ -59,7 +59,9 @@ fn videos_and_recordings_are_items_too() {
     let (messages, media) = parse(&messages).unwrap();
     let items: Vec<_> = media
         .iter()
-        .map(|item| (item.modality.name(), item.source.as_ref().unwrap().text(), item.field.as_str()))
+        .map(|item| {
+            (item.modality.name(), item.source.as_ref().unwrap().text(), item.field.as_str())
+        })
         .collect();
     assert_eq!(
         items,
@@ -106,9 +108,14 @@ fn what_is_wrong_is_named() {
         refused(json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])),
         "messages[0].content[0].image_url.url"
     );
-    assert_eq!(refused(json!([{"role": "user", "content": "x", "audio": {}}])), "messages[0].audio");
     assert_eq!(
-        refused(json!([{"role": "user", "content": [{"type": "image_url", "uuid": "x".repeat(300)}]}])),
+        refused(json!([{"role": "user", "content": "x", "audio": {}}])),
+        "messages[0].audio"
+    );
+    assert_eq!(
+        refused(
+            json!([{"role": "user", "content": [{"type": "image_url", "uuid": "x".repeat(300)}]}])
+        ),
         "messages[0].content[0].uuid"
     );
 }
@@ -138,11 +145,13 @@ fn an_answer_may_come_back_as_it_was_given() {
     let beside = json!({"refusal": null, "annotations": [], "audio": null, "function_call": null, "tool_calls": null});
     assert_eq!(thought(beside), Ok(None));
     assert_eq!(thought(json!({"refusal": "no"})), Ok(None));
-    let beside =
-        json!({"provider_specific_fields": {"refusal": null}, "content": "x", "cache_control": {"type": "ephemeral"}});
+    let beside = json!({"provider_specific_fields": {"refusal": null}, "content": "x", "cache_control": {"type": "ephemeral"}});
     assert_eq!(thought(beside), Ok(None));
     assert_eq!(thought(json!({"reasoning": 3})), Err("messages[0].reasoning".to_owned()));
-    assert_eq!(refused(json!([{"role": "user", "content": "x", "reasoning": "a"}])), "messages[0].reasoning");
+    assert_eq!(
+        refused(json!([{"role": "user", "content": "x", "reasoning": "a"}])),
+        "messages[0].reasoning"
+    );
     let cached = json!([{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]);
     assert_eq!(parse(&json!([{"role": "system", "content": cached}])).unwrap().0.len(), 1);
 }
@@ -165,9 +174,13 @@ fn parts_of_text_have_the_types_of_several_apis() {
 
 #[test]
 fn an_image_may_have_the_type_and_detail_of_responses() {
-    let part = json!({"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,eA=="});
+    let part =
+        json!({"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,eA=="});
     let (messages, media) = parse(&json!([{"role": "user", "content": [part]}])).unwrap();
-    assert_eq!(messages[0].content, Some(ChatContent::Parts(vec![ChatPart::Media(Modality::Image)])));
+    assert_eq!(
+        messages[0].content,
+        Some(ChatContent::Parts(vec![ChatPart::Media(Modality::Image)]))
+    );
     assert_eq!(media.len(), 1);
 }
 
@@ -178,10 +191,16 @@ fn an_item_need_not_say_what_it_is() {
     let modalities: Vec<_> = media.iter().map(|item| item.modality.name()).collect();
     assert_eq!(modalities, ["image", "audio", "video"]);
     for part in [json!({"text": "x"}), json!({"uuid": "x"}), json!({})] {
-        assert_eq!(refused(json!([{"role": "user", "content": [part]}])), "messages[0].content[0].type");
+        assert_eq!(
+            refused(json!([{"role": "user", "content": [part]}])),
+            "messages[0].content[0].type"
+        );
     }
     let both = json!([{"image_url": "http://a", "video_url": "http://b"}]);
-    assert_eq!(refused(json!([{"role": "user", "content": both}])), "messages[0].content[0].video_url");
+    assert_eq!(
+        refused(json!([{"role": "user", "content": both}])),
+        "messages[0].content[0].video_url"
+    );
 }
 
 /// A template that knows the role `document`, and a part's `language` if it wants parts.
@@ -191,8 +210,9 @@ fn with_template(messages: &Value, wants_parts: bool) -> Result<Vec<ChatMessage>
     } else {
         "{{ m.language }}"
     };
-    let template =
-        format!("{{% for m in messages %}}{{% if m.role == 'document' %}}{{% endif %}}{content}{{% endfor %}}");
+    let template = format!(
+        "{{% for m in messages %}}{{% if m.role == 'document' %}}{{% endif %}}{content}{{% endfor %}}"
+    );
     let dir = tempfile::tempdir().unwrap();
     let mut intake = Intake::of(&json!({"messages": messages}));
     intake.template = ChatTemplate::from_model_dir(dir.path(), Some(template.as_ref())).unwrap();
@@ -221,13 +241,18 @@ fn roles_and_fields_of_parts_may_be_those_of_the_template() {
         ChatPart::Text("z".to_owned()),
     ];
     assert_eq!(read[1].content, Some(ChatContent::Parts(parts)));
-    let refused = |messages: &Value, wants_parts| with_template(messages, wants_parts).unwrap_err().param.unwrap();
+    let refused = |messages: &Value, wants_parts| {
+        with_template(messages, wants_parts).unwrap_err().param.unwrap()
+    };
     assert_eq!(refused(&messages, false), "messages[1].content[0].language");
     for (field, message) in [
         ("role", json!({"role": "documents", "content": "x"})),
         ("content", json!({"role": "document"})),
         ("language", json!({"role": "user", "content": "x", "language": "en"})),
-        ("content[0].tongue", json!({"role": "user", "content": [{"type": "text", "text": "x", "tongue": "en"}]})),
+        (
+            "content[0].tongue",
+            json!({"role": "user", "content": [{"type": "text", "text": "x", "tongue": "en"}]}),
+        ),
     ] {
         assert_eq!(refused(&json!([message]), true), format!("messages[0].{field}"));
     }
@@ -256,10 +281,14 @@ fn messages_and_parts_are_bounded() {
 
 #[test]
 fn a_large_url_stays_in_the_body_unless_something_in_it_is_escaped() {
-    let url = |separator: &str| format!("data:image{separator}png;base64,{}", "AAAA".repeat(10_000));
+    let url =
+        |separator: &str| format!("data:image{separator}png;base64,{}", "AAAA".repeat(10_000));
     let parsed = |url: &str| {
-        let message = format!(r#"{{"role": "user", "content": [{{"type": "image_url", "image_url": "{url}"}}]}}"#);
-        let (body, budget) = (Bytes::from(format!(r#"{{"messages": [{message}]}}"#)), ByteBudget::new(1 << 20));
+        let message = format!(
+            r#"{{"role": "user", "content": [{{"type": "image_url", "image_url": "{url}"}}]}}"#
+        );
+        let (body, budget) =
+            (Bytes::from(format!(r#"{{"messages": [{message}]}}"#)), ByteBudget::new(1 << 20));
         let mut intake = Intake::new(body.clone(), &BodyLimits::default(), &budget);
         let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
         let url = media[0].source.clone().unwrap();
@@ -277,8 +306,10 @@ fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
     let image = |name: &str| format!(r#"{{"type": "image_url", "image_url": "http://{name}"}}"#);
     let message = |content: &str| format!(r#"{{"role": "user", {content}}}"#);
     let twice = message(&format!(r#""content": [{}], "content": [{}]"#, image("a"), image("b")));
-    let body =
-        format!(r#"{{"messages": [{}], "messages": [{twice}]}}"#, message(&format!(r#""content": [{}]"#, image("c"))));
+    let body = format!(
+        r#"{{"messages": [{}], "messages": [{twice}]}}"#,
+        message(&format!(r#""content": [{}]"#, image("c")))
+    );
     let mut intake = Intake::new(body.into(), &BodyLimits::default(), &ByteBudget::new(1 << 20));
     let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
     assert_eq!(media.len(), 1);

@@ -95,13 +95,20 @@ fn calls_of_other_tools_are_calls_of_their_functions() {
     let answer = |id: &str| Some(id.to_owned());
     let expected = [
         said("user", "hi"),
-        ChatMessage { role: "assistant".to_owned(), tool_calls: Some(calls), ..ChatMessage::default() },
+        ChatMessage {
+            role: "assistant".to_owned(),
+            tool_calls: Some(calls),
+            ..ChatMessage::default()
+        },
         ChatMessage { tool_call_id: answer("a"), ..said("tool", "a") },
         ChatMessage { tool_call_id: answer("b"), ..parts("tool", &["1"]) },
     ];
     assert_eq!(parse(&input).unwrap().messages, expected);
     let refused = |item: Value| refused(json!([item]));
-    assert_eq!(refused(json!({"type": "custom_tool_call", "call_id": "a", "name": "sh"})), "input[0].input");
+    assert_eq!(
+        refused(json!({"type": "custom_tool_call", "call_id": "a", "name": "sh"})),
+        "input[0].input"
+    );
     let mixed = json!({"type": "custom_tool_call", "call_id": "a", "name": "sh", "input": "", "arguments": "{}"});
     assert_eq!(refused(mixed), "input[0].arguments");
     let mixed = json!({"type": "function_call", "call_id": "a", "name": "f", "input": "x", "arguments": "{}"});
@@ -111,12 +118,13 @@ fn calls_of_other_tools_are_calls_of_their_functions() {
 #[test]
 fn a_last_message_of_the_assistant_that_is_not_complete_is_continued() {
     let is_open = |input: Value| parse(&input).unwrap().is_open;
-    let last =
-        |status: &str| json!({"type": "message", "role": "assistant", "status": status, "content": [output_text("a")]});
+    let last = |status: &str| json!({"type": "message", "role": "assistant", "status": status, "content": [output_text("a")]});
     assert!(is_open(json!([{"role": "user", "content": "x"}, last("incomplete")])));
     assert!(is_open(json!([last("in_progress")])));
     assert!(!is_open(json!([last("completed")])));
-    assert!(!is_open(json!([last("incomplete"), {"role": "user", "content": "go on", "status": "in_progress"}])));
+    assert!(!is_open(
+        json!([last("incomplete"), {"role": "user", "content": "go on", "status": "in_progress"}])
+    ));
 }
 
 #[test]
@@ -134,7 +142,10 @@ fn images_come_out_in_order_with_the_field_they_stood_in() {
         uuid: None,
         field: field.to_owned(),
     };
-    let expected = [item("http://a", "input[0].content[0].image_url"), item("data:x", "input[1].output[0].image_url")];
+    let expected = [
+        item("http://a", "input[0].content[0].image_url"),
+        item("data:x", "input[1].output[0].image_url"),
+    ];
     assert_eq!(media, expected);
 }
 
@@ -154,8 +165,10 @@ fn a_large_image_stays_in_the_body() {
 
 #[test]
 fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
-    let content = |url: &str| format!(r#""content": [{{"type": "input_image", "image_url": "{url}"}}]"#);
-    let twice = format!(r#"[{{"role": "user", {}, {}}}]"#, content("http://a"), content("http://b"));
+    let content =
+        |url: &str| format!(r#""content": [{{"type": "input_image", "image_url": "{url}"}}]"#);
+    let twice =
+        format!(r#"[{{"role": "user", {}, {}}}]"#, content("http://a"), content("http://b"));
     let before = format!(r#"[{{"role": "user", {}}}]"#, content("http://c"));
     let body = format!(r#"{{"input": {before}, "input": {twice}}}"#);
     let mut intake = Intake::new(body.into(), &BodyLimits::default(), &ByteBudget::new(1 << 20));
@@ -183,11 +196,20 @@ fn what_is_wrong_with_items_is_named() {
         (json!({"type": "function_call", "name": "f", "arguments": "{}"}), ".call_id"),
         (json!({"type": "function_call", "call_id": "c", "arguments": "{}"}), ".name"),
         (json!({"type": "function_call", "call_id": "c", "name": "f"}), ".arguments"),
-        (json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}), ".arguments"),
+        (
+            json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}),
+            ".arguments",
+        ),
         (json!({"type": "function_call_output", "output": "1"}), ".call_id"),
         (json!({"type": "function_call_output", "call_id": "c"}), ".output"),
-        (json!({"type": "reasoning", "summary": [], "encrypted_content": "x"}), ".encrypted_content"),
-        (json!({"type": "reasoning", "summary": [{"type": "input_text", "text": "x"}]}), ".summary[0].type"),
+        (
+            json!({"type": "reasoning", "summary": [], "encrypted_content": "x"}),
+            ".encrypted_content",
+        ),
+        (
+            json!({"type": "reasoning", "summary": [{"type": "input_text", "text": "x"}]}),
+            ".summary[0].type",
+        ),
         (json!({"type": "reasoning", "content": "x", "output": "x"}), ".output"),
     ] {
         assert_eq!(refused(json!([item])), format!("input[0]{field}"), "{item}");
@@ -229,9 +251,14 @@ fn items_and_parts_are_bounded() {
         let read = request::read::<Input>(&mut intake);
         read.map(drop).map_err(|error| (error.kind, error.param.unwrap()))
     };
-    let item =
-        |parts: usize| json!({"role": "user", "content": vec![json!({"type": "input_text", "text": "x"}); parts]});
+    let item = |parts: usize| json!({"role": "user", "content": vec![json!({"type": "input_text", "text": "x"}); parts]});
     assert_eq!(outcome(&json!([item(2), item(1)])), Ok(()));
-    assert_eq!(outcome(&json!([item(2), item(2)])), Err((ErrorKind::TooLarge, "input[1].content[1]".to_owned())));
-    assert_eq!(outcome(&json!([item(0), item(0), item(0)])), Err((ErrorKind::TooLarge, "input[2]".to_owned())));
+    assert_eq!(
+        outcome(&json!([item(2), item(2)])),
+        Err((ErrorKind::TooLarge, "input[1].content[1]".to_owned()))
+    );
+    assert_eq!(
+        outcome(&json!([item(0), item(0), item(0)])),
+        Err((ErrorKind::TooLarge, "input[2]".to_owned()))
+    );
 }

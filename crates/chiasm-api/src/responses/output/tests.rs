@@ -13,8 +13,15 @@ pub(crate) async fn head() -> Head {
     let echo = Echo::of(&Fields::new(body, "").unwrap()).unwrap();
     let request = chiasm_backend::RequestId::new("r").unwrap();
     let sampling = chiasm_request::Sampling { temperature: Some(0.5), ..Default::default() };
-    Head::new(&request, "m", &test.pipeline.model.generation, &sampling, echo, ByteBudget::new(1 << 20).empty_charge())
-        .unwrap()
+    Head::new(
+        &request,
+        "m",
+        &test.pipeline.model.generation,
+        &sampling,
+        echo,
+        ByteBudget::new(1 << 20).empty_charge(),
+    )
+    .unwrap()
 }
 
 /// The names of a custom tool, and of a function and a custom tool of a namespace.
@@ -79,7 +86,8 @@ fn unfinished() -> AnswerEvent {
     AnswerEvent::EndCall(CallEnd::Unfinished)
 }
 
-/// Reasoning, text and two calls, in pieces; some deltas have several kinds of them and some have nothing.
+/// Reasoning, text and two calls, in pieces; some deltas have several kinds of them and some have
+/// nothing.
 fn deltas(finish: Finish, last: AnswerEvent) -> Vec<ChoiceDelta> {
     vec![
         said([reasoning("let me ")]),
@@ -157,7 +165,10 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
         ("error", Value::Null),
         ("incomplete_details", Value::Null),
         ("instructions", json!("be short")),
-        ("tools", json!([{"type": "function", "name": "f", "description": null, "parameters": null, "strict": null}])),
+        (
+            "tools",
+            json!([{"type": "function", "name": "f", "description": null, "parameters": null, "strict": null}]),
+        ),
         ("tool_choice", json!("auto")),
         ("parallel_tool_calls", json!(true)),
         ("temperature", json!(0.5)),
@@ -176,7 +187,8 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
 #[tokio::test]
 async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
     let events = streamed(&head().await, Finish::ToolCalls, closed());
-    let numbers: Vec<_> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
+    let numbers: Vec<_> =
+        events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
     let short = |event: &Value| {
         let kind = event["type"].as_str().unwrap().trim_start_matches("response.").to_owned();
@@ -217,8 +229,7 @@ async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
         (&events[0]["response"]["status"], &events[0]["response"]["output"]),
         (&json!("in_progress"), &json!([]))
     );
-    let begun =
-        json!({"type": "message", "id": "msg_r_1", "role": "assistant", "status": "in_progress", "content": []});
+    let begun = json!({"type": "message", "id": "msg_r_1", "role": "assistant", "status": "in_progress", "content": []});
     assert_eq!(events[9]["item"], begun);
     let delta = json!({
         "type": "response.output_text.delta", "sequence_number": 11, "output_index": 1, "item_id": "msg_r_1",
@@ -231,8 +242,12 @@ async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
         "name": "f", "arguments": r#"{"x":1}"#,
     });
     assert_eq!(events[19], done);
-    let ended: Vec<_> = events.iter().filter(|event| event["type"] == "response.output_item.done").collect();
-    assert_eq!(ended.iter().map(|event| event["item"].clone()).collect::<Value>(), output("completed"));
+    let ended: Vec<_> =
+        events.iter().filter(|event| event["type"] == "response.output_item.done").collect();
+    assert_eq!(
+        ended.iter().map(|event| event["item"].clone()).collect::<Value>(),
+        output("completed")
+    );
     let last = &events.last().unwrap()["response"];
     assert_eq!((&last["output"], &last["status"]), (&output("completed"), &json!("completed")));
     assert_eq!(last["usage"]["total_tokens"], 12);
@@ -316,7 +331,8 @@ async fn tools_are_called_by_the_names_that_their_client_knows() {
     ]);
     let events = told(&head, names(), called_otherwise(Finish::ToolCalls));
     let of = |index: u64, kind: &str, field: &str| -> Vec<Value> {
-        let told = events.iter().filter(|event| event["output_index"] == index && event["type"] == kind);
+        let told =
+            events.iter().filter(|event| event["output_index"] == index && event["type"] == kind);
         told.map(|event| event[field].clone()).collect()
     };
     let delta = "response.custom_tool_call_input.delta";
@@ -327,7 +343,10 @@ async fn tools_are_called_by_the_names_that_their_client_knows() {
     assert_eq!(of(2, delta, "delta"), [r#"{"cmd": 1}"#]);
     for index in 0..3 {
         let added = &of(index as u64, "response.output_item.added", "item")[0];
-        assert_eq!((&added["name"], &added["namespace"]), (&calls[index]["name"], &calls[index]["namespace"]));
+        assert_eq!(
+            (&added["name"], &added["namespace"]),
+            (&calls[index]["name"], &calls[index]["namespace"])
+        );
         assert_eq!(added.get("input").or(added.get("arguments")), Some(&json!("")));
         assert_eq!(of(index as u64, "response.output_item.done", "item"), [calls[index].clone()]);
     }
@@ -344,7 +363,10 @@ async fn a_custom_call_that_is_cut_off_says_so() {
     cut.drain(2..5);
     cut.insert(2, said([unfinished()]));
     let events = told(&head().await, names(), cut);
-    assert!(!events.iter().any(|event| event["type"].as_str().unwrap().ends_with(".done")), "{events:?}");
+    assert!(
+        !events.iter().any(|event| event["type"].as_str().unwrap().ends_with(".done")),
+        "{events:?}"
+    );
     let response = &events.last().unwrap()["response"];
     let item = &response["output"][0];
     assert_eq!(

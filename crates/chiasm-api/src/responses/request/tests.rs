@@ -30,7 +30,10 @@ fn fields_become_what_the_pipeline_is_asked() {
     }))
     .unwrap();
     let sampling = &request.generate.sampling;
-    assert_eq!((sampling.max_tokens, sampling.temperature, sampling.top_p), (Some(7), Some(0.5), Some(0.25)));
+    assert_eq!(
+        (sampling.max_tokens, sampling.temperature, sampling.top_p),
+        (Some(7), Some(0.5), Some(0.25))
+    );
     assert_eq!((sampling.seed, sampling.n), (Some(3), 1));
     let tools = request.generate.tools.clone().unwrap();
     assert_eq!((tools.choice, tools.in_parallel), (ToolChoice::Required, false));
@@ -69,7 +72,8 @@ fn either_field_asks_for_logprobs_of_the_text() {
 
 #[test]
 fn an_open_answer_is_continued() {
-    let item = json!({"type": "message", "role": "assistant", "status": "incomplete", "content": "a"});
+    let item =
+        json!({"type": "message", "role": "assistant", "status": "incomplete", "content": "a"});
     let chat = chat(parse(&json!({"input": [item]})).unwrap());
     assert!(!chat.add_generation_prompt && chat.continue_final_message);
 }
@@ -85,7 +89,10 @@ fn formats_are_those_of_chats() {
         (held.constraint, held.field),
         (Constraint::JsonSchema(schema.to_string().into()), "text.format.schema")
     );
-    assert_eq!(structured(format(json!({"type": "json_object"})).unwrap()).constraint, Constraint::JsonObject);
+    assert_eq!(
+        structured(format(json!({"type": "json_object"})).unwrap()).constraint,
+        Constraint::JsonObject
+    );
     assert!(format(json!({"type": "text"})).unwrap().generate.sampling.structured.is_none());
     for (wrong, field) in [
         (json!({"type": "yaml"}), "text.format.type"),
@@ -108,7 +115,10 @@ fn what_is_not_done_is_refused_by_its_name() {
         (json!({"conversation": {"id": "conv_1"}}), "conversation"),
         (json!({"background": true}), "background"),
         (json!({"prompt": {"id": "pmpt_1"}}), "prompt"),
-        (json!({"include": ["message.output_text.logprobs", "message.output_text.bytes"]}), "include[1]"),
+        (
+            json!({"include": ["message.output_text.logprobs", "message.output_text.bytes"]}),
+            "include[1]",
+        ),
         (json!({"top_logprobs": 21}), "top_logprobs"),
         (json!({"top_logprobs": -1}), "top_logprobs"),
         (json!({"presence_penalty": 3}), "presence_penalty"),
@@ -128,7 +138,10 @@ fn what_is_not_done_is_refused_by_its_name() {
         (json!({"messages": []}), "messages"),
         (json!({"n": 2}), "n"),
         (json!({"response_format": {"type": "text"}}), "response_format"),
-        (json!({"stream": true, "stream_options": {"include_usage": true}}), "stream_options.include_usage"),
+        (
+            json!({"stream": true, "stream_options": {"include_usage": true}}),
+            "stream_options.include_usage",
+        ),
         (json!({"metadata": {"a": 1}}), "metadata"),
         (json!({"metadata": {"a": "x".repeat(513)}}), "metadata"),
         (json!({"user": 3}), "user"),
@@ -136,7 +149,11 @@ fn what_is_not_done_is_refused_by_its_name() {
         (json!({"temprature": 1}), "temprature"),
     ] {
         let error = parse(&extra).err().unwrap();
-        assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::Invalid, Some(field)), "{extra}");
+        assert_eq!(
+            (error.kind, error.param.as_deref()),
+            (ErrorKind::Invalid, Some(field)),
+            "{extra}"
+        );
     }
     let error = parse(&json!({"previous_response_id": "resp_1"})).err().unwrap();
     assert!(error.message.contains("keeps nothing"), "{error}");
@@ -159,7 +176,8 @@ fn what_asks_for_nothing_is_taken() {
 fn what_is_echoed_is_counted_as_long_as_it_is_kept() {
     let charged = |instructions: &str| {
         let (request, charge) =
-            ResponsesRequest::parse(Intake::of(&with(&json!({"instructions": instructions})))).unwrap();
+            ResponsesRequest::parse(Intake::of(&with(&json!({"instructions": instructions}))))
+                .unwrap();
         (request.echo.bytes(), charge.bytes())
     };
     let ((few, less), (many, more)) = (charged("x"), charged(&"x".repeat(10_001)));

@@ -31,7 +31,8 @@ impl Authority {
     pub(super) fn sign(&self, file: &str, names: &[&str]) -> Identity {
         let key = KeyPair::generate().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let certificate = CertificateParams::new(names).unwrap().signed_by(&key, &self.issuer).unwrap();
+        let certificate =
+            CertificateParams::new(names).unwrap().signed_by(&key, &self.issuer).unwrap();
         let identity = Identity {
             certificate: self.folder.join(format!("{file}.pem")),
             key: self.folder.join(format!("{file}.key")),

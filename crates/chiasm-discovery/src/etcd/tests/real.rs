@@ -31,7 +31,10 @@ async fn an_agent_is_named_from_its_registration_to_its_end() {
     let client = server.client().await;
     let listed = client.list("test/").await.unwrap();
     assert_eq!(listed.kvs[0].key, b"test/10.0.0.1:7000");
-    assert_eq!(str::from_utf8(&listed.kvs[0].value).unwrap(), r#"{"address":"10.0.0.1:7000","model":"tiny"}"#);
+    assert_eq!(
+        str::from_utf8(&listed.kvs[0].value).unwrap(),
+        r#"{"address":"10.0.0.1:7000","model":"tiny"}"#
+    );
 
     // Longer than the lease: it is kept alive.
     let since = Instant::now();
@@ -47,8 +50,8 @@ async fn an_agent_is_named_from_its_registration_to_its_end() {
     assert!(since.elapsed() < TTL, "leases are revoked, and don't just run out");
 }
 
-/// An agent on a machine of its own: a runtime that is dropped with its tasks has no more time to revoke anything than a process that is
-/// killed.
+/// An agent on a machine of its own: a runtime that is dropped with its tasks has no more time to
+/// revoke anything than a process that is killed.
 fn machine_with(server: &EtcdServer) -> (Runtime, Registration) {
     let machine = Runtime::new().unwrap();
     let entered = machine.enter();
@@ -68,7 +71,11 @@ async fn an_agent_that_is_killed_vanishes_when_its_lease_is_over() {
     let killed = Instant::now();
     machine.shutdown_background();
     until(&mut named, exactly(&[])).await;
-    assert!(killed.elapsed() > TTL / 3, "the lease runs out, and is not revoked: {:?}", killed.elapsed());
+    assert!(
+        killed.elapsed() > TTL / 3,
+        "the lease runs out, and is not revoked: {:?}",
+        killed.elapsed()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,7 +175,8 @@ async fn a_key_that_somebody_deleted_is_put_again() {
     let taken = client.lease_of(key).await.unwrap();
     client.revoke(other).await.unwrap();
     let put_again = async {
-        while matches!(client.lease_of(key).await.unwrap(), lease if lease.is_none() || lease == taken) {
+        while matches!(client.lease_of(key).await.unwrap(), lease if lease.is_none() || lease == taken)
+        {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -236,9 +244,11 @@ async fn servers_are_tried_in_turn() {
     let server = EtcdServer::start().await;
     // Nobody listens at the first one, and nobody answers at the second.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("etcd://127.0.0.1:1,{},{}/test", silent.local_addr().unwrap(), server.address());
+    let url =
+        format!("etcd://127.0.0.1:1,{},{}/test", silent.local_addr().unwrap(), server.address());
     let agent = Candidate::new("10.0.0.1:7000", None).unwrap();
-    let registration = Registration::start(url.parse().unwrap(), Tls::default(), &agent, TTL).unwrap();
+    let registration =
+        Registration::start(url.parse().unwrap(), Tls::default(), &agent, TTL).unwrap();
     let following = url.parse::<Source>().unwrap().follow(&Access::default()).unwrap();
     until(&mut following.named(), exactly(&["10.0.0.1:7000"])).await;
     until_registered(&registration, true).await;

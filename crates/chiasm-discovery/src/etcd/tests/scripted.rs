@@ -51,7 +51,8 @@ async fn list_and_watch(fake: &Fake, revision: i64, kvs: &[Value]) -> Answering 
 async fn a_prefix_is_listed_and_then_watched() {
     let fake = Fake::new().await;
     let (following, mut named) = follow(&fake);
-    let mut watch = list_and_watch(&fake, 7, &[kv("p/1", r#"{"address":"a:1"}"#), kv("p/2", "nonsense")]).await;
+    let mut watch =
+        list_and_watch(&fake, 7, &[kv("p/1", r#"{"address":"a:1"}"#), kv("p/2", "nonsense")]).await;
     until(&mut named, exactly(&["a:1"])).await;
     let delete = json!({"type": "DELETE", "kv": {"key": encode(b"p/1")}});
     watch.line(&events(&[json!({"kv": kv("p/3", r#"{"address":"b:1"}"#)}), delete])).await;
@@ -98,7 +99,10 @@ async fn a_change_that_waits_to_be_told_outlives_its_watch() {
     let (_following, mut named) = follow(&fake);
     let mut watch = list_and_watch(&fake, 7, &[]).await;
     // After the first the others wait, and the connection is gone before they are told.
-    let line = |n| events(&[json!({"kv": kv(&format!("p/{n}"), &format!(r#"{{"address":"a:{n}"}}"#))})]).to_string();
+    let line = |n| {
+        events(&[json!({"kv": kv(&format!("p/{n}"), &format!(r#"{{"address":"a:{n}"}}"#))})])
+            .to_string()
+    };
     let lines: Vec<String> = (1..=9).map(|n| line(n) + "\n").collect();
     watch.piece(&lines.concat()).await;
     drop(watch);
@@ -129,7 +133,12 @@ async fn a_list_that_is_too_long_or_none_is_not_taken() {
         asked.answer_with(200, &body).await;
     }
     let (asked, _) = called(&fake, "kv/range").await;
-    asked.answer_with(503, r#"{"error":"etcdserver: no leader","message":"etcdserver: no leader","code":14}"#).await;
+    asked
+        .answer_with(
+            503,
+            r#"{"error":"etcdserver: no leader","message":"etcdserver: no leader","code":14}"#,
+        )
+        .await;
     assert_eq!(*named.borrow(), Named::default());
     let _watch = list_and_watch(&fake, 7, &[kv("p/1", r#"{"address":"a:1"}"#)]).await;
     until(&mut named, exactly(&["a:1"])).await;
@@ -161,7 +170,8 @@ async fn a_lease_whose_grant_is_never_answered_is_revoked_too() {
     let fake = Fake::new().await;
     let agent = Candidate::new("a:1", None).unwrap();
     let etcd = format!("etcd://{}/p", fake.address()).parse().unwrap();
-    let registration = Registration::start(etcd, Tls::default(), &agent, Duration::from_secs(60)).unwrap();
+    let registration =
+        Registration::start(etcd, Tls::default(), &agent, Duration::from_secs(60)).unwrap();
     let (_unanswered, granted) = called(&fake, "lease/grant").await;
     assert_eq!(granted["TTL"], "60");
     let end = tokio::spawn(registration.end());
@@ -176,7 +186,8 @@ async fn a_lease_that_ran_out_is_replaced_and_a_key_of_another_lease_is_left() {
     let fake = Fake::new().await;
     let agent = Candidate::new("a:1", None).unwrap();
     let etcd = format!("etcd://{}/p", fake.address()).parse().unwrap();
-    let registration = Registration::start(etcd, Tls::default(), &agent, Duration::from_secs(1)).unwrap();
+    let registration =
+        Registration::start(etcd, Tls::default(), &agent, Duration::from_secs(1)).unwrap();
     let (asked, first) = called(&fake, "lease/grant").await;
     asked.answer(&json!({"ID": first["ID"], "TTL": "1"})).await;
     let (asked, put) = called(&fake, "kv/put").await;
@@ -192,7 +203,11 @@ async fn a_lease_that_ran_out_is_replaced_and_a_key_of_another_lease_is_left() {
     let (asked, _) = called(&fake, "lease/keepalive").await;
     asked.answer(&json!({"result": {"ID": first["ID"], "TTL": "1"}})).await;
     let (asked, _) = called(&fake, "kv/range").await;
-    asked.answer(&json!({"header": {}, "kvs": [{"key": encode(b"p/a:1"), "lease": "77"}], "count": "1"})).await;
+    asked
+        .answer(
+            &json!({"header": {}, "kvs": [{"key": encode(b"p/a:1"), "lease": "77"}], "count": "1"}),
+        )
+        .await;
     let (asked, _) = called(&fake, "lease/keepalive").await;
     asked.answer(&json!({"result": {"ID": first["ID"]}})).await;
     let (asked, second) = called(&fake, "lease/grant").await;

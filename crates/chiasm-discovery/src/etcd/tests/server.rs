@@ -56,10 +56,14 @@ impl EtcdServer {
     }
 
     async fn begin(&mut self) -> bool {
-        let program = std::env::var_os("CHIASM_TEST_ETCD").expect("CHIASM_TEST_ETCD has to name the etcd to test with");
+        let program = std::env::var_os("CHIASM_TEST_ETCD")
+            .expect("CHIASM_TEST_ETCD has to name the etcd to test with");
         let peer = format!("http://127.0.0.1:{}", self.ports[1]);
-        let client =
-            format!("{}://127.0.0.1:{}", if self.authority.is_some() { "https" } else { "http" }, self.ports[0]);
+        let client = format!(
+            "{}://127.0.0.1:{}",
+            if self.authority.is_some() { "https" } else { "http" },
+            self.ports[0]
+        );
         let log = std::fs::File::create(self.folder.path().join("log")).unwrap();
         let mut command = Command::new(program);
         command.arg("--data-dir").arg(self.folder.path().join(self.life.to_string()));
@@ -68,7 +72,11 @@ impl EtcdServer {
         command.args(["--initial-cluster", &format!("default={peer}")]);
         if let Some(authority) = &self.authority {
             let identity = authority.sign("server", &["127.0.0.1"]);
-            command.arg("--cert-file").arg(identity.certificate).arg("--key-file").arg(identity.key);
+            command
+                .arg("--cert-file")
+                .arg(identity.certificate)
+                .arg("--key-file")
+                .arg(identity.key);
             command.arg("--trusted-ca-file").arg(authority.file()).arg("--client-cert-auth");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -138,7 +146,9 @@ impl EtcdServer {
     }
 
     pub(super) fn follow(&self) -> Following {
-        Source::Etcd(self.etcd()).follow(&Access { etcd: self.tls.clone(), ..Access::default() }).unwrap()
+        Source::Etcd(self.etcd())
+            .follow(&Access { etcd: self.tls.clone(), ..Access::default() })
+            .unwrap()
     }
 
     /// Registers an agent with the shortest lease that etcd grants.

@@ -12,7 +12,8 @@ fn engine() -> EngineReady {
 }
 
 fn options() -> ClientOptions {
-    let counted_rows = vec![CountedRows { rows_of: "pixel_values".into(), grid: "image_grid_thw".into() }];
+    let counted_rows =
+        vec![CountedRows { rows_of: "pixel_values".into(), grid: "image_grid_thw".into() }];
     ClientOptions { vocab_size: Some(1000), counted_rows, ..ClientOptions::default() }
 }
 
@@ -160,11 +161,17 @@ fn the_ends_of_the_ranges_pass() {
 #[test]
 fn placeholders_lie_in_the_prompt_one_after_the_other() {
     let position = |index: usize, offset, length| {
-        with(|request| request.mm_features[index].position = Placeholder { offset, length, is_embed: None })
+        with(|request| {
+            request.mm_features[index].position = Placeholder { offset, length, is_embed: None }
+        })
     };
     assert_eq!(position(1, 46, 4), None);
     for (offset, length) in [(47, 4), (6, 4), (7, 0), (usize::MAX, 2), (50, 1)] {
-        assert_eq!(position(1, offset, length).as_deref(), Some("mm_features[1].mm_position"), "{offset}");
+        assert_eq!(
+            position(1, offset, length).as_deref(),
+            Some("mm_features[1].mm_position"),
+            "{offset}"
+        );
     }
     assert_eq!(position(0, 8, 2).as_deref(), Some("mm_features[1].mm_position"), "out of order");
 }
@@ -196,7 +203,10 @@ fn two_items_take_turns_on_one_range() {
     let (video, sound) = ([false, true, false, true], [true, false, true, false]);
     assert_eq!(masks([video, sound], 9), None);
     assert_eq!(masks([video, sound], 8).as_deref(), Some("mm_features[2].mm_position"));
-    assert_eq!(masks([video, [true, true, false, false]], 9).as_deref(), Some("mm_features[1].mm_position"));
+    assert_eq!(
+        masks([video, [true, true, false, false]], 9).as_deref(),
+        Some("mm_features[1].mm_position")
+    );
 }
 
 #[test]
@@ -216,15 +226,28 @@ fn data_may_be_missing_only_with_a_receiver_cache() {
     let mut request = text();
     request.mm_features = vec![MmFeature { data: None, ..feature(0, 4) }];
     assert_eq!(refused(&request).as_deref(), Some("mm_features[0].data"));
-    assert_eq!(refused_with(&request, &ClientOptions { receiver_cache_bytes: Some(1 << 20), ..options() }), None);
+    assert_eq!(
+        refused_with(&request, &ClientOptions { receiver_cache_bytes: Some(1 << 20), ..options() }),
+        None
+    );
 }
 
 #[test]
 fn rows_are_those_that_the_grid_counts() {
     let data = |item| with(|request| request.mm_features[1].data = Some(item));
     assert_eq!(data(item(24, [2, 3, 4])), None);
-    for (rows, grid) in [(16, [1, 4, 5]), (15, [1, 4, 4]), (0, [0, 4, 4]), (16, [-1, -4, 4]), (16, [i64::MAX, 4, 4])] {
-        assert_eq!(data(item(rows, grid)).as_deref(), Some("mm_features[1].pixel_values"), "{rows} {grid:?}");
+    for (rows, grid) in [
+        (16, [1, 4, 5]),
+        (15, [1, 4, 4]),
+        (0, [0, 4, 4]),
+        (16, [-1, -4, 4]),
+        (16, [i64::MAX, 4, 4]),
+    ] {
+        assert_eq!(
+            data(item(rows, grid)).as_deref(),
+            Some("mm_features[1].pixel_values"),
+            "{rows} {grid:?}"
+        );
     }
     let mut no_pixels = item(16, [1, 4, 4]);
     no_pixels.0.remove(0);
@@ -274,7 +297,11 @@ fn tensors_have_the_bytes_of_their_shape() {
     );
     assert_eq!(
         pixels(|field| {
-            field.kind = FieldKind::Flat { slices: vec![[Some(0), Some(15), None]], dim: 0, keep_on_cpu: false };
+            field.kind = FieldKind::Flat {
+                slices: vec![[Some(0), Some(15), None]],
+                dim: 0,
+                keep_on_cpu: false,
+            };
         })
         .as_deref(),
         field

@@ -2,7 +2,8 @@ use super::*;
 
 /// What is received when an engine says this.
 fn received(output: &EngineCoreOutput) -> ReceivedOutput {
-    let outputs = EngineCoreOutputs { outputs: vec![output.clone()], ..EngineCoreOutputs::default() };
+    let outputs =
+        EngineCoreOutputs { outputs: vec![output.clone()], ..EngineCoreOutputs::default() };
     match receive(&encode(&outputs)).unwrap() {
         EngineMessage::Outputs(mut outputs) => outputs.outputs.remove(0),
         EngineMessage::Dead => panic!("dead"),
@@ -34,7 +35,8 @@ fn whatever_else_an_output_brings_is_received() {
     }
 }
 
-/// Encodes an output: a request id, a token, `known` fields at their defaults, and the appended ones.
+/// Encodes an output: a request id, a token, `known` fields at their defaults, and the appended
+/// ones.
 fn appended_to(known: usize, appended: &[&[u8]]) -> Bytes {
     let mut output = vec![0xdc, 0, (2 + known + appended.len()) as u8];
     output.extend_from_slice(b"\xa1r\x91\x07");

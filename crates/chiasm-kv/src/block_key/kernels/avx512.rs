@@ -1,19 +1,22 @@
 //! Keys with AVX-512 IFMA: eight blocks side by side, one per lane, their chain too.
 //!
-//! With s the state before eight blocks, S₀ to S₇ their sums and r the point, the states after them are
+//! With s the state before eight blocks, S₀ to S₇ their sums and r the point, the states after them
+//! are
 //!
 //! ```text
 //! sᵢ = s · r^(i + 1) + Σ Sₖ · r^(i − k)   over k ≤ i
 //! ```
 //!
-//! The lanes' coefficients are those of the words times r^(7 − lane), so that lane k sums up Sₖ · r^(7 − k). To the sums
-//! of these from the first lane on, s · r^8 is added, and the result is sᵢ · r^(7 − i). Once multiplied by r^(i − 7), it is
-//! the state; but that of the last lane is the state already and is multiplied by r^8 instead, for the next eight blocks.
+//! The lanes' coefficients are those of the words times r^(7 − lane), so that lane k sums up Sₖ ·
+//! r^(7 − k). To the sums of these from the first lane on, s · r^8 is added, and the result is sᵢ ·
+//! r^(7 − i). Once multiplied by r^(i − 7), it is the state; but that of the last lane is the state
+//! already and is multiplied by r^8 instead, for the next eight blocks.
 //!
-//! Numbers of the field are in limbs of 52, 52 and 23 bits. A number times a coefficient is the sum of its limbs times
-//! 2^0, 2^52 and 2^104 times the coefficient: of three words more, so to speak. The instructions multiply 52 bits by 52
-//! and add either half of the product. The highest limb of a coefficient is kept 29 bits further up: then the upper half
-//! of its products has the weight of 2^127 = 1, and the lower one is a multiple of 2^29.
+//! Numbers of the field are in limbs of 52, 52 and 23 bits. A number times a coefficient is the sum
+//! of its limbs times 2^0, 2^52 and 2^104 times the coefficient: of three words more, so to speak.
+//! The instructions multiply 52 bits by 52 and add either half of the product. The highest limb of
+//! a coefficient is kept 29 bits further up: then the upper half of its products has the weight of
+//! 2^127 = 1, and the lower one is a multiple of 2^29.
 
 use std::arch::x86_64::*;
 
@@ -74,7 +77,9 @@ impl Table {
             std::array::from_fn(|limb| Lanes(lanes.map(|limbs| limbs[limb])))
         };
         let factor = |of: &dyn Fn(usize) -> u128| -> Factor {
-            std::array::from_fn(|limb| coefficient(&|lane| times(1 << (BITS * limb as u32), of(lane))))
+            std::array::from_fn(|limb| {
+                coefficient(&|lane| times(1 << (BITS * limb as u32), of(lane)))
+            })
         };
         Self {
             words: coefficients.map(|word| coefficient(&|lane| times(word, behind(lane)))),
@@ -131,7 +136,9 @@ pub(super) fn extend(tables: &Tables, series: &Series<'_>, keys: &mut Vec<BlockK
             // Lanes without a block have the last one's.
             starts = starts.map(|start| start.min(group.len() - series.block_size));
         }
-        let Some(sums) = sum(table, more, tokens, &starts, series.block_size.div_ceil(STEP)) else { return };
+        let Some(sums) = sum(table, more, tokens, &starts, series.block_size.div_ceil(STEP)) else {
+            return;
+        };
         let ahead = carried(add(summed_up(sums), before));
         let behind = times(zero, ahead, &table.state);
         before = last(behind);
@@ -223,11 +230,15 @@ fn times(start: Limbs, number: Limbs, factor: &Factor) -> Limbs {
 #[inline]
 #[target_feature(enable = "avx512f,avx512ifma")]
 fn add(one: Limbs, other: Limbs) -> Limbs {
-    [_mm512_add_epi64(one[0], other[0]), _mm512_add_epi64(one[1], other[1]), _mm512_add_epi64(one[2], other[2])]
+    [
+        _mm512_add_epi64(one[0], other[0]),
+        _mm512_add_epi64(one[1], other[1]),
+        _mm512_add_epi64(one[2], other[2]),
+    ]
 }
 
-/// Hands carries on until limbs have 52, 52 and 23 bits, but for a last carry. Takes limbs below 2^63, one of them at most
-/// 2^11.
+/// Hands carries on until limbs have 52, 52 and 23 bits, but for a last carry. Takes limbs below
+/// 2^63, one of them at most 2^11.
 #[inline]
 #[target_feature(enable = "avx512f,avx512ifma")]
 fn carried([low, middle, top]: Limbs) -> Limbs {
@@ -257,7 +268,11 @@ fn summed_up(mut sums: Limbs) -> Limbs {
 #[target_feature(enable = "avx512f,avx512ifma")]
 fn last([low, middle, top]: Limbs) -> Limbs {
     let last = _mm512_set1_epi64(LANES as i64 - 1);
-    [_mm512_permutexvar_epi64(last, low), _mm512_permutexvar_epi64(last, middle), _mm512_permutexvar_epi64(last, top)]
+    [
+        _mm512_permutexvar_epi64(last, low),
+        _mm512_permutexvar_epi64(last, middle),
+        _mm512_permutexvar_epi64(last, top),
+    ]
 }
 
 /// The one but for the last lane, which is the other's.
@@ -281,11 +296,14 @@ struct Keys([BlockKey; LANES]);
 fn keys_of(states: Limbs) -> Keys {
     let [low, middle, top] = carried(states);
     let lower = _mm512_or_si512(low, _mm512_slli_epi64::<BITS>(middle));
-    let upper =
-        _mm512_add_epi64(_mm512_srli_epi64::<{ 64 - BITS }>(middle), _mm512_slli_epi64::<{ 2 * BITS - 64 }>(top));
+    let upper = _mm512_add_epi64(
+        _mm512_srli_epi64::<{ 64 - BITS }>(middle),
+        _mm512_slli_epi64::<{ 2 * BITS - 64 }>(top),
+    );
     let (even, odd) = (_mm512_unpacklo_epi64(lower, upper), _mm512_unpackhi_epi64(lower, upper));
     let first = _mm512_permutex2var_epi64(even, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), odd);
-    let second = _mm512_permutex2var_epi64(even, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), odd);
+    let second =
+        _mm512_permutex2var_epi64(even, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), odd);
     let mut out = Keys([BlockKey(0); LANES]);
     let keys = out.0.as_mut_ptr();
     // SAFETY: eight aligned numbers of 128 bits are two vectors.
@@ -307,22 +325,29 @@ impl Keys {
     }
 }
 
-/// Sums of the blocks of so many steps that start there, and what is more, each times a power of r. `None` if a token is too
-/// large.
+/// Sums of the blocks of so many steps that start there, and what is more, each times a power of r.
+/// `None` if a token is too large.
 #[inline]
 #[target_feature(enable = "avx512f,avx512ifma")]
-fn sum(table: &Table, more: Limbs, tokens: &[TokenId], starts: &[usize; LANES], steps: usize) -> Option<Limbs> {
+fn sum(
+    table: &Table,
+    more: Limbs,
+    tokens: &[TokenId],
+    starts: &[usize; LANES],
+    steps: usize,
+) -> Option<Limbs> {
     assert!(starts[LANES - 1] + steps * STEP <= tokens.len());
     let zero = _mm512_setzero_si512();
     // Two, as each product waits for the one before in the same sum.
     let (mut even, mut odd) = (products(more), [[zero; 2]; 3]);
     let mut bits = zero;
-    for (step, coefficients) in table.words.as_chunks::<STEP_WORDS>().0[..steps].iter().enumerate() {
+    for (step, coefficients) in table.words.as_chunks::<STEP_WORDS>().0[..steps].iter().enumerate()
+    {
         let mut words = [zero; LANES];
         for (words, start) in words.iter_mut().zip(starts) {
             let place = tokens.as_ptr().wrapping_add(start + step * STEP);
-            // SAFETY: starts ascend, and from the last on there are as many tokens as all steps read. What is brought near need
-            // not be there.
+            // SAFETY: starts ascend, and from the last on there are as many tokens as all steps
+            // read. What is brought near need not be there.
             unsafe {
                 *words = _mm512_loadu_si512(place.cast());
                 _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(AHEAD).cast());
@@ -332,7 +357,9 @@ fn sum(table: &Table, more: Limbs, tokens: &[TokenId], starts: &[usize; LANES], 
             // The bits of any of the three.
             bits = _mm512_ternarylogic_epi64::<0b1111_1110>(bits, *one, *other);
         }
-        for (words, coefficients) in turned(words).as_chunks::<2>().0.iter().zip(coefficients.as_chunks::<2>().0) {
+        for (words, coefficients) in
+            turned(words).as_chunks::<2>().0.iter().zip(coefficients.as_chunks::<2>().0)
+        {
             add_product(&mut even, words[0], &coefficients[0]);
             add_product(&mut odd, words[1], &coefficients[1]);
         }
@@ -353,10 +380,12 @@ fn turned(words: [__m512i; LANES]) -> [__m512i; STEP_WORDS] {
     let outer = |a, b| _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b);
     let inner = |a, b| _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b);
     let mut rows = [_mm512_setzero_si512(); STEP_WORDS];
-    for (row, [ab, cd, ef, gh]) in
-        [[even(a, b), even(c, d), even(e, f), even(g, h)], [odd(a, b), odd(c, d), odd(e, f), odd(g, h)]]
-            .into_iter()
-            .enumerate()
+    for (row, [ab, cd, ef, gh]) in [
+        [even(a, b), even(c, d), even(e, f), even(g, h)],
+        [odd(a, b), odd(c, d), odd(e, f), odd(g, h)],
+    ]
+    .into_iter()
+    .enumerate()
     {
         let (abcd, efgh) = ([outer(ab, cd), inner(ab, cd)], [outer(ef, gh), inner(ef, gh)]);
         rows[row] = outer(abcd[0], efgh[0]);

@@ -1,6 +1,8 @@
-//! Keys of many blocks at a time by vector code, and the one place that chooses among its implementations.
+//! Keys of many blocks at a time by vector code, and the one place that chooses among its
+//! implementations.
 //!
-//! All of them do what [`Secret::extend_each`] does block by block, their scalar reference, and must equal it bit for bit.
+//! All of them do what [`Secret::extend_each`] does block by block, their scalar reference, and
+//! must equal it bit for bit.
 //!
 //! | module | for |
 //! |---|---|
@@ -21,7 +23,8 @@ use super::field::multiply_add;
 /// Words of tokens in a block, at most, of which keys are made here.
 pub(super) const WORDS: usize = 64;
 
-/// Blocks that follow each other and are alike but for their tokens, and for one number that grows from block to block.
+/// Blocks that follow each other and are alike but for their tokens, and for one number that grows
+/// from block to block.
 #[derive(Clone, Copy)]
 pub(super) struct Series<'a> {
     /// The state before the first block, below p.
@@ -56,8 +59,8 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Appends the keys of the leading blocks: of all, or up to one that has larger tokens than the implementation takes, or
-    /// some blocks before that.
+    /// Appends the keys of the leading blocks: of all, or up to one that has larger tokens than the
+    /// implementation takes, or some blocks before that.
     pub(super) fn extend(self, tables: &Tables, series: &Series<'_>, keys: &mut Vec<BlockKey>) {
         // SAFETY: a kernel is only handed out where the CPU has its features.
         unsafe { (self.extend)(tables, series, keys) }
@@ -76,7 +79,8 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Prepares the coefficients of the first words of tokens, and a point other than 0; all below p.
+    /// Prepares the coefficients of the first words of tokens, and a point other than 0; all below
+    /// p.
     #[allow(unused_variables, reason = "where there is no vector code")]
     pub(super) fn new(coefficients: &[u128; WORDS], point: u128) -> Self {
         Self {

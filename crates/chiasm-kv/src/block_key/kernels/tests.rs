@@ -10,18 +10,23 @@ fn token() -> impl Strategy<Value = u32> {
 
 /// Mostly such as all implementations take, with few that some don't.
 fn tokens(count: usize) -> impl Strategy<Value = Vec<u32>> {
-    let large = prop_oneof![Just(1 << 20), Just((1 << 25) - 1), Just(1 << 25), Just(u32::MAX), any::<u32>()];
+    let large = prop_oneof![
+        Just(1 << 20),
+        Just((1 << 25) - 1),
+        Just(1 << 25),
+        Just(u32::MAX),
+        any::<u32>()
+    ];
     let few = proptest::collection::vec((0..count.max(1), large), 0..4);
-    (proptest::collection::vec(token(), count), prop_oneof![2 => Just(Vec::new()), 1 => few]).prop_map(
-        |(mut tokens, large)| {
+    (proptest::collection::vec(token(), count), prop_oneof![2 => Just(Vec::new()), 1 => few])
+        .prop_map(|(mut tokens, large)| {
             for (at, token) in large {
                 if let Some(place) = tokens.get_mut(at) {
                     *place = token;
                 }
             }
             tokens
-        },
-    )
+        })
 }
 
 /// Block size, and tokens of full blocks.
@@ -42,7 +47,8 @@ fn keys_at_the_ends_of_the_field_are_below_p() {
     for kernel in supported() {
         for point in [1, 2, P - 1, 1 << 126] {
             let tables = Tables::new(&[1; WORDS], point);
-            for (state, first, step) in ends.iter().flat_map(|one| ends.iter().map(|other| (*one, *other, P - *other)))
+            for (state, first, step) in
+                ends.iter().flat_map(|one| ends.iter().map(|other| (*one, *other, P - *other)))
             {
                 for step in [0, 1, reduce(step)] {
                     let (mut before, mut more) = (state, first);
@@ -54,8 +60,16 @@ fn keys_at_the_ends_of_the_field_are_below_p() {
                         })
                         .collect();
                     let mut keys = Vec::new();
-                    kernel.extend(&tables, &Series { state, first, step, tokens: &tokens, block_size: 16 }, &mut keys);
-                    assert_eq!(keys, expected, "{}: {state:x} · {point:x} + {first:x}, {step:x}", kernel.name);
+                    kernel.extend(
+                        &tables,
+                        &Series { state, first, step, tokens: &tokens, block_size: 16 },
+                        &mut keys,
+                    );
+                    assert_eq!(
+                        keys, expected,
+                        "{}: {state:x} · {point:x} + {first:x}, {step:x}",
+                        kernel.name
+                    );
                 }
             }
         }

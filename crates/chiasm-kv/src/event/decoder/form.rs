@@ -51,9 +51,13 @@ impl Fields {
     }
 }
 
-/// Reads a list of token ids, which is empty where one of them is no token, without a branch that depends on them: a vocabulary has ids of three widths, in an order that
-/// no processor foresees.
-pub(super) fn tokens(input: Input<'_, '_>, tokens: &mut Vec<TokenId>, kept: &mut usize) -> Option<()> {
+/// Reads a list of token ids, which is empty where one of them is no token, without a branch that
+/// depends on them: a vocabulary has ids of three widths, in an order that no processor foresees.
+pub(super) fn tokens(
+    input: Input<'_, '_>,
+    tokens: &mut Vec<TokenId>,
+    kept: &mut usize,
+) -> Option<()> {
     let length = length(input)?;
     if length > input.len() {
         return None;
@@ -94,7 +98,8 @@ pub(super) fn tokens(input: Input<'_, '_>, tokens: &mut Vec<TokenId>, kept: &mut
     Some(())
 }
 
-/// Whether eight bytes behind this marker are an integer; with a sign or without, they are the same 64 bits of a hash.
+/// Whether eight bytes behind this marker are an integer; with a sign or without, they are the same
+/// 64 bits of a hash.
 #[inline]
 pub(super) fn is_long(marker: u8) -> bool {
     (marker == U64) | (marker == I64)

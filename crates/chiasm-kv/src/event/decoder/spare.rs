@@ -64,8 +64,13 @@ impl Spare {
         self.text(fields.next(input, b"\xa9lora_name"), input, &mut stored.lora_name)?;
         self.marks(fields.next(input, b"\xaaextra_keys"), input, &mut stored.extra_keys)?;
         stored.group_idx = number(fields.next(input, b"\xa9group_idx"), input)?;
-        self.text(fields.next(input, b"\xb2kv_cache_spec_kind"), input, &mut stored.kv_cache_spec_kind)?;
-        stored.kv_cache_spec_sliding_window = number(fields.next(input, b"\xbckv_cache_spec_sliding_window"), input)?;
+        self.text(
+            fields.next(input, b"\xb2kv_cache_spec_kind"),
+            input,
+            &mut stored.kv_cache_spec_kind,
+        )?;
+        stored.kv_cache_spec_sliding_window =
+            number(fields.next(input, b"\xbckv_cache_spec_sliding_window"), input)?;
         self.text(fields.next(input, b"\xa8locality"), input, &mut stored.locality)?;
         self.text(fields.next(input, b"\xa9ownership"), input, &mut stored.ownership)?;
         self.text(fields.next(input, b"\xaasession_id"), input, &mut stored.session_id)?;
@@ -93,15 +98,20 @@ impl Spare {
     fn hashes(&mut self, input: Input<'_, '_>, hashes: &mut Vec<ExternalHash>) -> Option<()> {
         let length = length(input)?;
         hashes.drain(..).for_each(|hash| self.keep_hash(Some(hash)));
-        // A value takes at least one byte: a length beyond that is a lie that must not reserve memory.
+        // A value takes at least one byte: a length beyond that is a lie that must not reserve
+        // memory.
         room(hashes, length.min(input.len()), &mut self.kept);
         // Of 64 random bits hardly any fit a shorter form.
-        if let Some((longest, rest)) = length.checked_mul(9).and_then(|bytes| input.split_at_checked(bytes)) {
+        if let Some((longest, rest)) =
+            length.checked_mul(9).and_then(|bytes| input.split_at_checked(bytes))
+        {
             let mut are_long = true;
-            hashes.extend(longest.as_chunks::<9>().0.iter().map(|&[marker, a, b, c, d, e, f, g, h]| {
-                are_long &= is_long(marker);
-                ExternalHash::U64(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
-            }));
+            hashes.extend(longest.as_chunks::<9>().0.iter().map(
+                |&[marker, a, b, c, d, e, f, g, h]| {
+                    are_long &= is_long(marker);
+                    ExternalHash::U64(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+                },
+            ));
             if are_long {
                 *input = rest;
                 return Some(());
@@ -187,7 +197,12 @@ impl Spare {
         Some(keys)
     }
 
-    fn text(&mut self, given: bool, input: Input<'_, '_>, field: &mut Option<String>) -> Option<()> {
+    fn text(
+        &mut self,
+        given: bool,
+        input: Input<'_, '_>,
+        field: &mut Option<String>,
+    ) -> Option<()> {
         if !given || nil(input) {
             self.texts.extend(field.take());
             return Some(());

@@ -12,12 +12,17 @@ use crate::event::{BlockRemoved, BlockStored, ExtraKey, decode};
 /// Both read a payload; the same must come out.
 fn agree(decoder: &mut Decoder, payload: &[u8]) -> Result<(), TestCaseError> {
     // As text, for a time may be NaN.
-    let quick = decoder.decode(payload).map_or_else(|error| error.to_string(), |it| format!("{it:?}"));
-    prop_assert_eq!(quick, decode(payload).map_or_else(|error| error.to_string(), |it| format!("{it:?}")));
+    let quick =
+        decoder.decode(payload).map_or_else(|error| error.to_string(), |it| format!("{it:?}"));
+    prop_assert_eq!(
+        quick,
+        decode(payload).map_or_else(|error| error.to_string(), |it| format!("{it:?}"))
+    );
     Ok(())
 }
 
-/// What a batch may look like besides: choices are used up one after the other, and then none is left.
+/// What a batch may look like besides: choices are used up one after the other, and then none is
+/// left.
 struct Forms<'c>(std::slice::Iter<'c, u8>);
 
 impl Forms<'_> {
@@ -92,9 +97,18 @@ impl Forms<'_> {
         out.extend(&forms[self.choose(forms.len())]);
     }
 
-    fn write_length(&mut self, length: usize, fixed: &[(u8, usize)], markers: &[u8], out: &mut Vec<u8>) {
-        let mut forms: Vec<Vec<u8>> =
-            fixed.iter().filter(|(_, limit)| length < *limit).map(|(marker, _)| vec![marker | length as u8]).collect();
+    fn write_length(
+        &mut self,
+        length: usize,
+        fixed: &[(u8, usize)],
+        markers: &[u8],
+        out: &mut Vec<u8>,
+    ) {
+        let mut forms: Vec<Vec<u8>> = fixed
+            .iter()
+            .filter(|(_, limit)| length < *limit)
+            .map(|(marker, _)| vec![marker | length as u8])
+            .collect();
         for (widths_left, marker) in (0..markers.len()).rev().zip(markers) {
             let bytes = 4 >> widths_left;
             if bytes == 4 || length < 1 << (8 * bytes) {
@@ -106,8 +120,13 @@ impl Forms<'_> {
 }
 
 fn any_batch() -> impl Strategy<Value = KvEventBatch> {
-    (-1e12..1e12f64, vec(any_event(), 0..5), option::of(any::<u32>()))
-        .prop_map(|(timestamp, events, data_parallel_rank)| KvEventBatch { timestamp, events, data_parallel_rank })
+    (-1e12..1e12f64, vec(any_event(), 0..5), option::of(any::<u32>())).prop_map(
+        |(timestamp, events, data_parallel_rank)| KvEventBatch {
+            timestamp,
+            events,
+            data_parallel_rank,
+        },
+    )
 }
 
 proptest! {
@@ -183,9 +202,13 @@ proptest! {
 fn busy() -> Vec<u8> {
     let text = |blocks: usize, seed: u64| {
         KvEvent::BlockStored(BlockStored {
-            block_hashes: (0..blocks as u64).map(|block| ExternalHash::U64(u64::MAX - 1000 * seed - block)).collect(),
+            block_hashes: (0..blocks as u64)
+                .map(|block| ExternalHash::U64(u64::MAX - 1000 * seed - block))
+                .collect(),
             parent_block_hash: Some(ExternalHash::U64(1 << 63)),
-            token_ids: (0..16 * blocks as u32).map(|token| TokenId(token * 4099 % 151_936)).collect(),
+            token_ids: (0..16 * blocks as u32)
+                .map(|token| TokenId(token * 4099 % 151_936))
+                .collect(),
             block_size: 16,
             medium: Some("GPU".into()),
             extra_keys: Some(vec![None; blocks]),
@@ -197,13 +220,21 @@ fn busy() -> Vec<u8> {
     let mut events: Vec<KvEvent> = (0..4).map(|answer| text(1, answer)).collect();
     let mut image = text(64, 5);
     if let KvEvent::BlockStored(image) = &mut image {
-        let media = |block: i64| ExtraKey::Media { identifier: "ab".repeat(32), offset: 3 - 16 * block };
-        image.extra_keys = Some((0..64).map(|block| Some(vec![media(block), ExtraKey::Text("salt".into())])).collect());
+        let media =
+            |block: i64| ExtraKey::Media { identifier: "ab".repeat(32), offset: 3 - 16 * block };
+        image.extra_keys = Some(
+            (0..64).map(|block| Some(vec![media(block), ExtraKey::Text("salt".into())])).collect(),
+        );
         image.parent_block_hash = Some(ExternalHash::Bytes(vec![9; 32]));
     }
     events.push(image);
-    let block_hashes = vec![ExternalHash::Bytes(vec![7; 32]), ExternalHash::U64(3), ExternalHash::U64(u64::MAX)];
-    events.push(KvEvent::BlockRemoved(BlockRemoved { block_hashes, medium: Some("GPU".into()), ..Default::default() }));
+    let block_hashes =
+        vec![ExternalHash::Bytes(vec![7; 32]), ExternalHash::U64(3), ExternalHash::U64(u64::MAX)];
+    events.push(KvEvent::BlockRemoved(BlockRemoved {
+        block_hashes,
+        medium: Some("GPU".into()),
+        ..Default::default()
+    }));
     batch(events).encode()
 }
 
@@ -237,15 +268,18 @@ fn what_was_large_enough_once_is_not_allocated_again() {
 #[test]
 fn an_announced_length_reserves_no_more_than_the_payload_can_hold() {
     for name in ["block_hashes", "token_ids", "extra_keys"] {
-        let mut tree =
-            tree(&batch(vec![KvEvent::BlockStored(BlockStored { extra_keys: Some(Vec::new()), ..stored() })]));
+        let mut tree = tree(&batch(vec![KvEvent::BlockStored(BlockStored {
+            extra_keys: Some(Vec::new()),
+            ..stored()
+        })]));
         let Value::Array(positions) = &mut tree else { panic!() };
         let Value::Array(events) = &mut positions[1] else { panic!() };
         let Value::Map(fields) = &mut events[0] else { panic!() };
         let place = fields.iter().position(|(field, _)| field.as_str() == Some(name)).unwrap();
         fields.truncate(place + 1);
         let head = to_bytes(&tree);
-        let mut payload = head[..head.windows(name.len()).position(|it| it == name.as_bytes()).unwrap()].to_vec();
+        let mut payload =
+            head[..head.windows(name.len()).position(|it| it == name.as_bytes()).unwrap()].to_vec();
         payload.extend(name.as_bytes());
         payload.extend([0xdd, 0xff, 0xff, 0xff, 0xff, 1, 2, 3]);
         let mut decoder = Decoder::default();
@@ -260,7 +294,10 @@ fn what_is_kept_has_a_limit() {
     let cleared = batch(vec![KvEvent::AllBlocksCleared]).encode();
     for large in [
         KvEvent::BlockStored(BlockStored { token_ids: vec![TokenId(1); 2 << 20], ..stored() }),
-        KvEvent::BlockRemoved(BlockRemoved { medium: Some("x".repeat(5 << 20)), ..Default::default() }),
+        KvEvent::BlockRemoved(BlockRemoved {
+            medium: Some("x".repeat(5 << 20)),
+            ..Default::default()
+        }),
     ] {
         let large = batch(vec![large]).encode();
         assert_eq!(*decoder.decode(&large).unwrap(), decode(&large).unwrap());

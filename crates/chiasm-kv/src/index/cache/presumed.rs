@@ -1,7 +1,7 @@
 //! Blocks that a worker is believed to hold without having said so.
 //!
-//! Entries as those of events, under a hash made from the key. If that is the hash of another block, then the presumed
-//! block is not believed, and neither are those after it.
+//! Entries as those of events, under a hash made from the key. If that is the hash of another
+//! block, then the presumed block is not believed, and neither are those after it.
 
 use super::{Cache, Entry, Prompts, Trees};
 use crate::BlockKey;
@@ -14,7 +14,8 @@ impl Cache {
         let (mut segments, mut added) = (Vec::new(), Vec::new());
         while !rest.is_empty() {
             let there = rest.iter().take_while(|key| self.entry(key.as_engine_hash()).is_some());
-            let there: Vec<_> = there.map(|key| (key, self.position_of(key.as_engine_hash()))).collect();
+            let there: Vec<_> =
+                there.map(|key| (key, self.position_of(key.as_engine_hash()))).collect();
             let mut tree = prompts.trees.write(number);
             for (key, position) in &there {
                 // Another block's hash otherwise, or that of one without a key.
@@ -24,7 +25,8 @@ impl Cache {
                 }
             }
             rest = &rest[there.len()..];
-            let missing = rest.iter().take_while(|key| self.entry(key.as_engine_hash()).is_none()).count();
+            let missing =
+                rest.iter().take_while(|key| self.entry(key.as_engine_hash()).is_none()).count();
             let (keys, after) = rest.split_at(missing);
             let hashes: Vec<_> = keys.iter().map(|key| key.as_engine_hash()).collect();
             segments.clear();
@@ -37,7 +39,11 @@ impl Cache {
     }
 
     /// Returns how many were not there.
-    pub(in crate::index) fn forget_presumed(&mut self, keys: &[BlockKey], prompts: &Prompts) -> u64 {
+    pub(in crate::index) fn forget_presumed(
+        &mut self,
+        keys: &[BlockKey],
+        prompts: &Prompts,
+    ) -> u64 {
         let mut unknown = 0;
         for key in keys {
             let position = self.entry(key.as_engine_hash()).and_then(Entry::position);

@@ -4,7 +4,8 @@ use super::{Cache, EngineHash, HolderId, Position, Prompts, RadixTree, Trees};
 use crate::index::radix_tree::NodeId;
 use crate::index::trees::Writer;
 
-/// Blocks on their way out of the tree that they are in: those of a node that follow each other go in one step.
+/// Blocks on their way out of the tree that they are in: those of a node that follow each other go
+/// in one step.
 pub(super) struct Removal<'a> {
     prompts: &'a Prompts,
     holder: HolderId,
@@ -87,7 +88,9 @@ impl<'a> Removal<'a> {
 
     /// A block of the tree that is locked.
     fn release(&mut self, position: Position) {
-        let comes_before = self.len > 0 && position.node == self.position.node && position.at + 1 == self.position.at;
+        let comes_before = self.len > 0
+            && position.node == self.position.node
+            && position.at + 1 == self.position.at;
         if !comes_before {
             self.flush();
         }

@@ -10,7 +10,8 @@ use crate::index::table::Slot;
 /// Consecutive blocks of prompts, and who holds them. One cache line.
 #[repr(align(64))]
 pub(in crate::index) struct Node {
-    /// The blocks' keys. Those of blocks that nobody holds are kept while something comes after them.
+    /// The blocks' keys. Those of blocks that nobody holds are kept while something comes after
+    /// them.
     keys: Vec<BlockKey>,
     pub(in crate::index) holders: Holders,
     /// The block before the first; its node is [`NONE`] at the start of a prompt.
@@ -26,13 +27,25 @@ impl Default for Node {
     /// A node of no blocks.
     fn default() -> Self {
         let (keys, holders, used) = (Vec::new(), Holders::default(), AtomicU32::new(0));
-        Self { keys, holders, parent: Position { node: NONE, at: 0 }, tail: First::FREE, children: 0, used }
+        Self {
+            keys,
+            holders,
+            parent: Position { node: NONE, at: 0 },
+            tail: First::FREE,
+            children: 0,
+            used,
+        }
     }
 }
 
 impl Node {
     pub(super) fn new(keys: Vec<BlockKey>, holders: Holders, parent: Option<Position>) -> Self {
-        Self { keys, holders, parent: parent.unwrap_or(Position { node: NONE, at: 0 }), ..Self::default() }
+        Self {
+            keys,
+            holders,
+            parent: parent.unwrap_or(Position { node: NONE, at: 0 }),
+            ..Self::default()
+        }
     }
 
     pub(super) fn parent(&self) -> Option<Position> {
@@ -70,8 +83,8 @@ impl Node {
         self.keys.capacity() * size_of::<BlockKey>() + self.holders.bytes()
     }
 
-    /// Adds blocks at the end. When memory is too small, takes one of few different sizes, which allocators have at hand;
-    /// most of glibc's `realloc` is not even tried that way.
+    /// Adds blocks at the end. When memory is too small, takes one of few different sizes, which
+    /// allocators have at hand; most of glibc's `realloc` is not even tried that way.
     pub(super) fn extend(&mut self, keys: &[BlockKey]) {
         let len = self.keys.len() + keys.len();
         if len > self.keys.capacity() {
@@ -103,7 +116,8 @@ impl Node {
         rest
     }
 
-    /// How many of the keys are those of this node from `at` on. Keys are chained: if two agree, those before do.
+    /// How many of the keys are those of this node from `at` on. Keys are chained: if two agree,
+    /// those before do.
     pub(in crate::index) fn agrees(&self, at: u32, others: &[BlockKey]) -> u32 {
         let keys = &self.keys[at as usize..];
         let most = keys.len().min(others.len());

@@ -14,14 +14,22 @@ use crate::index::workers::Workers;
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl<'a> Bytes<'a> {
-    pub(super) fn take<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], SnapshotError> {
+    pub(super) fn take<const N: usize>(
+        &mut self,
+        what: &'static str,
+    ) -> Result<[u8; N], SnapshotError> {
         let (taken, rest) = self.0.split_first_chunk().ok_or(SnapshotError::malformed(what))?;
         self.0 = rest;
         Ok(*taken)
     }
 
-    pub(super) fn slice(&mut self, length: usize, what: &'static str) -> Result<&'a [u8], SnapshotError> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(SnapshotError::malformed(what))?;
+    pub(super) fn slice(
+        &mut self,
+        length: usize,
+        what: &'static str,
+    ) -> Result<&'a [u8], SnapshotError> {
+        let (taken, rest) =
+            self.0.split_at_checked(length).ok_or(SnapshotError::malformed(what))?;
         self.0 = rest;
         Ok(taken)
     }
@@ -55,7 +63,9 @@ impl Worker {
         }
         for number in 0..usize::from(caches) {
             let source = read_source(bytes)?;
-            let cache = self.new_cache(number, source, workers).ok_or(SnapshotError::malformed("a cache"))?;
+            let cache = self
+                .new_cache(number, source, workers)
+                .ok_or(SnapshotError::malformed("a cache"))?;
             cache.read(bytes, prompts)?;
         }
         if bytes.0.is_empty() { Ok(()) } else { Err(SnapshotError::malformed("its end")) }
@@ -99,19 +109,27 @@ fn is_same(one: Position, other: Position, prompts: &Prompts) -> bool {
 impl Cache {
     /// Reads what an empty cache holds.
     ///
-    /// Chains are held as they come, lest others' events take them away. Nobody sees that as long as the worker is in no list; in
-    /// the end, blocks without a hash are let go.
+    /// Chains are held as they come, lest others' events take them away. Nobody sees that as long
+    /// as the worker is in no list; in the end, blocks without a hash are let go.
     fn read(&mut self, bytes: &mut Bytes<'_>, prompts: &Prompts) -> Result<(), SnapshotError> {
         let mut chains = Vec::new();
-        let read =
-            self.read_chains(bytes, &mut chains, prompts).and_then(|()| self.read_blocks(bytes, &chains, prompts));
+        let read = self
+            .read_chains(bytes, &mut chains, prompts)
+            .and_then(|()| self.read_blocks(bytes, &chains, prompts));
         let hashed = read.as_ref().ok();
         // Those that come last first, as nodes are not cut up that way.
         for chain in chains.iter().rev() {
-            for (at, position) in (0..chain.keys.len()).rev().filter_map(|at| Some((at, chain.position(at)?))) {
-                let known = chain.key(at).and_then(|key| hashed.and_then(|hashed| hashed.get(&key)));
+            for (at, position) in
+                (0..chain.keys.len()).rev().filter_map(|at| Some((at, chain.position(at)?)))
+            {
+                let known =
+                    chain.key(at).and_then(|key| hashed.and_then(|hashed| hashed.get(&key)));
                 if !known.is_some_and(|known| is_same(*known, position, prompts)) {
-                    prompts.trees.write(Trees::tree_with(position.node)).release(position, 1, self.holder());
+                    prompts.trees.write(Trees::tree_with(position.node)).release(
+                        position,
+                        1,
+                        self.holder(),
+                    );
                 }
             }
         }
@@ -188,7 +206,8 @@ impl Cache {
             self.store_unknown(hash);
         }
         for _ in 0..bytes.u32("the number of blocks with copies")? {
-            let (hash, copies) = (bytes.u64("a hash with copies")?, bytes.u32("a number of copies")?);
+            let (hash, copies) =
+                (bytes.u64("a hash with copies")?, bytes.u32("a number of copies")?);
             if copies == 0 || !self.put_copies(hash, copies) {
                 return Err(SnapshotError::malformed("a hash with copies"));
             }

@@ -58,7 +58,9 @@ impl Cache {
                 let next = rest.next_if(|(position, _)| Trees::tree_with(position.node) == number);
                 let Some((position, hash)) = next else { break };
                 match tree.find(position) {
-                    Some(position) => blocks.push((chains.of(&tree, position), position.at as u16, hash)),
+                    Some(position) => {
+                        blocks.push((chains.of(&tree, position), position.at as u16, hash))
+                    }
                     None => unkeyed.push(hash),
                 }
             }
@@ -78,7 +80,8 @@ impl Cache {
 
 /// Blocks by chain and place, with their hashes.
 fn write_runs(blocks: &[(u32, u16, EngineHash)], out: &mut Vec<u8>) {
-    let follow = |(chain, at, _): &(u32, u16, EngineHash), (next, next_at, _): &(u32, u16, EngineHash)| {
+    let follow = |(chain, at, _): &(u32, u16, EngineHash),
+                  (next, next_at, _): &(u32, u16, EngineHash)| {
         chain == next && at.checked_add(1) == Some(*next_at)
     };
     let count = out.len();
@@ -96,8 +99,8 @@ fn write_runs(blocks: &[(u32, u16, EngineHash)], out: &mut Vec<u8>) {
     out[count..][..4].copy_from_slice(&runs.to_le_bytes());
 }
 
-/// The chains of a cache: nodes that its holder has blocks of, and those that they come after. Each is written once, unless others
-/// split it meanwhile.
+/// The chains of a cache: nodes that its holder has blocks of, and those that they come after. Each
+/// is written once, unless others split it meanwhile.
 struct Chains<'a> {
     holder: HolderId,
     out: &'a mut Vec<u8>,
@@ -124,7 +127,9 @@ impl<'a> Chains<'a> {
     /// The chain that a held block is in: at the same place as in its node.
     fn of(&mut self, tree: &RadixTree, block: Position) -> u32 {
         let has = |(_, blocks): &(u32, u32)| *blocks > block.at;
-        if let Some((_, chain)) = self.last.filter(|(node, chain)| *node == block.node && has(chain)) {
+        if let Some((_, chain)) =
+            self.last.filter(|(node, chain)| *node == block.node && has(chain))
+        {
             return chain.0;
         }
         let node = tree.node(block.node);
@@ -134,7 +139,8 @@ impl<'a> Chains<'a> {
         chain.0
     }
 
-    /// The chain that goes as far as this block at least; written now if there was none, after all those that it comes after.
+    /// The chain that goes as far as this block at least; written now if there was none, after all
+    /// those that it comes after.
     fn written_to(&mut self, tree: &RadixTree, block: Position) -> (u32, u32) {
         let mut missing = Vec::new();
         let mut before = Some(block);
@@ -157,7 +163,12 @@ impl<'a> Chains<'a> {
     }
 
     /// Writes the blocks of a node up to this one.
-    fn write(&mut self, tree: &RadixTree, parent: Option<(u32, u32)>, block: Position) -> (u32, u32) {
+    fn write(
+        &mut self,
+        tree: &RadixTree,
+        parent: Option<(u32, u32)>,
+        block: Position,
+    ) -> (u32, u32) {
         let (parent, at) = parent.map_or((0, 0), |(chain, at)| (chain + 1, at));
         let keys = &tree.node(block.node).keys()[..=block.at as usize];
         self.out.extend(parent.to_le_bytes());

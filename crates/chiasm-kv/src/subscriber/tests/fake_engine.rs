@@ -48,8 +48,13 @@ pub(super) enum Answers {
 
 /// A batch that is recognised by its number.
 pub(super) fn batch(mark: u64) -> KvEventBatch {
-    let removed = BlockRemoved { block_hashes: vec![ExternalHash::U64(mark)], ..Default::default() };
-    KvEventBatch { timestamp: mark as f64, events: vec![KvEvent::BlockRemoved(removed)], data_parallel_rank: Some(0) }
+    let removed =
+        BlockRemoved { block_hashes: vec![ExternalHash::U64(mark)], ..Default::default() };
+    KvEventBatch {
+        timestamp: mark as f64,
+        events: vec![KvEvent::BlockRemoved(removed)],
+        data_parallel_rank: Some(0),
+    }
 }
 
 impl FakeEngine {
@@ -57,7 +62,12 @@ impl FakeEngine {
         Self::start_at("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", Kept::default(), 0).await
     }
 
-    pub(super) async fn start_at(endpoint: &str, replay_endpoint: &str, kept: Kept, next: u64) -> Self {
+    pub(super) async fn start_at(
+        endpoint: &str,
+        replay_endpoint: &str,
+        kept: Kept,
+        next: u64,
+    ) -> Self {
         let mut publisher = XPubSocket::new();
         let endpoint = publisher.bind(endpoint).await.unwrap().to_string();
         let mut router = RouterSocket::new();
@@ -90,7 +100,8 @@ impl FakeEngine {
 
     /// Waits for the subscriber's subscription: from here on nothing published is lost by chance.
     pub(super) async fn subscribed(&mut self) {
-        let message = timeout(PATIENCE, self.publisher.recv()).await.expect("a subscription").unwrap();
+        let message =
+            timeout(PATIENCE, self.publisher.recv()).await.expect("a subscription").unwrap();
         assert_eq!(message.get(0).unwrap()[0], 1, "1 is subscribe");
     }
 
@@ -148,7 +159,9 @@ impl Kept {
 async fn serve_replays(mut router: RouterSocket, kept: Kept) {
     loop {
         let request = router.recv().await.unwrap().into_vec();
-        let [peer, delimiter, first] = &request[..] else { panic!("not a replay request: {request:?}") };
+        let [peer, delimiter, first] = &request[..] else {
+            panic!("not a replay request: {request:?}")
+        };
         assert!(delimiter.is_empty());
         let first = u64::from_be_bytes(first[..].try_into().unwrap());
         let (messages, answers) = {

@@ -35,7 +35,8 @@ async fn names_are_bound_to_allowed_addresses() {
         ("empty.test", &[]),
     ];
     let fetcher = guarded_fetcher(names(entries));
-    let from = |host: &str| get(&fetcher, Url::parse(&format!("http://{host}:{}/", origin.port)).unwrap());
+    let from =
+        |host: &str| get(&fetcher, Url::parse(&format!("http://{host}:{}/", origin.port)).unwrap());
     assert_eq!(from("public.test").await.unwrap(), "public");
     assert_eq!(from("mixed.test").await.unwrap(), "public");
     assert_eq!(origin.connections.load(Ordering::SeqCst), 2);
@@ -50,7 +51,8 @@ async fn names_are_bound_to_allowed_addresses() {
 #[tokio::test]
 async fn the_default_refuses_this_machine_under_every_name() {
     let origin = Origin::fixed(ok("secret")).await;
-    let fetcher = fetcher(&MediaConfig { allowed_ports: Some(vec![origin.port]), ..MediaConfig::default() });
+    let fetcher =
+        fetcher(&MediaConfig { allowed_ports: Some(vec![origin.port]), ..MediaConfig::default() });
     for host in [
         "127.0.0.1",
         "localhost",
@@ -75,7 +77,9 @@ async fn the_default_refuses_this_machine_under_every_name() {
 
 #[tokio::test]
 async fn credentials_are_refused_and_not_repeated() {
-    for url in ["http://user@127.0.0.1/", "http://:secret@127.0.0.1/", "https://user:secret@127.0.0.1/"] {
+    for url in
+        ["http://user@127.0.0.1/", "http://:secret@127.0.0.1/", "https://user:secret@127.0.0.1/"]
+    {
         let error = get(&open_fetcher(), Url::parse(url).unwrap()).await.unwrap_err();
         assert_eq!(error, MediaError::CredentialsInUrl);
         assert!(!error.to_string().contains("secret"));
@@ -89,10 +93,15 @@ async fn a_redirect_back_to_this_machine_is_checked_again() {
     let rule = move |_| asked.fetch_add(1, Ordering::SeqCst) == 0;
     let origin = Origin::start(|_, mut stream| async move {
         let port = stream.local_addr().unwrap().port();
-        stream.write_all(redirect(&format!("http://127.0.0.1:{port}/admin")).as_bytes()).await.unwrap();
+        stream
+            .write_all(redirect(&format!("http://127.0.0.1:{port}/admin")).as_bytes())
+            .await
+            .unwrap();
     })
     .await;
-    let fetcher = Fetcher::with(&config(), ByteBudget::new(0), Arc::new(rule), no_names(), web_roots()).unwrap();
+    let fetcher =
+        Fetcher::with(&config(), ByteBudget::new(0), Arc::new(rule), no_names(), web_roots())
+            .unwrap();
     assert_eq!(get(&fetcher, origin.url("/")).await.unwrap_err(), MediaError::AddressForbidden);
     assert_eq!(origin.connections.load(Ordering::SeqCst), 1);
 }
@@ -142,9 +151,12 @@ async fn domains_and_ports_are_checked_on_every_hop() {
         allowed_ports: ports,
         ..config()
     };
-    let lookup = || names(&[("a.example.test", &["127.0.0.1"]), ("b.example.test", &["127.0.0.1"])]);
-    let build =
-        |config| Fetcher::with(&config, ByteBudget::new(1000), Arc::new(|_| true), lookup(), web_roots()).unwrap();
+    let lookup =
+        || names(&[("a.example.test", &["127.0.0.1"]), ("b.example.test", &["127.0.0.1"])]);
+    let build = |config| {
+        Fetcher::with(&config, ByteBudget::new(1000), Arc::new(|_| true), lookup(), web_roots())
+            .unwrap()
+    };
     let other = Origin::fixed(ok("there")).await;
     let origin = Origin::fixed(redirect(&format!("http://b.example.test:{}/", other.port))).await;
     let url = Url::parse(&format!("http://a.example.test:{}/", origin.port)).unwrap();

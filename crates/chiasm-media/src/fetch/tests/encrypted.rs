@@ -1,7 +1,7 @@
 //! Origins behind TLS, over HTTP/2 and HTTP/1.1.
 //!
-//! `tls/` holds a certificate authority that signed one certificate, for `origin.test`, from 2000 to 2100, and its key.
-//! All are for these tests only; nobody has the authority's key.
+//! `tls/` holds a certificate authority that signed one certificate, for `origin.test`, from 2000
+//! to 2100, and its key. All are for these tests only; nobody has the authority's key.
 
 use h2::RecvStream;
 use h2::server::SendResponse;
@@ -30,12 +30,13 @@ where
     F: Fn(TlsStream<TcpStream>) -> S + Clone + Send + Sync + 'static,
     S: Future<Output = ()> + Send + 'static,
 {
-    let mut tls = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![CERTIFICATE.into()], KEY.try_into().unwrap())
-        .unwrap();
+    let mut tls =
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![CERTIFICATE.into()], KEY.try_into().unwrap())
+            .unwrap();
     tls.alpn_protocols = vec![protocol.into()];
     let acceptor = TlsAcceptor::from(Arc::new(tls));
     Origin::accepting(move |stream| {
@@ -104,17 +105,25 @@ async fn an_origin_without_http2_is_spoken_to_over_http1() {
         stream.shutdown().await.unwrap();
     })
     .await;
-    assert_eq!(get(&trusting(&config(), &ByteBudget::new(100)), url(&origin, "/")).await.unwrap(), "pixels");
+    assert_eq!(
+        get(&trusting(&config(), &ByteBudget::new(100)), url(&origin, "/")).await.unwrap(),
+        "pixels"
+    );
 }
 
 #[tokio::test]
 async fn a_certificate_must_be_for_the_name_and_from_a_known_authority() {
-    let origin = http2(|_, mut respond| async move { drop(respond.send_response(Response::new(()), true)) }).await;
+    let origin =
+        http2(|_, mut respond| async move { drop(respond.send_response(Response::new(()), true)) })
+            .await;
     let good = url(&origin, "/");
     let budget = ByteBudget::new(100);
     assert_eq!(get(&trusting(&config(), &budget), good.clone()).await.unwrap(), "");
     let other = Url::parse(&format!("https://other.test:{}/", origin.port)).unwrap();
-    assert_eq!(get(&trusting(&config(), &budget), other).await.unwrap_err(), MediaError::OriginFailed);
+    assert_eq!(
+        get(&trusting(&config(), &budget), other).await.unwrap_err(),
+        MediaError::OriginFailed
+    );
     let here: Lookup = Arc::new(|_| Box::pin(async { Ok(vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]) }));
     let public = Fetcher::with(&config(), budget, Arc::new(|_| true), here, web_roots()).unwrap();
     assert_eq!(get(&public, good).await.unwrap_err(), MediaError::OriginFailed);
@@ -140,7 +149,10 @@ async fn nothing_encrypted_redirects_to_anything_plain() {
     .await;
     let fetcher = trusting(&config(), &ByteBudget::new(100));
     assert_eq!(get(&fetcher, url(&origin, "/along")).await.unwrap(), "there");
-    assert_eq!(get(&fetcher, url(&origin, "/down")).await.unwrap_err(), MediaError::InvalidRedirect);
+    assert_eq!(
+        get(&fetcher, url(&origin, "/down")).await.unwrap_err(),
+        MediaError::InvalidRedirect
+    );
     assert_eq!(plain.connections.load(Ordering::SeqCst), 0);
     // The other way round is what the web does all the time.
     let up = Origin::fixed(redirect(url(&origin, "/along").as_str())).await;
@@ -190,7 +202,9 @@ async fn hostile_streams_of_http2_are_given_up() {
         ("/broken", MediaError::OriginFailed),
         ("/stalled", MediaError::OriginTimeout),
     ] {
-        let outcome = tokio::time::timeout(10 * limits.total_timeout, get(&fetcher, url(&origin, path))).await;
+        let outcome =
+            tokio::time::timeout(10 * limits.total_timeout, get(&fetcher, url(&origin, path)))
+                .await;
         assert_eq!(outcome.unwrap().unwrap_err(), expected, "{path}");
         assert_eq!(budget.held(), 0, "{path}");
     }

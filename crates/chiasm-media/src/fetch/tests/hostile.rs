@@ -1,8 +1,10 @@
-//! Origins that mean no good: each is given up within its time, with the right error, and leaves nothing behind.
+//! Origins that mean no good: each is given up within its time, with the right error, and leaves
+//! nothing behind.
 
 use super::*;
 
-/// No test waits for longer than this, and none of the limits below is this long unless it must not be what ends a fetch.
+/// No test waits for longer than this, and none of the limits below is this long unless it must not
+/// be what ends a fetch.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Limits that end a fetch only where a test shortens them.
@@ -21,14 +23,19 @@ fn patient() -> MediaConfig {
 async fn fetch(limits: &MediaConfig, url: Url) -> Result<Bytes, MediaError> {
     let budget = ByteBudget::new(1 << 20);
     let fetcher = Fetcher::new(limits, budget.clone(), Clock::default()).unwrap();
-    let outcome = tokio::time::timeout(PATIENCE, get(&fetcher, url)).await.expect("an answer in time");
+    let outcome =
+        tokio::time::timeout(PATIENCE, get(&fetcher, url)).await.expect("an answer in time");
     assert_eq!(budget.held(), outcome.as_ref().map_or(0, Bytes::len) as u64);
     outcome
 }
 
-/// An origin that sends `head` and then `drop` again and again, as fast as it is taken or after pauses. Says when the
-/// other side has hung up.
-async fn dripping(head: &'static str, drop: &'static str, pause: Duration) -> (Origin, mpsc::UnboundedReceiver<()>) {
+/// An origin that sends `head` and then `drop` again and again, as fast as it is taken or after
+/// pauses. Says when the other side has hung up.
+async fn dripping(
+    head: &'static str,
+    drop: &'static str,
+    pause: Duration,
+) -> (Origin, mpsc::UnboundedReceiver<()>) {
     let (closed, seen) = mpsc::unbounded_channel();
     let origin = Origin::start(move |_, mut stream| {
         let closed = closed.clone();
@@ -59,7 +66,10 @@ async fn an_endless_body_is_dropped_at_the_limit() {
     let origin = Origin::start(move |_, mut stream| {
         let closed = closed.clone();
         async move {
-            stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+                .await
+                .unwrap();
             let mut sent = 0u64;
             while stream.write_all(b"64\r\n").await.is_ok()
                 && stream.write_all(&[b'x'; 100]).await.is_ok()
@@ -80,7 +90,9 @@ async fn an_endless_body_is_dropped_at_the_limit() {
 
 #[tokio::test]
 async fn a_body_that_breaks_off_is_an_error() {
-    let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nhalf").await;
+    let origin =
+        Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nhalf")
+            .await;
     let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
     assert_eq!(error, MediaError::OriginFailed);
 }
@@ -94,7 +106,8 @@ async fn compressed_bodies_are_refused_unread() {
         ("Identity", Ok(Bytes::from("raw"))),
         ("", Ok(Bytes::from("raw"))),
     ] {
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-encoding: {encoding}\r\ncontent-length: 3\r\n\r\n");
+        let head =
+            format!("HTTP/1.1 200 OK\r\ncontent-encoding: {encoding}\r\ncontent-length: 3\r\n\r\n");
         let origin = Origin::fixed(head + "raw").await;
         assert_eq!(get(&open_fetcher(), origin.url("/")).await, expected, "{encoding}");
     }
@@ -120,7 +133,8 @@ async fn a_slow_origin_times_out_wherever_it_is_slow() {
 async fn a_name_that_does_not_resolve_in_time_is_given_up() {
     let never: Lookup = Arc::new(|_| Box::pin(std::future::pending()));
     let limits = MediaConfig { connect_timeout: Duration::from_millis(50), ..config() };
-    let fetcher = Fetcher::with(&limits, ByteBudget::new(0), Arc::new(|_| true), never, web_roots()).unwrap();
+    let fetcher =
+        Fetcher::with(&limits, ByteBudget::new(0), Arc::new(|_| true), never, web_roots()).unwrap();
     let error = get(&fetcher, Url::parse("http://slow.test/").unwrap()).await.unwrap_err();
     assert_eq!(error, MediaError::OriginTimeout);
 }
@@ -141,7 +155,10 @@ async fn a_head_that_drips_is_given_up() {
         let limits = MediaConfig { first_byte_timeout: SHORT, ..patient() };
         let error = fetch(&limits, origin.url("/")).await.unwrap_err();
         // Too many header lines, or no valid head, may be noticed first.
-        assert!(matches!(error, MediaError::OriginTimeout | MediaError::OriginFailed), "{drop:?}: {error}");
+        assert!(
+            matches!(error, MediaError::OriginTimeout | MediaError::OriginFailed),
+            "{drop:?}: {error}"
+        );
         tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
     }
 }
@@ -166,7 +183,11 @@ async fn a_body_that_drips_is_given_up() {
         let (origin, mut closed) = dripping(head, drop, DRIP).await;
         // 100,000 bytes per second and 10,000 per 100 ms, of which some 20 come.
         let limits = MediaConfig { stall_timeout: SHORT, min_body_rate: 100_000, ..patient() };
-        assert_eq!(fetch(&limits, origin.url("/")).await.unwrap_err(), MediaError::OriginTimeout, "{head}");
+        assert_eq!(
+            fetch(&limits, origin.url("/")).await.unwrap_err(),
+            MediaError::OriginTimeout,
+            "{head}"
+        );
         tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
     }
 }
@@ -195,13 +216,22 @@ async fn lengths_that_lie_are_noticed() {
     let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nabc").await;
     assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::OriginFailed);
     for length in ["-1", "3x", "3, 4", "0x3", "18446744073709551616", "3\r\ncontent-length: 4"] {
-        let origin = Origin::fixed(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\nabc")).await;
-        assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::OriginFailed, "{length}");
+        let origin =
+            Origin::fixed(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\nabc")).await;
+        assert_eq!(
+            fetch(&patient(), origin.url("/")).await.unwrap_err(),
+            MediaError::OriginFailed,
+            "{length}"
+        );
     }
     for length in ["18446744073709551615", "9223372036854775807"] {
-        let origin = Origin::fixed(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\nabc")).await;
+        let origin =
+            Origin::fixed(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\nabc")).await;
         let error = fetch(&patient(), origin.url("/")).await.unwrap_err();
-        assert!(matches!(error, MediaError::TooManyBytes { .. } | MediaError::OriginFailed), "{length}: {error}");
+        assert!(
+            matches!(error, MediaError::TooManyBytes { .. } | MediaError::OriginFailed),
+            "{length}: {error}"
+        );
     }
 }
 
@@ -232,8 +262,14 @@ async fn broken_chunks_are_errors() {
         "\0\0\0",
         "",
     ] {
-        let origin = Origin::fixed(format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}")).await;
-        assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::OriginFailed, "{chunks:?}");
+        let origin =
+            Origin::fixed(format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}"))
+                .await;
+        assert_eq!(
+            fetch(&patient(), origin.url("/")).await.unwrap_err(),
+            MediaError::OriginFailed,
+            "{chunks:?}"
+        );
     }
     // A chunk of 2^60 bytes is only as large as what comes of it.
     let (origin, _closed) = dripping(
@@ -242,7 +278,10 @@ async fn broken_chunks_are_errors() {
         Duration::ZERO,
     )
     .await;
-    assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::TooManyBytes { limit: 1000 });
+    assert_eq!(
+        fetch(&patient(), origin.url("/")).await.unwrap_err(),
+        MediaError::TooManyBytes { limit: 1000 }
+    );
 }
 
 #[tokio::test]
@@ -273,7 +312,8 @@ async fn floods_of_headers_are_bounded() {
         tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
     }
     let many = "x: y\r\n".repeat(10_000);
-    let origin = Origin::fixed(format!("HTTP/1.1 200 OK\r\n{many}content-length: 1\r\n\r\nx")).await;
+    let origin =
+        Origin::fixed(format!("HTTP/1.1 200 OK\r\n{many}content-length: 1\r\n\r\nx")).await;
     assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::OriginFailed);
 }
 
@@ -293,9 +333,16 @@ async fn what_is_no_answer_is_an_error() {
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ] {
         let origin = Origin::fixed(answer).await;
-        assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::OriginFailed, "{answer:?}");
+        assert_eq!(
+            fetch(&patient(), origin.url("/")).await.unwrap_err(),
+            MediaError::OriginFailed,
+            "{answer:?}"
+        );
     }
-    let origin = Origin::fixed("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n").await;
+    let origin = Origin::fixed(
+        "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+    )
+    .await;
     let error = fetch(&patient(), origin.url("/")).await.unwrap_err();
     assert_eq!(error.fault(), Fault::OriginFailed, "{error}");
 }
@@ -303,7 +350,9 @@ async fn what_is_no_answer_is_an_error() {
 #[tokio::test]
 async fn odd_locations_are_refused_or_harmless() {
     let long = format!("/{}", "x".repeat(9000));
-    for target in [&long, "http://127.0.0.1:99999/", "http://exa mple/", "/\u{ff}", "https:///", "\u{7f}://x"] {
+    for target in
+        [&long, "http://127.0.0.1:99999/", "http://exa mple/", "/\u{ff}", "https:///", "\u{7f}://x"]
+    {
         let mut answer = redirect(target).into_bytes();
         if target.starts_with("/\u{ff}") {
             // Latin-1, which no URL is written in.
@@ -312,12 +361,16 @@ async fn odd_locations_are_refused_or_harmless() {
         }
         let origin = Origin::fixed(answer).await;
         let error = fetch(&patient(), origin.url("/")).await.unwrap_err();
-        assert!(matches!(error, MediaError::InvalidRedirect | MediaError::OriginFailed), "{target}: {error}");
+        assert!(
+            matches!(error, MediaError::InvalidRedirect | MediaError::OriginFailed),
+            "{target}: {error}"
+        );
     }
     let origin = Origin::fixed("HTTP/1.1 302 Found\r\nlocation: /a\r\nlocation: /b\r\n\r\n").await;
     assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::InvalidRedirect);
 
-    // Line ends in a redirect stay part of the path, and do not reach the next request's head as such.
+    // Line ends in a redirect stay part of the path, and do not reach the next request's head as
+    // such.
     let (heads, mut seen) = mpsc::unbounded_channel();
     let origin = Origin::start(move |head, mut stream| {
         let heads = heads.clone();
@@ -357,7 +410,12 @@ async fn slow_redirects_do_not_add_up() {
         stream.write_all(redirect("/").as_bytes()).await.unwrap();
     })
     .await;
-    let limits = MediaConfig { first_byte_timeout: SHORT, total_timeout: SHORT, max_redirects: 1000, ..patient() };
+    let limits = MediaConfig {
+        first_byte_timeout: SHORT,
+        total_timeout: SHORT,
+        max_redirects: 1000,
+        ..patient()
+    };
     assert_eq!(fetch(&limits, origin.url("/")).await.unwrap_err(), MediaError::OriginTimeout);
 }
 
@@ -368,7 +426,8 @@ async fn an_origin_that_fails_now_and_then_is_believed_each_time() {
         let turn = count.fetch_add(1, Ordering::SeqCst) % 3;
         async move {
             let answer = [
-                "HTTP/1.1 404 Not Found\r\ncache-control: max-age=60\r\ncontent-length: 0\r\n\r\n".to_owned(),
+                "HTTP/1.1 404 Not Found\r\ncache-control: max-age=60\r\ncontent-length: 0\r\n\r\n"
+                    .to_owned(),
                 "HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n".to_owned(),
                 ok("fine"),
             ];
@@ -408,7 +467,8 @@ async fn bodies_are_read_into_the_budget_or_not_at_all() {
 /// What is only announced takes nothing from others.
 #[tokio::test]
 async fn a_body_that_does_not_come_is_not_counted() {
-    let (origin, mut closed) = dripping("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", "x", DRIP).await;
+    let (origin, mut closed) =
+        dripping("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", "x", DRIP).await;
     let budget = ByteBudget::new(1 << 20);
     let fetcher = Arc::new(Fetcher::new(&patient(), budget.clone(), Clock::default()).unwrap());
     let task = tokio::spawn({
@@ -480,10 +540,13 @@ async fn limits_without_sense_do_no_harm() {
         max_freshness: Duration::MAX,
         ..config()
     };
-    let none = MediaConfig { max_fetches: 0, max_fetches_per_origin: 0, min_body_rate: 0, ..config() };
+    let none =
+        MediaConfig { max_fetches: 0, max_fetches_per_origin: 0, min_body_rate: 0, ..config() };
     for (limits, fresh) in [(endless, true), (none, false)] {
         let fetcher = fetcher(&limits);
-        let Ok(Answer::New(fetched)) = fetcher.get(origin.url("/"), None, LIMIT).await else { panic!("it is there") };
+        let Ok(Answer::New(fetched)) = fetcher.get(origin.url("/"), None, LIMIT).await else {
+            panic!("it is there")
+        };
         assert_eq!(fetched.bytes, "fine");
         assert_eq!(fetched.freshness.is_fresh(Instant::now().into_std()), fresh);
     }

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Sends what it is given as one answer after another, on as many connections as the client likes; tells each head.
+/// Sends what it is given as one answer after another, on as many connections as the client likes;
+/// tells each head.
 async fn scripted(answers: &'static [&'static str]) -> (Origin, mpsc::UnboundedReceiver<String>) {
     let (heads, seen) = mpsc::unbounded_channel();
     let next = Arc::new(AtomicUsize::new(0));
@@ -29,7 +30,8 @@ async fn first(fetcher: &Fetcher, url: Url) -> Fetched {
     }
 }
 
-const TAGGED: &str = "HTTP/1.1 200 OK\r\netag: \"1\"\r\ncache-control: max-age=60\r\ncontent-length: 3\r\n\r\nabc";
+const TAGGED: &str =
+    "HTTP/1.1 200 OK\r\netag: \"1\"\r\ncache-control: max-age=60\r\ncontent-length: 3\r\n\r\nabc";
 
 #[tokio::test]
 async fn a_known_answer_is_asked_about() {
@@ -43,16 +45,22 @@ async fn a_known_answer_is_asked_about() {
     let fetched = first(&fetcher, origin.url("/")).await;
     let now = Instant::now().into_std();
     assert_eq!(fetched.bytes, "abc");
-    assert!(fetched.freshness.may_be_stored() && fetched.freshness.is_fresh(now + Duration::from_secs(50)));
+    assert!(
+        fetched.freshness.may_be_stored()
+            && fetched.freshness.is_fresh(now + Duration::from_secs(50))
+    );
     assert!(!fetched.freshness.is_fresh(now + Duration::from_secs(61)));
 
-    let Answer::NotModified(by) = fetcher.get(origin.url("/"), Some(&fetched.freshness), LIMIT).await.unwrap() else {
+    let Answer::NotModified(by) =
+        fetcher.get(origin.url("/"), Some(&fetched.freshness), LIMIT).await.unwrap()
+    else {
         panic!("it was not modified");
     };
     let known = fetched.freshness.refreshed(by);
     assert!(known.is_fresh(now + Duration::from_secs(80)));
 
-    let Answer::New(changed) = fetcher.get(origin.url("/"), Some(&known), LIMIT).await.unwrap() else {
+    let Answer::New(changed) = fetcher.get(origin.url("/"), Some(&known), LIMIT).await.unwrap()
+    else {
         panic!("it was modified");
     };
     assert_eq!(changed.bytes, "def");
@@ -75,7 +83,8 @@ async fn not_modified_counts_only_where_it_was_asked() {
     .await;
     let fetcher = open_fetcher();
     let fetched = first(&fetcher, origin.url("/")).await;
-    let error = fetcher.get(origin.url("/other"), Some(&fetched.freshness), LIMIT).await.unwrap_err();
+    let error =
+        fetcher.get(origin.url("/other"), Some(&fetched.freshness), LIMIT).await.unwrap_err();
     assert_eq!(error, MediaError::OriginStatus { status: 304 });
     heads.recv().await.unwrap();
     assert!(!heads.recv().await.unwrap().contains("if-none-match"));
@@ -92,7 +101,9 @@ async fn not_modified_of_something_else_is_asked_again_plainly() {
     // It is no redirect.
     let fetcher = fetcher(&MediaConfig { max_redirects: 0, ..config() });
     let fetched = first(&fetcher, origin.url("/")).await;
-    let Answer::New(changed) = fetcher.get(origin.url("/"), Some(&fetched.freshness), LIMIT).await.unwrap() else {
+    let Answer::New(changed) =
+        fetcher.get(origin.url("/"), Some(&fetched.freshness), LIMIT).await.unwrap()
+    else {
         panic!("it was modified");
     };
     assert_eq!(changed.bytes, "def");
@@ -119,17 +130,25 @@ async fn an_answer_behind_a_redirect_is_asked_about_where_it_came_from() {
     let now = Instant::now().into_std();
     assert!(fetched.freshness.is_fresh(now + Duration::from_secs(10)));
     assert!(!fetched.freshness.is_fresh(now + Duration::from_secs(21)));
-    let Answer::NotModified(by) = fetcher.get(origin.url("/a"), Some(&fetched.freshness), LIMIT).await.unwrap() else {
+    let Answer::NotModified(by) =
+        fetcher.get(origin.url("/a"), Some(&fetched.freshness), LIMIT).await.unwrap()
+    else {
         panic!("it was not modified");
     };
     let known = fetched.freshness.refreshed(by);
-    assert!(known.is_fresh(now + Duration::from_secs(10)) && !known.is_fresh(now + Duration::from_secs(25)));
-    let Answer::New(changed) = fetcher.get(origin.url("/a"), Some(&known), LIMIT).await.unwrap() else {
+    assert!(
+        known.is_fresh(now + Duration::from_secs(10))
+            && !known.is_fresh(now + Duration::from_secs(25))
+    );
+    let Answer::New(changed) = fetcher.get(origin.url("/a"), Some(&known), LIMIT).await.unwrap()
+    else {
         panic!("it leads elsewhere");
     };
     assert_eq!(changed.bytes, "def");
     assert!(!changed.freshness.is_fresh(now));
-    for (path, asked) in [("/a", false), ("/b", false), ("/a", false), ("/b", true), ("/a", false), ("/c", false)] {
+    for (path, asked) in
+        [("/a", false), ("/b", false), ("/a", false), ("/b", true), ("/a", false), ("/c", false)]
+    {
         let head = heads.recv().await.unwrap();
         assert!(head.starts_with(&format!("get {path} ")), "{head}");
         assert_eq!(head.contains("if-none-match"), asked, "{head}");
@@ -138,8 +157,10 @@ async fn an_answer_behind_a_redirect_is_asked_about_where_it_came_from() {
 
 #[tokio::test]
 async fn what_a_proxy_made_is_not_stored() {
-    let (origin, _heads) =
-        scripted(&["HTTP/1.1 203 Changed\r\ncache-control: max-age=60\r\ncontent-length: 3\r\n\r\nabc"]).await;
+    let (origin, _heads) = scripted(&[
+        "HTTP/1.1 203 Changed\r\ncache-control: max-age=60\r\ncontent-length: 3\r\n\r\nabc",
+    ])
+    .await;
     let fetched = first(&open_fetcher(), origin.url("/")).await;
     assert_eq!(fetched.bytes, "abc");
     assert!(!fetched.freshness.may_be_stored());

@@ -119,8 +119,9 @@ pub(crate) fn read(bytes: &[u8]) -> Result<BmpHeader<'_>, MediaError> {
         _ => return Err(unsupported("an unknown compression")),
     };
     if compression == 3 {
-        pixels =
-            masks.and_then(|masks| masked(bits, masks)).ok_or(unsupported("an unknown order of the colour bits"))?;
+        pixels = masks
+            .and_then(|masks| masked(bits, masks))
+            .ok_or(unsupported("an unknown order of the colour bits"))?;
     }
     let mut palette: &[u8] = &[];
     if bits <= 8 {
@@ -137,7 +138,15 @@ pub(crate) fn read(bytes: &[u8]) -> Result<BmpHeader<'_>, MediaError> {
         Ok(start) => start,
         Err(_) => return Err(corrupt("the pixels lie behind the end")),
     };
-    Ok(BmpHeader { size: (width, height), top_down, pixels, rows, palette, palette_entry, data_start })
+    Ok(BmpHeader {
+        size: (width, height),
+        top_down,
+        pixels,
+        rows,
+        palette,
+        palette_entry,
+        data_start,
+    })
 }
 
 /// The layouts that Pillow knows of masks for red, green, blue and alpha.

@@ -8,7 +8,8 @@ pub(crate) struct GifHeader<'a> {
     /// The logical screen, grown to hold the first frame as Pillow does.
     pub(crate) size: (u32, u32),
     pub(crate) frame: Frame,
-    /// RGB triplets; `None` for grey: the palette is missing or maps every index to the grey of its value.
+    /// RGB triplets; `None` for grey: the palette is missing or maps every index to the grey of its
+    /// value.
     pub(crate) palette: Option<&'a [u8]>,
     /// The index that is transparent.
     pub(crate) transparent: Option<u8>,
@@ -70,7 +71,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<GifHeader<'_>, MediaError> {
                         return Err(corrupt("a graphic control extension is cut off"));
                     }
                 }
-                // A comment that starts with an empty block has ended with it; other extensions are read on.
+                // A comment that starts with an empty block has ended with it; other extensions are
+                // read on.
                 if label != 0xfe || first.is_some() {
                     while sub_block(&mut reader).is_some() {}
                 }
@@ -118,8 +120,10 @@ fn table<'a>(reader: &mut Reader<'a>, flags: u8) -> Result<Table<'a>, MediaError
     if !colours.len().is_multiple_of(3) {
         return Err(corrupt("a colour table is cut off"));
     }
-    let grey =
-        colours.chunks_exact(3).enumerate().all(|(index, rgb)| rgb.iter().all(|&value| usize::from(value) == index));
+    let grey = colours
+        .chunks_exact(3)
+        .enumerate()
+        .all(|(index, rgb)| rgb.iter().all(|&value| usize::from(value) == index));
     Ok(if grey { Table::Grey } else { Table::Colours(colours) })
 }
 

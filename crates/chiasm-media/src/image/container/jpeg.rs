@@ -16,9 +16,11 @@ pub(crate) struct JpegHeader {
     pub(crate) scan_start: usize,
     /// Whether the first scan holds the whole image.
     pub(crate) single_scan: bool,
-    /// How many scans there are, at least 1. Of a file without a fault; the decoder is allowed no more of any.
+    /// How many scans there are, at least 1. Of a file without a fault; the decoder is allowed no
+    /// more of any.
     pub(crate) scans: u32,
-    /// Whether the data is coded arithmetically, which takes several times as long as Huffman's codes.
+    /// Whether the data is coded arithmetically, which takes several times as long as Huffman's
+    /// codes.
     pub(crate) arithmetic: bool,
     /// Whether the scan is divided by restart markers.
     pub(crate) restarts: bool,
@@ -57,7 +59,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
             0xdb => check_quantization_tables(segment(&mut reader)?)?,
             0xcc => check_arithmetic_conditions(segment(&mut reader)?)?,
             0xdd => {
-                let interval: [u8; 2] = segment(&mut reader)?.try_into().map_err(|_| wrong_length())?;
+                let interval: [u8; 2] =
+                    segment(&mut reader)?.try_into().map_err(|_| wrong_length())?;
                 restarts |= interval != [0; 2];
             }
             0xe0 | 0xee => check_application(segment(&mut reader)?)?,
@@ -68,7 +71,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
                         Some(exif) => exif.extend_from_slice(&content[6..]),
                         None => exif = Some(content.to_vec()),
                     }
-                } else if let Some(packet) = content.strip_prefix(b"http://ns.adobe.com/xap/1.0/\0") {
+                } else if let Some(packet) = content.strip_prefix(b"http://ns.adobe.com/xap/1.0/\0")
+                {
                     xmp = Some(packet);
                 }
             }
@@ -97,7 +101,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
     })
 }
 
-/// How many scans there are from the one whose entropy-coded data begins here, up to the end marker.
+/// How many scans there are from the one whose entropy-coded data begins here, up to the end
+/// marker.
 fn scans(mut data: &[u8]) -> u32 {
     let mut scans = 1;
     while let Some(found) = memchr(0xff, data) {
@@ -163,7 +168,9 @@ fn read_frame(content: &[u8]) -> Result<((u32, u32), u8), MediaError> {
 /// How many components a scan has, of what precedes its data.
 fn scan_components(content: &[u8]) -> Result<u8, MediaError> {
     match content {
-        &[components @ 1..=4, ..] if content.len() == 4 + 2 * usize::from(components) => Ok(components),
+        &[components @ 1..=4, ..] if content.len() == 4 + 2 * usize::from(components) => {
+            Ok(components)
+        }
         _ => Err(wrong_length()),
     }
 }
@@ -183,8 +190,14 @@ fn check_quantization_tables(mut content: &[u8]) -> Result<(), MediaError> {
 /// libjpeg refuses bounds of differences of which the lower one is above the upper one.
 fn check_arithmetic_conditions(content: &[u8]) -> Result<(), MediaError> {
     let (conditions, rest) = content.as_chunks();
-    let is_valid = |&[table, value]: &[u8; 2]| table < 16 && value & 15 <= value >> 4 || (16..32).contains(&table);
-    if rest.is_empty() && conditions.iter().all(is_valid) { Ok(()) } else { Err(corrupt("a table is not valid")) }
+    let is_valid = |&[table, value]: &[u8; 2]| {
+        table < 16 && value & 15 <= value >> 4 || (16..32).contains(&table)
+    };
+    if rest.is_empty() && conditions.iter().all(is_valid) {
+        Ok(())
+    } else {
+        Err(corrupt("a table is not valid"))
+    }
 }
 
 /// libjpeg refuses tables with difference categories that eight-bit samples do not have.
@@ -195,7 +208,10 @@ fn check_huffman_tables(mut content: &[u8]) -> Result<(), MediaError> {
         let count = counts.iter().map(|&count| usize::from(count)).sum();
         let (symbols, rest) = rest.split_at_checked(count).ok_or_else(cut_off)?;
         let is_dc = class_and_number >> 4 == 0;
-        if count > 256 || class_and_number & !0x13 != 0 || (is_dc && symbols.iter().any(|&symbol| symbol > 15)) {
+        if count > 256
+            || class_and_number & !0x13 != 0
+            || (is_dc && symbols.iter().any(|&symbol| symbol > 15))
+        {
             return Err(corrupt("a Huffman table is not valid"));
         }
         content = rest;

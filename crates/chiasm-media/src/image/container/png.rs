@@ -90,7 +90,9 @@ impl<'a> Iterator for ImageData<'a> {
         if content.len() == length {
             // The checksum, which Pillow does not check here, and the next chunk's head.
             self.reader.skip(4);
-            if let Some(Chunk { kind: [b'I' | b'D', b'D', b'A', b'T'], length }) = Chunk::read(&mut self.reader) {
+            if let Some(Chunk { kind: [b'I' | b'D', b'D', b'A', b'T'], length }) =
+                Chunk::read(&mut self.reader)
+            {
                 self.next = Some(length);
             }
         }
@@ -179,16 +181,29 @@ pub(crate) fn read(bytes: &[u8]) -> Result<PngHeader<'_>, MediaError> {
         (None, _) => false,
     };
     reader.skip(data_length);
-    // Pillow raises for some chunks here only after the pixels have been read, and vLLM then goes on without orientation.
+    // Pillow raises for some chunks here only after the pixels have been read, and vLLM then goes
+    // on without orientation.
     let orientation = match read_behind(&mut reader, &mut info, animated) {
         Ok(()) => info.texts.orientation(),
         Err(Refused) => 1,
     };
-    Ok(PngHeader { size, layout, interlaced, palette, transparency: info.transparency, orientation, data })
+    Ok(PngHeader {
+        size,
+        layout,
+        interlaced,
+        palette,
+        transparency: info.transparency,
+        orientation,
+        data,
+    })
 }
 
 /// Heeds the chunks behind the first one of the image data.
-fn read_behind<'a>(reader: &mut Reader<'a>, info: &mut Info<'a>, animated: bool) -> Result<(), Refused> {
+fn read_behind<'a>(
+    reader: &mut Reader<'a>,
+    info: &mut Info<'a>,
+    animated: bool,
+) -> Result<(), Refused> {
     loop {
         reader.skip(4);
         let Some(chunk) = Chunk::read(reader) else {
@@ -236,7 +251,8 @@ impl<'a> Info<'a> {
     }
 
     fn header(&mut self, content: &[u8]) -> Result<(), Refused> {
-        let &[w3, w2, w1, w0, h3, h2, h1, h0, depth, colour, _, filter, interlace, ..] = content else {
+        let &[w3, w2, w1, w0, h3, h2, h1, h0, depth, colour, _, filter, interlace, ..] = content
+        else {
             return Err(Refused);
         };
         self.size = (u32::from_be_bytes([w3, w2, w1, w0]), u32::from_be_bytes([h3, h2, h1, h0]));
@@ -288,7 +304,9 @@ impl<'a> Info<'a> {
         at_least(content, 26)?;
         self.in_sequence(u32_at(content, 0))?;
         let [width, height, x, y] = [4, 8, 12, 16].map(|at| u32_at(content, at));
-        let fits = |offset: u32, length: u32, limit: u32| u64::from(offset) + u64::from(length) <= limit.into();
+        let fits = |offset: u32, length: u32, limit: u32| {
+            u64::from(offset) + u64::from(length) <= limit.into()
+        };
         if !fits(x, width, self.size.0) || !fits(y, height, self.size.1) {
             return Err(Refused);
         }
@@ -322,7 +340,8 @@ fn u32_at(content: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([content[at], content[at + 1], content[at + 2], content[at + 3]])
 }
 
-/// The one index with alpha 0 when all others have 255. A closing newline is passed over, as Python's `$` does.
+/// The one index with alpha 0 when all others have 255. A closing newline is passed over, as
+/// Python's `$` does.
 fn single_transparent(alphas: &[u8]) -> Option<usize> {
     let single = |alphas: &[u8]| {
         let index = alphas.iter().position(|&alpha| alpha != 255)?;

@@ -1,5 +1,5 @@
-//! The texts of a PNG file that matter: those that may hold EXIF or XMP. All are checked, since Pillow refuses a file
-//! over some of them.
+//! The texts of a PNG file that matter: those that may hold EXIF or XMP. All are checked, since
+//! Pillow refuses a file over some of them.
 
 use std::io::Read;
 
@@ -9,8 +9,9 @@ use flate2::read::ZlibDecoder;
 const MAX_EXPANDED: u64 = 1 << 20;
 /// Pillow's `MAX_TEXT_MEMORY`: most bytes of all texts of a file.
 const MAX_TOTAL: u64 = 64 << 20;
-/// Most bytes of all compressed texts and profiles of a file, before and after they are expanded. Pillow has no such limit, and
-/// expands a thousand times a file's bytes; here that is done while its header is read, which nobody has paid for.
+/// Most bytes of all compressed texts and profiles of a file, before and after they are expanded.
+/// Pillow has no such limit, and expands a thousand times a file's bytes; here that is done while
+/// its header is read, which nobody has paid for.
 const MAX_EXPANDING: u64 = 8 << 20;
 
 /// A text chunk that Pillow raises for.
@@ -25,7 +26,8 @@ enum Text {
     String,
 }
 
-/// The texts under the few keywords that orientation is looked up by. A later chunk replaces an earlier one.
+/// The texts under the few keywords that orientation is looked up by. A later chunk replaces an
+/// earlier one.
 #[derive(Default)]
 pub(super) struct Texts {
     exif: Option<Text>,
@@ -125,7 +127,8 @@ impl Texts {
     fn expand(&mut self, compressed: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
         self.count_expanding(compressed.len())?;
         let mut expanded = Vec::new();
-        let outcome = ZlibDecoder::new(compressed).take(MAX_EXPANDED + 1).read_to_end(&mut expanded);
+        let outcome =
+            ZlibDecoder::new(compressed).take(MAX_EXPANDED + 1).read_to_end(&mut expanded);
         if expanded.len() as u64 > MAX_EXPANDED {
             return Err(Refused);
         }
@@ -158,7 +161,8 @@ impl Texts {
         let xmp = match (&self.xml_com_adobe_xmp, &self.xmp) {
             (Some(packet), _) if !packet.is_empty() => Some(packet),
             (_, Some(Text::Bytes(packet))) => Some(packet),
-            // Likewise for a string where Pillow searches bytes; with a tag in the EXIF block it does not search.
+            // Likewise for a string where Pillow searches bytes; with a tag in the EXIF block it
+            // does not search.
             (_, Some(Text::String)) | (_, None) => None,
         };
         crate::image::exif::orientation(exif.as_deref(), xmp.map(Vec::as_slice))
@@ -167,10 +171,11 @@ impl Texts {
 
 /// ImageMagick's way to keep EXIF in a text: three lines, then hex digits.
 fn hex_profile(text: &[u8]) -> Option<Vec<u8>> {
-    let mut digits = text.splitn(4, |&byte| byte == b'\n').nth(3).unwrap_or_default().iter().filter(|byte| {
-        // What Python's bytes.fromhex skips; newlines have been joined away before.
-        !matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | 0x0b | 0x0c)
-    });
+    let mut digits =
+        text.splitn(4, |&byte| byte == b'\n').nth(3).unwrap_or_default().iter().filter(|byte| {
+            // What Python's bytes.fromhex skips; newlines have been joined away before.
+            !matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | 0x0b | 0x0c)
+        });
     let mut bytes = Vec::new();
     while let Some(&high) = digits.next() {
         let low = *digits.next()?;

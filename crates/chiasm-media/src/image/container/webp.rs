@@ -7,7 +7,8 @@ use crate::{ImageFormat, MediaError};
 /// The canvas and the first frame.
 pub(crate) struct WebPHeader<'a> {
     pub(crate) size: (u32, u32),
-    /// Whether Pillow takes the image for one with transparency. If not, alpha is dropped, not flattened.
+    /// Whether Pillow takes the image for one with transparency. If not, alpha is dropped, not
+    /// flattened.
     pub(crate) has_alpha: bool,
     pub(crate) orientation: u8,
     pub(crate) frame: Frame<'a>,
@@ -20,8 +21,9 @@ pub(crate) struct Frame<'a> {
     pub(crate) y: u32,
     pub(crate) width: u32,
     pub(crate) height: u32,
-    /// The chunks `ALPH`, if the frame has alpha beside its image, and `VP8 ` or `VP8L`: what libwebp decodes. The byte that pads
-    /// the last one is among them, since libwebp reads it where the pixels go on behind their chunk's end.
+    /// The chunks `ALPH`, if the frame has alpha beside its image, and `VP8 ` or `VP8L`: what
+    /// libwebp decodes. The byte that pads the last one is among them, since libwebp reads it where
+    /// the pixels go on behind their chunk's end.
     pub(crate) chunks: &'a [u8],
 }
 
@@ -57,7 +59,10 @@ struct Chunk<'a> {
 
 /// Reads the chunks of the whole file.
 pub(crate) fn read(bytes: &[u8]) -> Result<WebPHeader<'_>, MediaError> {
-    let riff_size = bytes.get(4..).and_then(|rest| rest.first_chunk()).map_or(0, |size| u32::from_le_bytes(*size));
+    let riff_size = bytes
+        .get(4..)
+        .and_then(|rest| rest.first_chunk())
+        .map_or(0, |size| u32::from_le_bytes(*size));
     let end = riff_size as usize + 8;
     let body = bytes.get(12..end).ok_or(corrupt("it is cut off"))?;
     let mut reader = Reader::new(body);
@@ -68,7 +73,12 @@ pub(crate) fn read(bytes: &[u8]) -> Result<WebPHeader<'_>, MediaError> {
     }
     let picture = picture(&mut reader)?;
     let frame = picture.frame((0, 0), false)?;
-    Ok(WebPHeader { size: (frame.width, frame.height), has_alpha: picture.image_has_alpha, orientation: 1, frame })
+    Ok(WebPHeader {
+        size: (frame.width, frame.height),
+        has_alpha: picture.image_has_alpha,
+        orientation: 1,
+        frame,
+    })
 }
 
 /// The chunks behind `VP8X`.
@@ -90,7 +100,9 @@ fn extended<'a>(vp8x: &[u8], mut reader: Reader<'a>) -> Result<WebPHeader<'a>, M
             b"VP8X" => return Err(corrupt("a second header")),
             b"EXIF" if flags & EXIF != 0 && exif.is_none() => exif = Some(chunk.content),
             b"XMP " if flags & XMP != 0 && xmp.is_none() => xmp = Some(chunk.content),
-            b"ANIM" if chunk.content.len() < 5 => return Err(corrupt("the animation's header is cut off")),
+            b"ANIM" if chunk.content.len() < 5 => {
+                return Err(corrupt("the animation's header is cut off"));
+            }
             b"ANIM" => seen_anim = true,
             b"ANMF" if !seen_anim => return Err(corrupt("a frame before the animation's header")),
             b"ANMF" => {
@@ -111,8 +123,11 @@ fn extended<'a>(vp8x: &[u8], mut reader: Reader<'a>) -> Result<WebPHeader<'a>, M
                 reader = start;
                 let picture = picture(&mut reader)?;
                 let image = picture.frame((0, 0), has_alpha)?;
-                has_alpha =
-                    if picture.is_lossless() { picture.image_has_alpha } else { has_alpha || picture.alpha_is_first() };
+                has_alpha = if picture.is_lossless() {
+                    picture.image_has_alpha
+                } else {
+                    has_alpha || picture.alpha_is_first()
+                };
                 if (image.width, image.height) != size {
                     return Err(corrupt("the image does not fit its canvas"));
                 }
@@ -130,12 +145,15 @@ fn extended<'a>(vp8x: &[u8], mut reader: Reader<'a>) -> Result<WebPHeader<'a>, M
 
 /// What is in an `ANMF` chunk, and how far from the left and the top of the canvas it belongs.
 ///
-/// The reader is left behind the image, as libwebp's is: chunks that follow it in there count as if they stood outside.
+/// The reader is left behind the image, as libwebp's is: chunks that follow it in there count as if
+/// they stood outside.
 fn animation_frame<'a>(reader: &mut Reader<'a>) -> Result<((u32, u32), Picture<'a>), MediaError> {
     let outer = chunk(&mut reader.clone())?;
     let whole = &outer.from[CHUNK_HEAD..outer.length];
-    // Durations and flags follow. The size only has to be possible: libwebp goes by the one that the image itself has.
-    let &[x0, x1, x2, y0, y1, y2, w0, w1, w2, h0, h1, h2, _, _, _, _, ref chunks @ ..] = whole else {
+    // Durations and flags follow. The size only has to be possible: libwebp goes by the one that
+    // the image itself has.
+    let &[x0, x1, x2, y0, y1, y2, w0, w1, w2, h0, h1, h2, _, _, _, _, ref chunks @ ..] = whole
+    else {
         return Err(corrupt("a frame is cut off"));
     };
     if (u64::from(u24([w0, w1, w2])) + 1) * (u64::from(u24([h0, h1, h2])) + 1) >= MAX_AREA {
@@ -167,7 +185,9 @@ fn picture<'a>(reader: &mut Reader<'a>) -> Result<Picture<'a>, MediaError> {
         let start = reader.clone();
         let chunk = chunk(reader)?;
         match &chunk.kind {
-            b"VP8L" if picture.alpha.is_some() => return Err(corrupt("a lossless image with separate alpha")),
+            b"VP8L" if picture.alpha.is_some() => {
+                return Err(corrupt("a lossless image with separate alpha"));
+            }
             b"ALPH" if picture.alpha.is_none() => picture.alpha = Some(chunk),
             b"VP8 " | b"VP8L" if picture.image.is_none() => {
                 picture.size = size_of(&chunk)?;
@@ -195,7 +215,10 @@ impl<'a> Picture<'a> {
     }
 
     fn alpha_is_first(&self) -> bool {
-        self.alpha.as_ref().zip(self.image.as_ref()).is_some_and(|(alpha, image)| alpha.from.len() > image.from.len())
+        self.alpha
+            .as_ref()
+            .zip(self.image.as_ref())
+            .is_some_and(|(alpha, image)| alpha.from.len() > image.from.len())
     }
 
     /// The frame that it is at this place, with the alpha beside it or without.
@@ -203,7 +226,9 @@ impl<'a> Picture<'a> {
         let (width, height) = self.size;
         let image = self.image.as_ref().ok_or(corrupt("no image"))?;
         let chunks = match &self.alpha {
-            Some(_) if with_alpha && !self.alpha_is_first() => return Err(corrupt("its alpha follows the image")),
+            Some(_) if with_alpha && !self.alpha_is_first() => {
+                return Err(corrupt("its alpha follows the image"));
+            }
             Some(alpha) if with_alpha => &alpha.from[..alpha.length + image.length],
             _ => &image.from[..image.length],
         };
@@ -241,7 +266,10 @@ fn size_of(image: &Chunk<'_>) -> Result<(u32, u32), MediaError> {
             let is_shown_key_frame = tag & 0x11 == 0x10;
             let (profile, first_partition) = (tag >> 1 & 7, tag as usize >> 5);
             if is_shown_key_frame && profile <= 3 && first_partition < image.content.len() {
-                (u32::from(u16::from_le_bytes([w0, w1])) & 0x3fff, u32::from(u16::from_le_bytes([h0, h1])) & 0x3fff)
+                (
+                    u32::from(u16::from_le_bytes([w0, w1])) & 0x3fff,
+                    u32::from(u16::from_le_bytes([h0, h1])) & 0x3fff,
+                )
             } else {
                 (0, 0)
             }
@@ -252,7 +280,11 @@ fn size_of(image: &Chunk<'_>) -> Result<(u32, u32), MediaError> {
         }
         _ => (0, 0),
     };
-    if size.0 == 0 || size.1 == 0 { Err(corrupt("its image header is not valid")) } else { Ok(size) }
+    if size.0 == 0 || size.1 == 0 {
+        Err(corrupt("its image header is not valid"))
+    } else {
+        Ok(size)
+    }
 }
 
 fn u24([b0, b1, b2]: [u8; 3]) -> u32 {

@@ -1,10 +1,11 @@
 //! Bitmap rows to RGB.
 //!
-//! The crate `image` 0.25 makes other pixels than Pillow of 20 of the 180 bitmaps among the goldens, refuses 24 that Pillow reads
-//! and reads 11 that it refuses. Its pixels differ in all bitmaps of 16 bits (it rounds otherwise where it widens 5 and 6 bits), in
-//! run lengths of 8 bits with jumps and overlong runs, and with short or grey palettes; it refuses such run lengths of 4 bits,
-//! top-down run lengths, OS/2 headers of 64 bytes, masks for 24 bits and masks of zero; and it reads masks that Pillow does not
-//! know.
+//! The crate `image` 0.25 makes other pixels than Pillow of 20 of the 180 bitmaps among the
+//! goldens, refuses 24 that Pillow reads and reads 11 that it refuses. Its pixels differ in all
+//! bitmaps of 16 bits (it rounds otherwise where it widens 5 and 6 bits), in run lengths of 8 bits
+//! with jumps and overlong runs, and with short or grey palettes; it refuses such run lengths of 4
+//! bits, top-down run lengths, OS/2 headers of 64 bytes, masks for 24 bits and masks of zero; and
+//! it reads masks that Pillow does not know.
 
 mod rle;
 
@@ -82,21 +83,24 @@ enum Converter {
 impl Converter {
     fn new(header: &BmpHeader<'_>) -> Result<Self, MediaError> {
         Ok(match header.pixels {
-            Pixels::BlackWhite => {
-                Self::Table(Box::new(std::array::from_fn(|value| [if value == 0 { 0 } else { 255 }; 3])))
-            }
+            Pixels::BlackWhite => Self::Table(Box::new(std::array::from_fn(|value| {
+                [if value == 0 { 0 } else { 255 }; 3]
+            }))),
             Pixels::Grey => Self::Table(Box::new(grey_table())),
             Pixels::Indexed(_) => {
-                let table = palette_table(header.palette, header.palette_entry, |bgr| [bgr[2], bgr[1], bgr[0]])
-                    .ok_or(corrupt("the palette has more than 256 entries"))?;
+                let table = palette_table(header.palette, header.palette_entry, |bgr| {
+                    [bgr[2], bgr[1], bgr[0]]
+                })
+                .ok_or(corrupt("the palette has more than 256 entries"))?;
                 Self::Table(Box::new(table))
             }
             Pixels::Bgr555 => Self::Two { green_bits: 5 },
             Pixels::Bgr565 => Self::Two { green_bits: 6 },
             Pixels::Bgr => Self::Three,
-            Pixels::Four { red, green, blue, alpha } => {
-                Self::Four { at: [red, green, blue].map(usize::from), alpha: alpha.map(usize::from) }
-            }
+            Pixels::Four { red, green, blue, alpha } => Self::Four {
+                at: [red, green, blue].map(usize::from),
+                alpha: alpha.map(usize::from),
+            },
         })
     }
 
@@ -124,14 +128,18 @@ impl Converter {
                 }
             }
             Self::Three => {
-                for (pixel, &[blue, green, red]) in rgb.as_chunks_mut::<3>().0.iter_mut().zip(stored.as_chunks().0) {
+                for (pixel, &[blue, green, red]) in
+                    rgb.as_chunks_mut::<3>().0.iter_mut().zip(stored.as_chunks().0)
+                {
                     *pixel = [red, green, blue];
                 }
             }
             Self::Four { at, alpha } => {
                 for (pixel, stored) in pixels.zip(stored.chunks_exact(4)) {
                     let rgb = at.map(|at| stored[at]);
-                    pixel.copy_from_slice(&alpha.map_or(rgb, |alpha| rgb_on_white(rgb, stored[alpha])));
+                    pixel.copy_from_slice(
+                        &alpha.map_or(rgb, |alpha| rgb_on_white(rgb, stored[alpha])),
+                    );
                 }
             }
         }

@@ -1,8 +1,9 @@
 //! The first frame of a GIF, on the screen.
 //!
-//! The crate `gif` 0.14 draws nothing and leaves the screen to its caller, and it differs from Pillow already before that: it refuses
-//! files without any palette (grey) and with stray bytes between blocks, and it takes a grey local palette for what it is, where
-//! Pillow lays the global one over the indices. [`lzw`] says how it differs in the frame's data.
+//! The crate `gif` 0.14 draws nothing and leaves the screen to its caller, and it differs from
+//! Pillow already before that: it refuses files without any palette (grey) and with stray bytes
+//! between blocks, and it takes a grey local palette for what it is, where Pillow lays the global
+//! one over the indices. [`lzw`] says how it differs in the frame's data.
 
 mod lzw;
 
@@ -16,7 +17,11 @@ fn corrupt(reason: &'static str) -> MediaError {
 }
 
 /// Decodes to RGB rows.
-pub(super) fn decode(header: &GifHeader<'_>, scratch: &mut Scratch, rgb: &mut Reused) -> Result<(), MediaError> {
+pub(super) fn decode(
+    header: &GifHeader<'_>,
+    scratch: &mut Scratch,
+    rgb: &mut Reused,
+) -> Result<(), MediaError> {
     let (frame, width) = (header.frame, header.size.0 as usize);
     let (frame_width, frame_height) = (frame.width as usize, frame.height as usize);
     let table = colours(header)?;
@@ -44,7 +49,8 @@ pub(super) fn decode(header: &GifHeader<'_>, scratch: &mut Scratch, rgb: &mut Re
 fn colours(header: &GifHeader<'_>) -> Result<Table, MediaError> {
     let read = |rgb: &[u8]| -> Rgb { [rgb[0], rgb[1], rgb[2]] };
     let mut table = match header.palette {
-        Some(colours) => palette_table(colours, RGB, read).ok_or(corrupt("the palette has more than 256 entries"))?,
+        Some(colours) => palette_table(colours, RGB, read)
+            .ok_or(corrupt("the palette has more than 256 entries"))?,
         None => grey_table(),
     };
     if let Some(index) = header.transparent {
@@ -55,7 +61,8 @@ fn colours(header: &GifHeader<'_>) -> Result<Table, MediaError> {
 
 /// The order in which rows are stored.
 fn row_order(height: usize, interlaced: bool) -> impl Iterator<Item = usize> {
-    let passes: &[(usize, usize)] = if interlaced { &[(0, 8), (4, 8), (2, 4), (1, 2)] } else { &[(0, 1)] };
+    let passes: &[(usize, usize)] =
+        if interlaced { &[(0, 8), (4, 8), (2, 4), (1, 2)] } else { &[(0, 1)] };
     passes.iter().flat_map(move |&(first, step)| (first..height).step_by(step))
 }
 

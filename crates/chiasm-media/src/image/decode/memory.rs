@@ -11,19 +11,26 @@ const KEPT_PIXELS: usize = 32 << 20;
 /// Most bytes that are kept of each of the buffers for steps on the way to the pixels.
 const KEPT_SCRATCH: usize = 8 << 20;
 
-/// Bytes whose memory outlives the image. What was in them before is still there: whoever takes them overwrites all.
+/// Bytes whose memory outlives the image. What was in them before is still there: whoever takes
+/// them overwrites all.
 #[derive(Default)]
 pub(super) struct Reused(Vec<u8>);
 
 impl Reused {
-    /// The first `length` bytes; an error where the machine refuses the memory. Where it is fresh it is not touched:
-    /// what a header promises costs nothing before the data comes.
-    pub(super) fn take(&mut self, format: ImageFormat, length: usize) -> Result<&mut [u8], MediaError> {
+    /// The first `length` bytes; an error where the machine refuses the memory. Where it is fresh
+    /// it is not touched: what a header promises costs nothing before the data comes.
+    pub(super) fn take(
+        &mut self,
+        format: ImageFormat,
+        length: usize,
+    ) -> Result<&mut [u8], MediaError> {
         if self.0.capacity() < length {
             // Dropped first: growing would copy what nobody reads any more.
             self.0 = Vec::new();
-            self.0 = zeroed(length)
-                .ok_or(MediaError::UnsupportedVariant { format, reason: "it needs more memory than there is" })?;
+            self.0 = zeroed(length).ok_or(MediaError::UnsupportedVariant {
+                format,
+                reason: "it needs more memory than there is",
+            })?;
         } else if self.0.len() < length {
             self.0.resize(length, 0);
         }
@@ -59,12 +66,12 @@ impl Reused {
     }
 }
 
-/// Memory to decode images in, one after another: pixels and what is needed on the way to them. A thread that decodes
-/// image after image in one of these gets no fresh memory from the system, which would have to fill it with zeros
-/// first.
+/// Memory to decode images in, one after another: pixels and what is needed on the way to them. A
+/// thread that decodes image after image in one of these gets no fresh memory from the system,
+/// which would have to fill it with zeros first.
 ///
-/// Grows to the largest image; [`Self::trim`] bounds what it keeps. The pixels of an earlier image never show in those
-/// of a later one.
+/// Grows to the largest image; [`Self::trim`] bounds what it keeps. The pixels of an earlier image
+/// never show in those of a later one.
 #[derive(Default)]
 pub struct DecodeMemory {
     /// The upright pixels.
@@ -77,7 +84,8 @@ pub struct DecodeMemory {
 /// Memory for the steps that lead to stored pixels.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// The compressed data of a PNG, where it comes in several chunks; the WebP file made of a frame.
+    /// The compressed data of a PNG, where it comes in several chunks; the WebP file made of a
+    /// frame.
     pub(super) file: Reused,
     /// Samples or palette indices.
     pub(super) samples: Reused,
@@ -89,8 +97,8 @@ impl DecodeMemory {
         Self::default()
     }
 
-    /// Gives back what an unusually large image took: more than 32 MiB of pixels, and more than 8 MiB in each of three
-    /// other buffers. So at most 56 MiB are kept.
+    /// Gives back what an unusually large image took: more than 32 MiB of pixels, and more than 8
+    /// MiB in each of three other buffers. So at most 56 MiB are kept.
     pub fn trim(&mut self) {
         self.pixels.trim(KEPT_PIXELS);
         self.stored.trim(KEPT_SCRATCH);
@@ -101,7 +109,9 @@ impl DecodeMemory {
 
 impl std::fmt::Debug for DecodeMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DecodeMemory").field("bytes", &self.pixels.0.capacity()).finish_non_exhaustive()
+        f.debug_struct("DecodeMemory")
+            .field("bytes", &self.pixels.0.capacity())
+            .finish_non_exhaustive()
     }
 }
 
@@ -114,10 +124,12 @@ fn zeroed(length: usize) -> Option<Vec<u8>> {
     Some(vec![0; length])
 }
 
-/// Keeps glibc from returning to the system what a decoder frees, only to get it back page by page for the next image.
+/// Keeps glibc from returning to the system what a decoder frees, only to get it back page by page
+/// for the next image.
 ///
-/// It returns free memory above twice the largest block that it saw freed, 32 MiB at most, and so learns from one that
-/// is never touched and costs nothing. A 4K progressive JPEG takes a third less time. Elsewhere this does nothing.
+/// It returns free memory above twice the largest block that it saw freed, 32 MiB at most, and so
+/// learns from one that is never touched and costs nothing. A 4K progressive JPEG takes a third
+/// less time. Elsewhere this does nothing.
 pub(super) fn accustom_allocator() {
     const LARGEST: usize = 31 << 20;
     static ONCE: Once = Once::new();
@@ -125,11 +137,18 @@ pub(super) fn accustom_allocator() {
 }
 
 /// Bytes of this many pixels; an error where that is more than can be addressed.
-pub(super) fn bytes_of(format: ImageFormat, size: (u32, u32), bytes_per_pixel: usize) -> Result<usize, MediaError> {
+pub(super) fn bytes_of(
+    format: ImageFormat,
+    size: (u32, u32),
+    bytes_per_pixel: usize,
+) -> Result<usize, MediaError> {
     (size.0 as usize)
         .checked_mul(size.1 as usize)
         .and_then(|pixels| pixels.checked_mul(bytes_per_pixel))
-        .ok_or(MediaError::UnsupportedVariant { format, reason: "it needs more memory than there is" })
+        .ok_or(MediaError::UnsupportedVariant {
+            format,
+            reason: "it needs more memory than there is",
+        })
 }
 
 /// Bytes of a packed RGB image.

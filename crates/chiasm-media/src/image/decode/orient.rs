@@ -2,12 +2,19 @@
 
 use crate::image::decode::pixel::RGB;
 
-/// Pixels per side of the squares that a quarter turn is made in, so that the rows it reads from stay in the cache.
+/// Pixels per side of the squares that a quarter turn is made in, so that the rows it reads from
+/// stay in the cache.
 const TILE: usize = 32;
 
-/// Writes the upright image for orientation 2 to 8; any other copies. `width` and `height` are those of `stored`, and
-/// `upright` has as many bytes.
-pub(super) fn apply(orientation: u8, width: usize, height: usize, stored: &[u8], upright: &mut [u8]) {
+/// Writes the upright image for orientation 2 to 8; any other copies. `width` and `height` are
+/// those of `stored`, and `upright` has as many bytes.
+pub(super) fn apply(
+    orientation: u8,
+    width: usize,
+    height: usize,
+    stored: &[u8],
+    upright: &mut [u8],
+) {
     // Where the pixel at (x, y) of the upright image is stored.
     match orientation {
         2 => each_row(width, stored, upright, |y| y, true),
@@ -22,7 +29,13 @@ pub(super) fn apply(orientation: u8, width: usize, height: usize, stored: &[u8],
 }
 
 /// Row `y` is the stored row `from(y)`, or its mirror image.
-fn each_row(width: usize, stored: &[u8], upright: &mut [u8], from: impl Fn(usize) -> usize, mirrored: bool) {
+fn each_row(
+    width: usize,
+    stored: &[u8],
+    upright: &mut [u8],
+    from: impl Fn(usize) -> usize,
+    mirrored: bool,
+) {
     for (y, row) in upright.chunks_exact_mut(RGB * width).enumerate() {
         let source = &stored[RGB * width * from(y)..][..RGB * width];
         if mirrored {
@@ -35,8 +48,15 @@ fn each_row(width: usize, stored: &[u8], upright: &mut [u8], from: impl Fn(usize
     }
 }
 
-/// Pixel (x, y) is the one that is stored at column and row `from(x, y)`. The upright image is `height` wide.
-fn turn(width: usize, height: usize, stored: &[u8], upright: &mut [u8], from: impl Fn(usize, usize) -> (usize, usize)) {
+/// Pixel (x, y) is the one that is stored at column and row `from(x, y)`. The upright image is
+/// `height` wide.
+fn turn(
+    width: usize,
+    height: usize,
+    stored: &[u8],
+    upright: &mut [u8],
+    from: impl Fn(usize, usize) -> (usize, usize),
+) {
     for top in (0..width).step_by(TILE) {
         for left in (0..height).step_by(TILE) {
             let right = (left + TILE).min(height);
@@ -65,7 +85,8 @@ mod tests {
 
     #[test]
     fn each_orientation_moves_pixels_as_exif_says() {
-        let expected = ["abcdef", "cbafed", "fedcba", "defabc", "adbecf", "daebfc", "fcebda", "cfbead"];
+        let expected =
+            ["abcdef", "cbafed", "fedcba", "defabc", "adbecf", "daebfc", "fcebda", "cfbead"];
         for (orientation, pixels) in (1..=8).zip(expected) {
             assert_eq!(upright(orientation), pixels);
         }
@@ -74,7 +95,8 @@ mod tests {
     #[test]
     fn images_of_several_tiles_come_back_by_the_inverse_turn() {
         let (width, height) = (2 * TILE + 5, TILE + 3);
-        let stored: Vec<u8> = (0..RGB * width * height).map(|index| (index * 31 % 251) as u8).collect();
+        let stored: Vec<u8> =
+            (0..RGB * width * height).map(|index| (index * 31 % 251) as u8).collect();
         let (mut turned, mut back) = (vec![0; stored.len()], vec![0; stored.len()]);
         for (orientation, inverse) in [(2, 2), (3, 3), (4, 4), (5, 5), (6, 8), (7, 7), (8, 6)] {
             apply(orientation, width, height, &stored, &mut turned);

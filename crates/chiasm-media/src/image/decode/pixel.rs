@@ -13,7 +13,8 @@ fn scale(a: u8, b: u8) -> u8 {
     over_255(u16::from(a) * u16::from(b))
 }
 
-/// `value / 255` for `value ≤ 255²`, rounded to nearest. Nothing overflows: 16-bit lanes hold twice as many pixels.
+/// `value / 255` for `value ≤ 255²`, rounded to nearest. Nothing overflows: 16-bit lanes hold twice
+/// as many pixels.
 fn over_255(value: u16) -> u8 {
     let value = value + 128;
     ((value + (value >> 8)) >> 8) as u8
@@ -50,7 +51,8 @@ pub(super) fn row_on_white(rgba: &[u8], rgb: &mut [u8]) {
                     let value = (value & 255) * alpha + 255 * (255 - alpha) + 128;
                     (value + (value >> 8)) >> 8
                 };
-                *pixel = flattened(*pixel) | flattened(*pixel >> 8) << 8 | flattened(*pixel >> 16) << 16;
+                *pixel =
+                    flattened(*pixel) | flattened(*pixel >> 8) << 8 | flattened(*pixel >> 16) << 16;
             }
         }
         pack(&flat[..stored.len()], out);
@@ -88,8 +90,13 @@ pub(super) fn grey_table() -> Table {
     std::array::from_fn(|value| [value as u8; 3])
 }
 
-/// The entries of `palette`, by `read`; indices behind its end are black. `None` for more than 256 entries.
-pub(super) fn palette_table(palette: &[u8], entry: usize, read: impl Fn(&[u8]) -> Rgb) -> Option<Table> {
+/// The entries of `palette`, by `read`; indices behind its end are black. `None` for more than 256
+/// entries.
+pub(super) fn palette_table(
+    palette: &[u8],
+    entry: usize,
+    read: impl Fn(&[u8]) -> Rgb,
+) -> Option<Table> {
     let mut table = [[0; 3]; 256];
     let entries = palette.chunks_exact(entry);
     if entries.len() > table.len() {
@@ -124,12 +131,16 @@ mod tests {
             for opaque in [true, false] {
                 let alpha = |index: usize| if opaque { 255 } else { (index * 37) as u8 };
                 let rgba: Vec<u8> = (0..pixels)
-                    .flat_map(|index| [index as u8, (7 * index) as u8, 255 - index as u8, alpha(index)])
+                    .flat_map(|index| {
+                        [index as u8, (7 * index) as u8, 255 - index as u8, alpha(index)]
+                    })
                     .collect();
                 let mut rgb = vec![7; RGB * pixels];
                 row_on_white(&rgba, &mut rgb);
-                let expected: Vec<u8> =
-                    rgba.chunks(4).flat_map(|pixel| rgb_on_white([pixel[0], pixel[1], pixel[2]], pixel[3])).collect();
+                let expected: Vec<u8> = rgba
+                    .chunks(4)
+                    .flat_map(|pixel| rgb_on_white([pixel[0], pixel[1], pixel[2]], pixel[3]))
+                    .collect();
                 assert_eq!(rgb, expected, "{pixels}");
             }
         }
@@ -138,7 +149,8 @@ mod tests {
     #[test]
     fn every_value_and_alpha_is_flattened_alike() {
         for value in 0..=255 {
-            let rgba: Vec<u8> = (0..=255).flat_map(|alpha| [value, 255 - value, value / 2, alpha]).collect();
+            let rgba: Vec<u8> =
+                (0..=255).flat_map(|alpha| [value, 255 - value, value / 2, alpha]).collect();
             let mut rgb = vec![0; RGB * 256];
             row_on_white(&rgba, &mut rgb);
             for (alpha, pixel) in (0..=255).zip(rgb.chunks(RGB)) {

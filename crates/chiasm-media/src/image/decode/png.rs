@@ -5,20 +5,33 @@ mod rows;
 
 use crate::image::container::png::{Layout, PngHeader, Transparency};
 use crate::image::decode::memory::{Reused, Scratch, rgb_bytes};
-use crate::image::decode::pixel::{RGB, Table, grey_table, on_white, palette_table, rgb_on_white, row_on_white};
+use crate::image::decode::pixel::{
+    RGB, Table, grey_table, on_white, palette_table, rgb_on_white, row_on_white,
+};
 use crate::{ImageFormat, MediaError};
 use rows::{FilteredRows, one_piece};
 
 /// First column, first row, column step and row step of the seven passes of an interlaced image.
-const PASSES: [(usize, usize, usize, usize); 7] =
-    [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)];
+const PASSES: [(usize, usize, usize, usize); 7] = [
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+];
 
 fn corrupt(reason: &'static str) -> MediaError {
     MediaError::Corrupt { format: ImageFormat::Png, reason }
 }
 
 /// Decodes to RGB rows.
-pub(super) fn decode(header: &PngHeader<'_>, scratch: &mut Scratch, rgb: &mut Reused) -> Result<(), MediaError> {
+pub(super) fn decode(
+    header: &PngHeader<'_>,
+    scratch: &mut Scratch,
+    rgb: &mut Reused,
+) -> Result<(), MediaError> {
     let (width, height) = (header.size.0 as usize, header.size.1 as usize);
     let converter = Converter::new(header)?;
     let stream = one_piece(header.data.clone(), &mut scratch.file)?;
@@ -77,7 +90,8 @@ enum Converter {
 
 impl Converter {
     fn new(header: &PngHeader<'_>) -> Result<Self, MediaError> {
-        // Pillow compares the low byte with the converted value, also for samples of other depths than eight bits.
+        // Pillow compares the low byte with the converted value, also for samples of other depths
+        // than eight bits.
         let (transparent_grey, transparent) = match header.transparency {
             Some(Transparency::Grey(value)) => (Some(value as u8), None),
             Some(Transparency::Rgb(rgb)) => (None, Some(rgb.map(|value| value as u8))),
@@ -90,11 +104,17 @@ impl Converter {
                 let greys = grey_table();
                 let table = std::array::from_fn(|sample| {
                     let value = (sample * step) as u8;
-                    if transparent_grey == Some(value) { [255; 3] } else { greys[usize::from(value)] }
+                    if transparent_grey == Some(value) {
+                        [255; 3]
+                    } else {
+                        greys[usize::from(value)]
+                    }
                 });
                 Self::Table { bits, table: Box::new(table) }
             }
-            Layout::Indexed(depth) => Self::Table { bits: depth.into(), table: Box::new(palette(header)?) },
+            Layout::Indexed(depth) => {
+                Self::Table { bits: depth.into(), table: Box::new(palette(header)?) }
+            }
             Layout::Grey16 => Self::Grey16 { transparent: transparent_grey },
             Layout::Rgb8 => Self::Rgb { sample: 1, transparent },
             Layout::Rgb16 => Self::Rgb { sample: 2, transparent },
@@ -105,7 +125,8 @@ impl Converter {
         })
     }
 
-    /// Converts as many pixels as `rgb` holds. Of 16-bit samples Pillow takes the high byte, except for grey.
+    /// Converts as many pixels as `rgb` holds. Of 16-bit samples Pillow takes the high byte, except
+    /// for grey.
     fn row(&self, samples: &[u8], rgb: &mut [u8]) {
         let pixels = rgb.chunks_exact_mut(3);
         match self {
@@ -138,7 +159,9 @@ impl Converter {
                     }
                 }
                 if let Some(transparent) = transparent {
-                    rgb.chunks_exact_mut(3).filter(|pixel| *pixel == transparent).for_each(|pixel| pixel.fill(255));
+                    rgb.chunks_exact_mut(3)
+                        .filter(|pixel| *pixel == transparent)
+                        .for_each(|pixel| pixel.fill(255));
                 }
             }
             Self::GreyAlpha { sample } => {
@@ -160,7 +183,8 @@ impl Converter {
 /// The palette, its transparency flattened.
 fn palette(header: &PngHeader<'_>) -> Result<Table, MediaError> {
     let too_long = corrupt("the palette has more than 256 entries");
-    let mut table = palette_table(header.palette, 3, |rgb| [rgb[0], rgb[1], rgb[2]]).ok_or(too_long.clone())?;
+    let mut table =
+        palette_table(header.palette, 3, |rgb| [rgb[0], rgb[1], rgb[2]]).ok_or(too_long.clone())?;
     match header.transparency {
         Some(Transparency::Index(index)) => *table.get_mut(index).ok_or(too_long)? = [255; 3],
         Some(Transparency::Alphas(alphas)) if alphas.len() > table.len() => return Err(too_long),

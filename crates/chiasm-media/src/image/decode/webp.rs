@@ -12,16 +12,23 @@ fn corrupt(reason: &'static str) -> MediaError {
 }
 
 /// Decodes to RGB rows.
-pub(super) fn decode(header: &WebPHeader<'_>, scratch: &mut Scratch, rgb: &mut Reused) -> Result<(), MediaError> {
+pub(super) fn decode(
+    header: &WebPHeader<'_>,
+    scratch: &mut Scratch,
+    rgb: &mut Reused,
+) -> Result<(), MediaError> {
     let frame = &header.frame;
-    // libwebp reads an image's chunks without a file around them, too, as it does with the frames of an animation.
+    // libwebp reads an image's chunks without a file around them, too, as it does with the frames
+    // of an animation.
     let decoder = Decoder::new(frame.chunks).map_err(|_| corrupt("the image data is broken"))?;
     let info = decoder.info();
     if (info.width, info.height) != (frame.width, frame.height) {
         return Err(corrupt("a frame does not agree with its image"));
     }
-    // A lossless image may have alpha also where it says that it has none, and in an animation that shows.
-    let with_alpha = header.has_alpha && (info.has_alpha || info.format == BitstreamFormat::Lossless);
+    // A lossless image may have alpha also where it says that it has none, and in an animation that
+    // shows.
+    let with_alpha =
+        header.has_alpha && (info.has_alpha || info.format == BitstreamFormat::Lossless);
     let rgb = rgb.take(ImageFormat::WebP, rgb_bytes(ImageFormat::WebP, header.size)?)?;
     if (frame.width, frame.height) == header.size && !with_alpha {
         return pixels(decoder, frame, RGB, rgb);
@@ -29,8 +36,9 @@ pub(super) fn decode(header: &WebPHeader<'_>, scratch: &mut Scratch, rgb: &mut R
     // Around the frame the canvas is transparent black, or black in an image without transparency.
     rgb.fill(if header.has_alpha { 255 } else { 0 });
     let step = if with_alpha { RGBA } else { RGB };
-    let stored =
-        scratch.samples.take(ImageFormat::WebP, bytes_of(ImageFormat::WebP, (frame.width, frame.height), step)?)?;
+    let stored = scratch
+        .samples
+        .take(ImageFormat::WebP, bytes_of(ImageFormat::WebP, (frame.width, frame.height), step)?)?;
     pixels(decoder, frame, step, stored)?;
     let (width, frame_width) = (header.size.0 as usize, frame.width as usize);
     for (row, stored) in stored.chunks_exact(step * frame_width).enumerate() {
@@ -46,12 +54,20 @@ pub(super) fn decode(header: &WebPHeader<'_>, scratch: &mut Scratch, rgb: &mut R
 }
 
 /// Fills `out` with the frame's pixels, of three or four bytes.
-fn pixels(decoder: Decoder<'_>, frame: &Frame<'_>, step: usize, out: &mut [u8]) -> Result<(), MediaError> {
+fn pixels(
+    decoder: Decoder<'_>,
+    frame: &Frame<'_>,
+    step: usize,
+    out: &mut [u8],
+) -> Result<(), MediaError> {
     // Ours have been applied.
     let decoder = decoder.config(DecoderConfig::new().limits(Limits::none()));
     let stride = step as u32 * frame.width;
-    let decoded =
-        if step == RGBA { decoder.decode_rgba_into(out, stride) } else { decoder.decode_rgb_into(out, stride) };
+    let decoded = if step == RGBA {
+        decoder.decode_rgba_into(out, stride)
+    } else {
+        decoder.decode_rgb_into(out, stride)
+    };
     match decoded {
         Ok(size) if size == (frame.width, frame.height) => Ok(()),
         _ => Err(corrupt("the image data is broken")),

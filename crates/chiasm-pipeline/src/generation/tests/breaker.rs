@@ -29,7 +29,8 @@ fn fails(test: &TestPipeline, worker: usize, times: usize, error: impl Fn() -> J
 }
 
 fn answers(test: &TestPipeline, worker: usize, times: usize) {
-    (0..times).for_each(|_| test.backends[worker].next_job(Script::tokens(&[40]).finish(Finish::Eos)));
+    (0..times)
+        .for_each(|_| test.backends[worker].next_job(Script::tokens(&[40]).finish(Finish::Eos)));
 }
 
 async fn ask(test: &TestPipeline) -> Result<WorkerId, Cause> {
@@ -78,7 +79,9 @@ async fn failing_worker_gets_five_requests_and_a_probe() {
 
 #[tokio::test(start_paused = true)]
 async fn spent_budget_leaves_the_healthy_worker() {
-    let test = TestPipeline::limited(PipelineLimits { requests: Some(1), ..PipelineLimits::default() }, 2).await;
+    let test =
+        TestPipeline::limited(PipelineLimits { requests: Some(1), ..PipelineLimits::default() }, 2)
+            .await;
     fails(&test, 0, 100, || failed(500));
     answers(&test, 1, 100);
     let mut lost = 0;
@@ -120,7 +123,10 @@ async fn refused_key_opens_at_once() {
     for _ in 0..3 {
         assert_eq!(ask(&test).await.unwrap(), WorkerId(1));
     }
-    assert_eq!((test.backends[0].jobs().len(), breaker(&test, 0), retries(&test)), (1, BreakerState::Open, 0));
+    assert_eq!(
+        (test.backends[0].jobs().len(), breaker(&test, 0), retries(&test)),
+        (1, BreakerState::Open, 0)
+    );
     fails(&test, 1, 1, key_refused);
     for _ in 0..2 {
         let error = ask(&test).await.unwrap_err();
@@ -136,7 +142,9 @@ async fn shortest_retry_after_of_all_servers_is_returned() {
     // The second request reaches no server.
     for waited in [0, 2] {
         tokio::time::sleep(Duration::from_secs(waited)).await;
-        let Err(Cause::Overloaded { status, retry_after, .. }) = ask(&test).await else { panic!("it is taken") };
+        let Err(Cause::Overloaded { status, retry_after, .. }) = ask(&test).await else {
+            panic!("it is taken")
+        };
         assert_eq!((status, retry_after.as_secs_f64().round() as u64), (503, 7 - waited));
     }
     assert_eq!(retries(&test), 0);
@@ -154,7 +162,10 @@ async fn unknown_model_is_looked_for_elsewhere() {
     for _ in 0..12 {
         assert_eq!(ask(&test).await.unwrap(), WorkerId(1));
     }
-    assert_eq!((test.backends[0].jobs().len(), breaker(&test, 0), retries(&test)), (5, BreakerState::Open, 0));
+    assert_eq!(
+        (test.backends[0].jobs().len(), breaker(&test, 0), retries(&test)),
+        (5, BreakerState::Open, 0)
+    );
 
     let test = TestPipeline::new(2).await;
     fails(&test, 0, 1, unknown_model);
@@ -166,13 +177,17 @@ async fn unknown_model_is_looked_for_elsewhere() {
 #[tokio::test(start_paused = true)]
 async fn rejected_request_visits_one_server() {
     let test = TestPipeline::new(2).await;
-    let rejected = || JobError::Rejected { status: 422, field: "body".to_owned(), message: "odd".to_owned() };
+    let rejected =
+        || JobError::Rejected { status: 422, field: "body".to_owned(), message: "odd".to_owned() };
     for worker in [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1] {
         fails(&test, worker, 1, rejected);
         let error = ask(&test).await.unwrap_err();
         assert!(matches!(error, Cause::Rejected { status: 422, .. }), "{error}");
     }
-    assert_eq!((breaker(&test, 0), breaker(&test, 1)), (BreakerState::Closed, BreakerState::Closed));
+    assert_eq!(
+        (breaker(&test, 0), breaker(&test, 1)),
+        (BreakerState::Closed, BreakerState::Closed)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -225,7 +240,10 @@ async fn requests_wait_for_a_suspect_worker() {
 
 #[tokio::test(start_paused = true)]
 async fn wait_for_a_suspect_worker_ends_with_the_deadline() {
-    let limits = PipelineLimits { first_token_timeout: Some(Duration::from_secs(3)), ..PipelineLimits::default() };
+    let limits = PipelineLimits {
+        first_token_timeout: Some(Duration::from_secs(3)),
+        ..PipelineLimits::default()
+    };
     let test = TestPipeline::limited(limits, 1).await;
     test.backends[0].fall_silent(true);
     becomes(&test, 0, Condition::Suspect).await;

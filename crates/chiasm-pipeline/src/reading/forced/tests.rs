@@ -7,7 +7,8 @@ use super::super::{Reading, calls_or};
 use super::*;
 
 fn strict_tools(choice: ToolChoice) -> ToolUse {
-    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    let parameters =
+        json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
     let mut weather = function("weather", parameters);
     weather["function"]["strict"] = json!(true);
     ToolUse { tools: Arc::new(json!([weather, function("now", Value::Null)])), ..tools(choice) }
@@ -26,8 +27,16 @@ fn tag_of(constraint: Option<Constraint>) -> Value {
 #[test]
 fn strict_functions_are_held_in_formats_with_a_grammar() {
     let strict = strict_tools(ToolChoice::Auto);
-    for parser in ["hermes", "llama3_json", "qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v31", "kimi_k2"]
-    {
+    for parser in [
+        "hermes",
+        "llama3_json",
+        "qwen3_coder",
+        "seed_oss",
+        "glm45",
+        "minimax_m2",
+        "deepseek_v31",
+        "kimi_k2",
+    ] {
         let tag = tag_of(constraint(&model(parser, "none"), &strict)).to_string();
         assert!(tag.contains("triggered_tags") && tag.contains("city"), "{parser}: {tag}");
     }
@@ -53,11 +62,17 @@ fn strict_functions_and_a_schema_hold_one_or_the_other() {
     let hermes = model("hermes", "none");
     let own = Constraint::JsonSchema(r#"{"type": "array"}"#.into());
     let either = tag_of(calls_or(&hermes, &strict_tools(ToolChoice::Auto), &own));
-    let [calls, answer] = either["format"]["elements"].as_array().unwrap().as_slice() else { panic!("{either}") };
-    assert_eq!((calls["type"].as_str(), calls["at_least_one"].as_bool()), (Some("tags_with_separator"), Some(true)));
+    let [calls, answer] = either["format"]["elements"].as_array().unwrap().as_slice() else {
+        panic!("{either}")
+    };
+    assert_eq!(
+        (calls["type"].as_str(), calls["at_least_one"].as_bool()),
+        (Some("tags_with_separator"), Some(true))
+    );
     assert_eq!(*answer, json!({"type": "json_schema", "json_schema": {"type": "array"}}));
-    let tag =
-        Constraint::StructuralTag(json!({"type": "structural_tag", "format": {"type": "any_text"}}).to_string().into());
+    let tag = Constraint::StructuralTag(
+        json!({"type": "structural_tag", "format": {"type": "any_text"}}).to_string().into(),
+    );
     for (own, kind) in [
         (Constraint::JsonObject, "json_schema"),
         (Constraint::Regex("a+".into()), "regex"),

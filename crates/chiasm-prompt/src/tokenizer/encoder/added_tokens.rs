@@ -10,11 +10,13 @@ pub(super) enum Piece<'t> {
     Text(&'t str),
     /// An added token.
     Added(u32),
-    /// A token that takes white space with it or stands only between words. These are rare and left out here.
+    /// A token that takes white space with it or stands only between words. These are rare and left
+    /// out here.
     LeftOut,
 }
 
-/// The added tokens of a tokenizer: those that are found in the raw text, and those found after normalisation.
+/// The added tokens of a tokenizer: those that are found in the raw text, and those found after
+/// normalisation.
 pub(super) struct AddedTokens {
     raw: Option<Finder>,
     normalized: Option<Finder>,
@@ -23,7 +25,8 @@ pub(super) struct AddedTokens {
 /// Finds the leftmost and there the longest token.
 struct Finder {
     automaton: AhoCorasick,
-    /// Token by number of the pattern; `None` for a token that is text like any other (`split_special_tokens`).
+    /// Token by number of the pattern; `None` for a token that is text like any other
+    /// (`split_special_tokens`).
     pieces: Vec<Option<Piece<'static>>>,
 }
 
@@ -32,7 +35,8 @@ impl AddedTokens {
     pub(super) fn of(vocabulary: &AddedVocabulary) -> Option<Self> {
         let (mut raw, mut normalized) = (Vec::new(), Vec::new());
         for (id, token) in vocabulary.get_added_tokens_decoder() {
-            let as_text = vocabulary.get_encode_special_tokens() && vocabulary.is_special_token(&token.content);
+            let as_text = vocabulary.get_encode_special_tokens()
+                && vocabulary.is_special_token(&token.content);
             let piece = if as_text {
                 None
             } else if token.single_word || token.lstrip || token.rstrip {
@@ -69,7 +73,8 @@ impl Finder {
             return None;
         }
         let (texts, pieces): (Vec<_>, Vec<_>) = tokens.into_iter().unzip();
-        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts).ok()?;
+        let automaton =
+            AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts).ok()?;
         Some(Some(Self { automaton, pieces }))
     }
 }
@@ -86,7 +91,8 @@ pub(super) struct Pieces<'a, 't> {
 
 impl<'a, 't> Pieces<'a, 't> {
     fn of(finder: Option<&'a Finder>, text: &'t str) -> Self {
-        let matches = finder.map(|finder| (finder.automaton.find_iter(text), finder.pieces.as_slice()));
+        let matches =
+            finder.map(|finder| (finder.automaton.find_iter(text), finder.pieces.as_slice()));
         Self { text, matches, at: 0, next: None }
     }
 }

@@ -47,7 +47,8 @@ pub(super) struct CharClasses {
 }
 
 impl CharClasses {
-    /// The table, made once in a process by asking the engine about every character. `None` if the engine refuses.
+    /// The table, made once in a process by asking the engine about every character. `None` if the
+    /// engine refuses.
     pub(super) fn get() -> Option<&'static Self> {
         static TABLE: OnceLock<Option<CharClasses>> = OnceLock::new();
         TABLE.get_or_init(Self::ask).as_ref()
@@ -83,7 +84,8 @@ impl CharClasses {
         self.classes[usize::from(self.blocks[code / BLOCK]) * BLOCK + code % BLOCK]
     }
 
-    /// Classes and length in bytes of the character at a boundary of `text`; nothing and 0 at its end.
+    /// Classes and length in bytes of the character at a boundary of `text`; nothing and 0 at its
+    /// end.
     #[inline]
     pub(super) fn at(&self, text: &str, at: usize) -> (Class, usize) {
         match text.as_bytes().get(at) {

@@ -1,14 +1,17 @@
-//! Byte pair encoding: of all neighbours that may merge, the pair of the lowest rank does, the leftmost first.
+//! Byte pair encoding: of all neighbours that may merge, the pair of the lowest rank does, the
+//! leftmost first.
 //!
-//! `tokenizers` does the same with a queue of possible merges. It tells a queued merge that has gone stale by the token
-//! it would make; we by its rank. Both come to the same where tokens have ids of their own, which `pipeline` checks: a
-//! token at one place only grows, so two different pairs at one place never make the same token.
+//! `tokenizers` does the same with a queue of possible merges. It tells a queued merge that has
+//! gone stale by the token it would make; we by its rank. Both come to the same where tokens have
+//! ids of their own, which `pipeline` checks: a token at one place only grows, so two different
+//! pairs at one place never make the same token.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Words up to this many symbols are searched for the lowest rank, which is quickest for them; longer ones have a queue.
+/// Words up to this many symbols are searched for the lowest rank, which is quickest for them;
+/// longer ones have a queue.
 const SEARCH_UP_TO: usize = 32;
 
 /// No merge.
@@ -17,8 +20,8 @@ const NEVER: u32 = u32::MAX;
 /// The pairs of tokens that merge.
 pub(super) struct Merges {
     by_pair: HashMap<u64, Merge, BuildHasherDefault<PairHasher>>,
-    /// One bit for each hash of a pair that merges. Most neighbours never do, and this is small enough to stay in the
-    /// processor's cache, as the table is not.
+    /// One bit for each hash of a pair that merges. Most neighbours never do, and this is small
+    /// enough to stay in the processor's cache, as the table is not.
     any: Vec<u64>,
 }
 
@@ -61,16 +64,19 @@ impl Hasher for PairHasher {
     }
 
     fn write_u64(&mut self, pair: u64) {
-        let product = u128::from(pair ^ self.0 ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93_u128;
+        let product =
+            u128::from(pair ^ self.0 ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93_u128;
         self.0 = (product as u64) ^ ((product >> 64) as u64);
     }
 }
 
 impl Merges {
-    /// Takes the two tokens of each merge and the token they make, in the order of the file. A pair that comes twice
-    /// counts where it comes last.
+    /// Takes the two tokens of each merge and the token they make, in the order of the file. A pair
+    /// that comes twice counts where it comes last.
     pub(super) fn new(merges: impl IntoIterator<Item = (u32, u32, u32)>) -> Self {
-        let merges = (0..).zip(merges).map(|(rank, (left, right, id))| (pair(left, right), Merge { rank, id }));
+        let merges = (0..)
+            .zip(merges)
+            .map(|(rank, (left, right, id))| (pair(left, right), Merge { rank, id }));
         let by_pair: HashMap<_, _, _> = merges.collect();
         // Sixteen bits for each pair, so that one in sixteen of the others looks like one.
         let mut any = vec![0; (by_pair.len() / 4).next_power_of_two()];
@@ -124,7 +130,12 @@ impl Merges {
         links.clear();
         links.extend((0..end).map(|at| Link { before: at.wrapping_sub(1), behind: at + 1 }));
         queue.clear();
-        queue.extend((0u32..).zip(merges.iter()).filter(|(_, m)| m.rank != NEVER).map(|(at, m)| Reverse((m.rank, at))));
+        queue.extend(
+            (0u32..)
+                .zip(merges.iter())
+                .filter(|(_, m)| m.rank != NEVER)
+                .map(|(at, m)| Reverse((m.rank, at))),
+        );
         while let Some(Reverse((rank, position))) = queue.pop() {
             let at = position as usize;
             // A symbol that was merged away has no rank, and one that has changed another.
@@ -193,7 +204,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Tokens are strings over three letters, as numbers to the base four; merges join some of them.
+        /// Tokens are strings over three letters, as numbers to the base four; merges join some of
+        /// them.
         #[test]
         fn search_and_queue_agree(
             ranks in prop::collection::vec((1u32..256, 1u32..256), 0..60),

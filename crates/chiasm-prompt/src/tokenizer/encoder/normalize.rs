@@ -52,7 +52,9 @@ fn collect(json: &Value, steps: &mut Vec<Step>) -> Option<()> {
         return Some(());
     }
     match json["type"].as_str()? {
-        "Sequence" => json["normalizers"].as_array()?.iter().try_for_each(|step| collect(step, steps))?,
+        "Sequence" => {
+            json["normalizers"].as_array()?.iter().try_for_each(|step| collect(step, steps))?
+        }
         "NFC" => steps.push(Step::Nfc),
         "Prepend" => steps.push(Step::Prepend(json["prepend"].as_str()?.to_owned())),
         "Replace" => {
@@ -68,14 +70,16 @@ fn collect(json: &Value, steps: &mut Vec<Step>) -> Option<()> {
 }
 
 fn nfc(text: Cow<'_, str>) -> Cow<'_, str> {
-    // Below U+0300 every character is its own composition and none combines. In UTF-8 these begin below 0xCC.
+    // Below U+0300 every character is its own composition and none combines. In UTF-8 these begin
+    // below 0xCC.
     if text.bytes().all(|byte| byte < 0xcc) || is_nfc_quick(text.chars()) == IsNormalized::Yes {
         return text;
     }
     Cow::Owned(text.chars().nfc().map(|(c, _)| c).collect())
 }
 
-/// The pre-tokenizer of SentencePiece's vocabularies: another sign for spaces, and one before a text.
+/// The pre-tokenizer of SentencePiece's vocabularies: another sign for spaces, and one before a
+/// text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Metaspace {
     pub(super) sign: char,

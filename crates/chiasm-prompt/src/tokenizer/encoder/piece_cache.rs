@@ -1,5 +1,5 @@
-//! Tokens of long pieces of text that were encoded before: a conversation has all of its earlier messages in each request, and system
-//! prompts are shared.
+//! Tokens of long pieces of text that were encoded before: a conversation has all of its earlier
+//! messages in each request, and system prompts are shared.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +10,15 @@ use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::tokenizer::TokenCacheCounts;
 
-/// Shortest piece that is kept, in bytes: entries and tokens of shorter ones would take more room than their texts.
+/// Shortest piece that is kept, in bytes: entries and tokens of shorter ones would take more room
+/// than their texts.
 const SHORTEST: usize = 256;
 /// Bytes that an entry takes beside the text and its tokens.
 const ENTRY_BYTES: u64 = 128;
 
-/// Pieces between added tokens, and their tokens. Texts are compared in full, so that no other tokens than a piece's own are found. What
-/// was asked for more than once outlives what was asked for once, however much of that comes along (S3-FIFO).
+/// Pieces between added tokens, and their tokens. Texts are compared in full, so that no other
+/// tokens than a piece's own are found. What was asked for more than once outlives what was asked
+/// for once, however much of that comes along (S3-FIFO).
 pub(in crate::tokenizer) struct PieceCache {
     /// `None` keeps nothing.
     pieces: Option<Pieces>,
@@ -45,7 +47,8 @@ impl PieceCache {
             .weight_capacity(max_bytes)
             .estimated_items_capacity((max_bytes >> 12).clamp(16, 1 << 16) as usize)
             .build();
-        let cache = |options| Cache::with_options(options, Bytes, Default::default(), Default::default());
+        let cache =
+            |options| Cache::with_options(options, Bytes, Default::default(), Default::default());
         Self {
             pieces: options.ok().filter(|_| max_bytes > 0).map(cache),
             shortest: SHORTEST,
@@ -106,7 +109,8 @@ mod tests {
         }
         assert_eq!(tokens(&cache, &long), Some(vec![TokenId(7), TokenId(1), TokenId(2)]));
         assert_eq!(tokens(&cache, &short), None);
-        let expected = TokenCacheCounts { bytes: SHORTEST as u64 + 8 + ENTRY_BYTES, found_tokens: 2 };
+        let expected =
+            TokenCacheCounts { bytes: SHORTEST as u64 + 8 + ENTRY_BYTES, found_tokens: 2 };
         assert_eq!(cache.counts(), expected);
         let none = PieceCache::new(0);
         none.keep(&long, &[TokenId(1)]);
@@ -125,6 +129,9 @@ mod tests {
         }
         assert!(cache.counts().bytes > 1 << 19, "{:?}", cache.counts());
         cache.keep(&"x".repeat(2 << 20), &[TokenId(1)]);
-        assert!(tokens(&cache, &used).is_some() && cache.counts().bytes <= 1 << 20, "what does not fit is not kept");
+        assert!(
+            tokens(&cache, &used).is_some() && cache.counts().bytes <= 1 << 20,
+            "what does not fit is not kept"
+        );
     }
 }

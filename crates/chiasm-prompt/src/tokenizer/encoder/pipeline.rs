@@ -17,7 +17,8 @@ use crate::tokenizer::token_bytes::{byte_letters, fallback_byte};
 /// Stands for a space in vocabularies made by SentencePiece.
 const SPACE_SIGN: char = '▁';
 
-/// Most characters behind which a text is not split. Gemma 3 has one; with many, little would be gained.
+/// Most characters behind which a text is not split. Gemma 3 has one; with many, little would be
+/// gained.
 const MAX_NOT_AFTER: usize = 8;
 
 /// What of `tokenizer.json` can't be asked of `tokenizers`.
@@ -92,7 +93,11 @@ fn words(tokenizer: &Tokenizer, model: &BytePairModel<'_>, byte_level: bool) -> 
     if distinct.len() != vocabulary.len() {
         return None;
     }
-    let alphabet = if byte_level { bytes(&vocabulary)? } else { characters(&vocabulary, model.byte_fallback)? };
+    let alphabet = if byte_level {
+        bytes(&vocabulary)?
+    } else {
+        characters(&vocabulary, model.byte_fallback)?
+    };
     let mut joined = String::new();
     let mut merges = Vec::with_capacity(model.merges.len());
     for merge in &model.merges {
@@ -126,8 +131,9 @@ fn characters(vocabulary: &HashMap<String, u32>, byte_fallback: bool) -> Option<
     if !byte_fallback {
         return None;
     }
-    let bytes =
-        (0..=255u8).map(|byte| vocabulary.get(&format!("<0x{byte:02X}>")).copied()).collect::<Option<Vec<_>>>()?;
+    let bytes = (0..=255u8)
+        .map(|byte| vocabulary.get(&format!("<0x{byte:02X}>")).copied())
+        .collect::<Option<Vec<_>>>()?;
     let (mut ascii, mut others) = (Box::new([None; 128]), HashMap::new());
     for (token, id) in vocabulary {
         let mut chars = token.chars();
@@ -142,16 +148,17 @@ fn characters(vocabulary: &HashMap<String, u32>, byte_fallback: bool) -> Option<
     Some(Alphabet::Characters { ascii, others, bytes: Box::new(bytes.try_into().ok()?) })
 }
 
-/// A text that no pre-tokenizer splits is one word to the model. It can be split before a run of [`SPACE_SIGN`]s behind a
-/// character that ends the left part of no merge with a right part that begins with the sign: then no token reaches over
-/// that place, and what is merged on one side never depends on the other. A word that is a token as a whole would be an
-/// exception.
+/// A text that no pre-tokenizer splits is one word to the model. It can be split before a run of
+/// [`SPACE_SIGN`]s behind a character that ends the left part of no merge with a right part that
+/// begins with the sign: then no token reaches over that place, and what is merged on one side
+/// never depends on the other. A word that is a token as a whole would be an exception.
 fn space_splitter(tokenizer: &Tokenizer, model: &BytePairModel<'_>) -> Option<Splitter> {
     tokenizer.get_model().token_to_id(SPACE_SIGN.encode_utf8(&mut [0; 4]))?;
     let mut not_after = Vec::new();
     for merge in &model.merges {
         let (left, right) = merge.parts()?;
-        // A character without a token is the tokens of its bytes, whose text ends in another character than it.
+        // A character without a token is the tokens of its bytes, whose text ends in another
+        // character than it.
         if [left, right].into_iter().any(|part| fallback_byte(part).is_some()) {
             return None;
         }
@@ -164,7 +171,8 @@ fn space_splitter(tokenizer: &Tokenizer, model: &BytePairModel<'_>) -> Option<Sp
     splits.then_some(Splitter::BeforeRuns { sign: SPACE_SIGN, not_after })
 }
 
-/// What the post-processor puts around a text of one token. No kind of it looks at the tokens themselves.
+/// What the post-processor puts around a text of one token. No kind of it looks at the tokens
+/// themselves.
 fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     const MARK: u32 = u32::MAX;
     let mark = || Encoding::from_tokens(vec![Token::new(MARK, String::new(), (0, 0))], 0);

@@ -13,15 +13,16 @@ pub(super) enum Splitter {
     Scan(Scan),
     /// Any other pattern, by the engine that `tokenizers` uses: matches and what lies between them.
     Regex(SysRegex),
-    /// Splits before each run of a character, but not behind some. Only for a model that merges nothing across such a
-    /// place.
+    /// Splits before each run of a character, but not behind some. Only for a model that merges
+    /// nothing across such a place.
     BeforeRuns { sign: char, not_after: Vec<char> },
     /// Splits before each of this character.
     BeforeEach(char),
 }
 
 impl Splitter {
-    /// Compiles a pattern in the syntax of Oniguruma, the matches of which stand alone. `None` if it is not valid.
+    /// Compiles a pattern in the syntax of Oniguruma, the matches of which stand alone. `None` if
+    /// it is not valid.
     pub(super) fn of_pattern(pattern: &str) -> Option<Self> {
         match Scan::of(pattern) {
             Some(scan) => Some(Self::Scan(scan)),
@@ -54,7 +55,12 @@ impl Splitter {
                 }
             }
             Self::BeforeRuns { sign, not_after } => {
-                split_before(text, *sign, |before| before != *sign && !not_after.contains(&before), each);
+                split_before(
+                    text,
+                    *sign,
+                    |before| before != *sign && !not_after.contains(&before),
+                    each,
+                );
             }
             Self::BeforeEach(sign) => split_before(text, *sign, |_| true, each),
         }
@@ -62,7 +68,12 @@ impl Splitter {
 }
 
 /// Splits before a sign where the character before it lets it.
-fn split_before<'t>(text: &'t str, sign: char, lets: impl Fn(char) -> bool, each: &mut dyn FnMut(&'t str)) {
+fn split_before<'t>(
+    text: &'t str,
+    sign: char,
+    lets: impl Fn(char) -> bool,
+    each: &mut dyn FnMut(&'t str),
+) {
     let mut begin = 0;
     for (at, _) in text.match_indices(sign) {
         if text[..at].chars().next_back().is_some_and(&lets) {
@@ -85,8 +96,8 @@ pub(super) fn split<'t>(steps: &[Splitter], text: &'t str, each: &mut dyn FnMut(
     }
 }
 
-/// The steps of a pre-tokenizer as `tokenizer.json` writes it, and whether it ends in the byte-level alphabet. `None` if
-/// a step is not known.
+/// The steps of a pre-tokenizer as `tokenizer.json` writes it, and whether it ends in the
+/// byte-level alphabet. `None` if a step is not known.
 ///
 /// `absent`: whether a text can be known not to hold a pattern.
 pub(super) fn steps(json: &Value, absent: &dyn Fn(&str) -> bool) -> Option<(Vec<Splitter>, bool)> {

@@ -19,14 +19,20 @@ impl Pair {
         let json = json.to_string().into_bytes();
         let tokenizer = tokenizers::Tokenizer::from_bytes(&json).unwrap();
         let encoder = Encoder::of(&tokenizer, &json)?;
-        Some(Self { name: name.to_owned(), tokenizer, encoder, pieces: PieceCache::of_all(1 << 20) })
+        Some(Self {
+            name: name.to_owned(),
+            tokenizer,
+            encoder,
+            pieces: PieceCache::of_all(1 << 20),
+        })
     }
 
     fn known(name: &str, json: &Value) -> Self {
         Self::of(name, json).unwrap_or_else(|| panic!("{name} is not known"))
     }
 
-    /// The ids of both; `None` if the text is left to `tokenizers`. Pieces that were encoded before are found.
+    /// The ids of both; `None` if the text is left to `tokenizers`. Pieces that were encoded before
+    /// are found.
     fn encode(&self, text: &str, special: bool) -> Option<(Vec<u32>, Vec<u32>)> {
         let ids = self.encoder.encode(&self.tokenizer, text, special, &PieceCache::new(0));
         for _ in 0..2 {
@@ -49,18 +55,27 @@ fn read(path: &Path) -> Value {
 }
 
 fn fixture(name: &str) -> Value {
-    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/models").join(name).join("tokenizer.json"))
+    read(
+        &Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/goldens/models")
+            .join(name)
+            .join("tokenizer.json"),
+    )
 }
 
 fn fixtures() -> Vec<(String, PathBuf)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR"));
     let models = std::fs::read_dir(crates.join("tests/goldens/models")).unwrap();
-    let models = models.map(|entry| entry.unwrap().path()).chain([crates.join("../chiasm/assets/model")]);
-    models.map(|dir| (dir.file_name().unwrap().to_string_lossy().into_owned(), dir.join("tokenizer.json"))).collect()
+    let models =
+        models.map(|entry| entry.unwrap().path()).chain([crates.join("../chiasm/assets/model")]);
+    models
+        .map(|dir| {
+            (dir.file_name().unwrap().to_string_lossy().into_owned(), dir.join("tokenizer.json"))
+        })
+        .collect()
 }
 
-const QWEN3: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 fn splits(patterns: &[&str]) -> Value {
@@ -76,7 +91,8 @@ fn splits(patterns: &[&str]) -> Value {
 fn with_random_merges(mut json: Value, letters: &str, count: usize, seed: u64) -> Value {
     let mut state = seed;
     let mut below = move |end: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % end
     };
     let vocabulary = json["model"]["vocab"].as_object().unwrap();
@@ -92,7 +108,8 @@ fn with_random_merges(mut json: Value, letters: &str, count: usize, seed: u64) -
     }
     let mut merges = Vec::new();
     while merges.len() < count {
-        let (left, right) = (tokens[below(tokens.len())].clone(), tokens[below(tokens.len())].clone());
+        let (left, right) =
+            (tokens[below(tokens.len())].clone(), tokens[below(tokens.len())].clone());
         let joined = format!("{left}{right}");
         if joined.chars().count() > 12 {
             continue;
@@ -113,7 +130,8 @@ fn with_random_merges(mut json: Value, letters: &str, count: usize, seed: u64) -
 fn kinds() -> Vec<Pair> {
     let bytes = fixture("qwen2_vl");
     let characters = fixture("llama2");
-    let mut kinds: Vec<Pair> = fixtures().iter().map(|(name, path)| Pair::known(name, &read(path))).collect();
+    let mut kinds: Vec<Pair> =
+        fixtures().iter().map(|(name, path)| Pair::known(name, &read(path))).collect();
     let mut add = |name: &str, base: &Value, change: &dyn Fn(&mut Value)| {
         let mut json = base.clone();
         change(&mut json);
@@ -131,15 +149,16 @@ fn kinds() -> Vec<Pair> {
     });
     add("deepseek's steps", &dense_bytes, &|json| {
         json["normalizer"] = json!({"type": "Sequence", "normalizers": []});
-        let last =
-            r"[!-/:-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+        let last = r"[!-/:-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
         json["pre_tokenizer"] = splits(&[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", last]);
     });
     add("no pattern", &dense_bytes, &|json| json["pre_tokenizer"] = splits(&[]));
     add("legacy merges", &dense_bytes, &|json| {
         let merges = json["model"]["merges"].as_array().unwrap().iter();
-        let merges = merges.map(|merge| format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()));
-        json["model"]["merges"] = json!(merges.filter(|merge| merge.matches(' ').count() == 1).collect::<Vec<_>>());
+        let merges = merges
+            .map(|merge| format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()));
+        json["model"]["merges"] =
+            json!(merges.filter(|merge| merge.matches(' ').count() == 1).collect::<Vec<_>>());
     });
     add("merges across spaces", &dense_characters, &|_| {});
     let few_across = with_random_merges(characters.clone(), "etaoins▁▁é北", 900, 3);
@@ -152,16 +171,14 @@ fn kinds() -> Vec<Pair> {
     });
     add("gemma", &characters, &|json| {
         json["normalizer"] = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
-        json["pre_tokenizer"] =
-            json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
+        json["pre_tokenizer"] = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
     });
     for scheme in ["first", "always", "never"] {
         for split in [false, true] {
             for base in [&characters, &dense_characters] {
                 add(&format!("metaspace {scheme} {split}"), base, &|json| {
                     json["normalizer"] = Value::Null;
-                    json["pre_tokenizer"] =
-                        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split});
+                    json["pre_tokenizer"] = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split});
                     json["added_tokens"][2]["normalized"] = json!(true);
                 });
             }
@@ -187,7 +204,8 @@ fn kinds() -> Vec<Pair> {
     kinds
 }
 
-/// What texts are made of: every kind of character, special tokens and their halves, and what normalisation changes.
+/// What texts are made of: every kind of character, special tokens and their halves, and what
+/// normalisation changes.
 const PARTS: [&str; 74] = [
     "the",
     " quick",
@@ -303,13 +321,19 @@ fn every_character_has_the_tokens_of_tokenizers() {
     for name in ["qwen3 pattern", "gpt-4o pattern, whole words first", "gemma"] {
         let pair = kinds.iter().find(|pair| pair.name == name).unwrap();
         // All that are normalised or have a class, and some of the planes without.
-        let codes = (0..0x3_3480).chain(0xe_0000..0xe_0200).chain((0x4_0000..0x11_0000).step_by(97));
+        let codes =
+            (0..0x3_3480).chain(0xe_0000..0xe_0200).chain((0x4_0000..0x11_0000).step_by(97));
         let characters: Vec<char> = codes.filter_map(char::from_u32).collect();
         for some in characters.chunks(1 << 11) {
             // Characters that combine with their neighbours, and that stand alone.
             let text: String = some.iter().flat_map(|c| [*c, 'e', *c, ' ', *c, '\n']).collect();
             let (ids, expected) = pair.encode(&text, false).unwrap();
-            assert!(ids == expected, "{}: among U+{:04X} and the following", pair.name, u32::from(some[0]));
+            assert!(
+                ids == expected,
+                "{}: among U+{:04X} and the following",
+                pair.name,
+                u32::from(some[0])
+            );
         }
     }
 }
@@ -340,7 +364,8 @@ fn what_is_not_known_is_left_to_tokenizers() {
     let prefix = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
     leave("space before every text", "qwen2_vl", "/pre_tokenizer", prefix);
     leave("white space splits", "qwen2_vl", "/pre_tokenizer", json!({"type": "Whitespace"}));
-    let removed = json!({"type": "Split", "pattern": {"Regex": " "}, "behavior": "Removed", "invert": false});
+    let removed =
+        json!({"type": "Split", "pattern": {"Regex": " "}, "behavior": "Removed", "invert": false});
     leave("matches are removed", "qwen2_vl", "/pre_tokenizer", removed);
 }
 
@@ -349,12 +374,16 @@ fn a_text_without_words_is_split_where_nothing_merges_across() {
     let splitters = |json: &Value| Pair::known("", json).encoder.splitters;
     let mut llama2 = fixture("llama2");
     llama2["model"]["merges"] = json!([]);
-    assert!(matches!(&splitters(&llama2)[..], [Splitter::BeforeRuns { not_after, .. }] if not_after.is_empty()));
+    assert!(
+        matches!(&splitters(&llama2)[..], [Splitter::BeforeRuns { not_after, .. }] if not_after.is_empty())
+    );
     let mut across = llama2.clone();
     let id = across["model"]["vocab"].as_object().unwrap().len() + 1000;
     across["model"]["vocab"]["e▁"] = json!(id);
     across["model"]["merges"].as_array_mut().unwrap().push(json!(["e", "▁"]));
-    assert!(matches!(&splitters(&across)[..], [Splitter::BeforeRuns { not_after, .. }] if *not_after == ['e']));
+    assert!(
+        matches!(&splitters(&across)[..], [Splitter::BeforeRuns { not_after, .. }] if *not_after == ['e'])
+    );
     let mut of_bytes = across.clone();
     of_bytes["model"]["vocab"]["<0x41>e"] = json!(id + 1);
     of_bytes["model"]["merges"].as_array_mut().unwrap().push(json!(["<0x41>", "e"]));
@@ -369,7 +398,9 @@ fn threads_share_an_encoder() {
     let (_, expected) = pair.encode(&text, true).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| (0..50).for_each(|_| assert_eq!(pair.encode(&text, true).unwrap().0, expected)));
+            scope.spawn(|| {
+                (0..50).for_each(|_| assert_eq!(pair.encode(&text, true).unwrap().0, expected))
+            });
         }
     });
     let idle = pair.encoder.idle.lock().unwrap().len();

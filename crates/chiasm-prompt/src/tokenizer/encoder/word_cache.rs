@@ -4,10 +4,12 @@
 const MAX_BYTES: usize = 24;
 /// Most tokens that are kept for a word.
 const MAX_TOKENS: usize = 8;
-/// Longest word that is kept among the short ones, and most tokens of such a one: nearly all words of languages with spaces.
+/// Longest word that is kept among the short ones, and most tokens of such a one: nearly all words
+/// of languages with spaces.
 const SHORT_BYTES: usize = 16;
 const SHORT_TOKENS: usize = 3;
-/// Four MiB, enough for the words of most prompts in one language: with half of that a third more of them are merged again.
+/// Four MiB, enough for the words of most prompts in one language: with half of that a third more
+/// of them are merged again.
 const SHORT_PAIRS_LOG2: u32 = 16;
 /// Half a MiB.
 const LONG_PAIRS_LOG2: u32 = 12;
@@ -22,8 +24,8 @@ struct Slot<const PARTS: usize, const IDS: usize> {
     count: u8,
 }
 
-/// The two places of a word, which for short ones are one cache line. A new word takes the first, and what was there moves to the
-/// second.
+/// The two places of a word, which for short ones are one cache line. A new word takes the first,
+/// and what was there moves to the second.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Pair<const PARTS: usize, const IDS: usize>([Slot<PARTS, IDS>; 2]);
@@ -62,8 +64,13 @@ impl<const PARTS: usize, const IDS: usize> Table<PARTS, IDS> {
     fn get(&self, key: &Key) -> Option<&[u32]> {
         let Pair(slots) = &self.pairs[self.place(key)];
         let found = slots.iter().find(|slot| {
-            // Bit by bit, as what is compared is in registers: compilers would write it to memory to compare it at once.
-            let differs = slot.word.iter().zip(key.word).fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs));
+            // Bit by bit, as what is compared is in registers: compilers would write it to memory
+            // to compare it at once.
+            let differs = slot
+                .word
+                .iter()
+                .zip(key.word)
+                .fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs));
             differs | u64::from(slot.len ^ key.len) == 0
         });
         found.map(|slot| &slot.ids[..usize::from(slot.count)])
@@ -92,8 +99,8 @@ impl WordCache {
     pub(super) fn key(word: &[u8]) -> Option<Key> {
         let len = u8::try_from(word.len()).ok()?;
         let word = parts(word)?;
-        // Odd constants with well mixed bits, from SplitMix64 and Murmur3. Whoever makes words collide makes them slow
-        // to find, no more: they are compared in full.
+        // Odd constants with well mixed bits, from SplitMix64 and Murmur3. Whoever makes words
+        // collide makes them slow to find, no more: they are compared in full.
         let mut hash = (word[0] ^ u64::from(len)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         hash = (hash ^ hash >> 32 ^ word[1]).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         hash = (hash ^ hash >> 32 ^ word[2]).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -115,15 +122,21 @@ impl WordCache {
     }
 }
 
-/// The bytes of a word, eight in each part, with zeros behind them. `None` for none, and for too many.
+/// The bytes of a word, eight in each part, with zeros behind them. `None` for none, and for too
+/// many.
 ///
-/// They are read where they are: to copy them would cost more than all the rest, as what was written in small pieces can't be read in
-/// large ones until it has left the processor's write buffer.
+/// They are read where they are: to copy them would cost more than all the rest, as what was
+/// written in small pieces can't be read in large ones until it has left the processor's write
+/// buffer.
 #[inline]
 fn parts(word: &[u8]) -> Option<[u64; MAX_BYTES / 8]> {
     let part = |at: usize| word.get(at..)?.first_chunk().copied().map(u64::from_le_bytes);
     // What is behind the whole parts: the last eight bytes without those that are in a part before.
-    let rest = || word.last_chunk().copied().map(|last| u64::from_le_bytes(last) >> (8 * (8 - word.len() % 8)));
+    let rest = || {
+        word.last_chunk()
+            .copied()
+            .map(|last| u64::from_le_bytes(last) >> (8 * (8 - word.len() % 8)))
+    };
     Some(match word.len() {
         0 => return None,
         1..4 => {
@@ -132,7 +145,9 @@ fn parts(word: &[u8]) -> Option<[u64; MAX_BYTES / 8]> {
             [byte(first) | byte(middle) | byte(last), 0, 0]
         }
         len @ 4..8 => {
-            let four = |at: usize| Some(u64::from(u32::from_le_bytes(*word[at..].first_chunk()?)) << (8 * at));
+            let four = |at: usize| {
+                Some(u64::from(u32::from_le_bytes(*word[at..].first_chunk()?)) << (8 * at))
+            };
             [four(0)? | four(len - 4)?, 0, 0]
         }
         8 => [part(0)?, 0, 0],
@@ -162,7 +177,10 @@ mod tests {
                 assert_eq!(cache.get(&key), Some(&[number, 7][..]));
             }
         }
-        assert_eq!((cache.short.pairs.len(), cache.long.pairs.len()), (1 << SHORT_PAIRS_LOG2, 1 << LONG_PAIRS_LOG2));
+        assert_eq!(
+            (cache.short.pairs.len(), cache.long.pairs.len()),
+            (1 << SHORT_PAIRS_LOG2, 1 << LONG_PAIRS_LOG2)
+        );
         assert_eq!(size_of_val(&cache.short.pairs[0]), 64);
         assert_eq!(size_of_val(&cache.long.pairs[0]), 128);
     }

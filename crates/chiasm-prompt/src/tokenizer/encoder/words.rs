@@ -16,12 +16,17 @@ pub(super) struct Words {
     pub(super) ignore_merges: bool,
 }
 
-/// The tokens that merging begins with. There is one for each byte, so that no text is without tokens.
+/// The tokens that merging begins with. There is one for each byte, so that no text is without
+/// tokens.
 pub(super) enum Alphabet {
     /// Bytes.
     Bytes { ids: Box<[u32; 256]>, letters: Box<[char; 256]> },
     /// Characters, and bytes for those that have no token.
-    Characters { ascii: Box<[Option<u32>; 128]>, others: HashMap<char, u32>, bytes: Box<[u32; 256]> },
+    Characters {
+        ascii: Box<[Option<u32>; 128]>,
+        others: HashMap<char, u32>,
+        bytes: Box<[u32; 256]>,
+    },
 }
 
 /// What a thread needs while it encodes.
@@ -63,7 +68,8 @@ impl Words {
         if self.ignore_merges {
             let whole = match &self.alphabet {
                 Alphabet::Bytes { letters, .. } => {
-                    let spelled: String = word.bytes().map(|byte| letters[usize::from(byte)]).collect();
+                    let spelled: String =
+                        word.bytes().map(|byte| letters[usize::from(byte)]).collect();
                     model.get_model().token_to_id(&spelled)
                 }
                 Alphabet::Characters { .. } => model.get_model().token_to_id(word),
@@ -74,13 +80,18 @@ impl Words {
             }
         }
         match &self.alphabet {
-            Alphabet::Bytes { ids, .. } => symbols.extend(word.bytes().map(|byte| ids[usize::from(byte)])),
+            Alphabet::Bytes { ids, .. } => {
+                symbols.extend(word.bytes().map(|byte| ids[usize::from(byte)]))
+            }
             Alphabet::Characters { ascii, others, bytes } => {
                 for c in word.chars() {
-                    let known = if c.is_ascii() { ascii[c as usize] } else { others.get(&c).copied() };
+                    let known =
+                        if c.is_ascii() { ascii[c as usize] } else { others.get(&c).copied() };
                     match known {
                         Some(id) => symbols.push(id),
-                        None => symbols.extend(c.encode_utf8(&mut [0; 4]).bytes().map(|byte| bytes[usize::from(byte)])),
+                        None => symbols.extend(
+                            c.encode_utf8(&mut [0; 4]).bytes().map(|byte| bytes[usize::from(byte)]),
+                        ),
                     }
                 }
             }

@@ -30,11 +30,12 @@ impl Encrypted {
     async fn connect(&self, version: &'static SupportedProtocolVersion) -> TlsStream<TcpStream> {
         let mut roots = RootCertStore::empty();
         roots.add(self.made.root.clone()).unwrap();
-        let mut tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_protocol_versions(&[version])
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        let mut tls =
+            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_protocol_versions(&[version])
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_no_client_auth();
         tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let stream = TcpStream::connect(self.server.address).await.unwrap();
         let name = ServerName::try_from("localhost").unwrap();
@@ -69,7 +70,11 @@ async fn requests_are_answered_in_both_versions() {
         let mut stream = server.connect(version).await;
         let tls = stream.get_ref().1;
         assert_eq!(tls.alpn_protocol(), Some(&b"http/1.1"[..]));
-        assert_eq!(tls.peer_certificates().unwrap().len(), 2, "its own and the authority's between");
+        assert_eq!(
+            tls.peer_certificates().unwrap().len(),
+            2,
+            "its own and the authority's between"
+        );
         // Several on one connection, the last of which is its end.
         let several = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n".repeat(3) + &get("/health");
         stream.write_all(several.as_bytes()).await.unwrap();
@@ -84,14 +89,17 @@ async fn whoever_does_not_agree_on_tls_is_let_go() {
     let limits = HttpLimits { head_timeout: Duration::from_millis(300), ..HttpLimits::default() };
     let server = Encrypted::with(limits).await;
     let hello = [0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3];
-    let beginnings: [&[u8]; 6] = [b"", get("/health").as_bytes(), b"\x16", &hello, &[0xff; 100], &[0; 100_000]]
-        .map(|bytes: &[u8]| &*bytes.to_vec().leak());
+    let beginnings: [&[u8]; 6] =
+        [b"", get("/health").as_bytes(), b"\x16", &hello, &[0xff; 100], &[0; 100_000]]
+            .map(|bytes: &[u8]| &*bytes.to_vec().leak());
     for (count, bytes) in (1..).zip(beginnings) {
         let mut stream = TcpStream::connect(server.server.address).await.unwrap();
         // It may be closed before all of it is sent.
         let _ = stream.write_all(bytes).await;
         let mut answer = Vec::new();
-        let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut answer)).await.expect("the end in time");
+        let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut answer))
+            .await
+            .expect("the end in time");
         assert!(answer.len() <= 7, "an alert at most: {answer:?}");
         wait_for("count", || server.failed_handshakes() == count).await;
     }
@@ -118,7 +126,9 @@ async fn whoever_is_in_a_handshake_makes_room_and_keeps_up_nobody() {
     let certificate = Some(Arc::new(server.made.load().unwrap()));
     let serving = {
         let server = plain.server.clone();
-        tokio::spawn(async move { server.serve(listener, certificate, async { drop(stopped.await) }).await })
+        tokio::spawn(async move {
+            server.serve(listener, certificate, async { drop(stopped.await) }).await
+        })
     };
     let _silent = TcpStream::connect(address).await.unwrap();
     let open = || plain.metrics().contains("\nchiasm_connections 1\n");
@@ -126,7 +136,11 @@ async fn whoever_is_in_a_handshake_makes_room_and_keeps_up_nobody() {
     let started = std::time::Instant::now();
     drop(stop);
     tokio::time::timeout(SOON, serving).await.expect("the end in time").unwrap();
-    assert!(started.elapsed() < Duration::from_secs(5), "its end is waited for: {:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "its end is waited for: {:?}",
+        started.elapsed()
+    );
 }
 
 #[tokio::test]

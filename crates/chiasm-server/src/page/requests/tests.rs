@@ -57,10 +57,12 @@ fn row(worker: &str, status: &str, tokens: Option<usize>) -> (String, String, Op
 #[tokio::test(start_paused = true)]
 async fn attempt_that_moved_is_marked() {
     let server = server(2).await;
-    server.test.backends[0].next_job(Script::refuse(JobError::Dead(Death::new("it was unplugged"))));
+    server.test.backends[0]
+        .next_job(Script::refuse(JobError::Dead(Death::new("it was unplugged"))));
     server.test.backends[1].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
     let record = record(&server);
-    let (_, attempted) = collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
+    let (_, attempted) =
+        collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
     assert_eq!(shown(&server), [row("worker_0", "moved", None), row("worker_1", "running", None)]);
     record.attempted(attempted);
     record.used(Usage { completion_tokens: 2, ..Usage::default() });
@@ -72,7 +74,8 @@ async fn attempt_that_moved_is_marked() {
 #[tokio::test(start_paused = true)]
 async fn refusal_after_routing_ends_the_entry() {
     let server = server(1).await;
-    let refused = JobError::Refused { field: "prompt".to_owned(), message: "is too long".to_owned() };
+    let refused =
+        JobError::Refused { field: "prompt".to_owned(), message: "is too long".to_owned() };
     server.test.backends[0].next_job(Script::refuse(refused));
     let record = record(&server);
     collect(&server.test.pipeline, &prepare(&server, &record).await).await.map(drop).unwrap_err();
@@ -100,7 +103,8 @@ async fn passed_on_request_shows_its_first_token() {
     let server = server(1).await;
     server.test.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Length));
     let record = record(&server);
-    let (_, attempted) = collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
+    let (_, attempted) =
+        collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
     // A request that is passed on is recorded with the head of its answer, and nobody may count its
     // tokens.
     record.attempted(RouteOutcome { first_token: None, ..attempted });
@@ -119,7 +123,8 @@ async fn every_prompt_of_a_list_has_its_own_end() {
     let record = record(&server);
     let mut total = Usage::default();
     for tokens in [2, 3] {
-        let (_, attempted) = collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
+        let (_, attempted) =
+            collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
         let usage = Usage { completion_tokens: tokens, ..Usage::default() };
         total += usage;
         record.attempted(attempted);

@@ -3,7 +3,8 @@
 use super::*;
 use crate::sequence::Piece;
 
-/// Milliseconds in which it is encoded, read, made a tensor of, and computed with the question behind it.
+/// Milliseconds in which it is encoded, read, made a tensor of, and computed with the question
+/// behind it.
 const IMAGE: Image = Image { id: 1, embeds: 1600 };
 const ENCODED: f64 = 1600e3 / 70_000.0;
 const READ: f64 = 1600.0 * 7168.0 / 25e6;
@@ -23,9 +24,11 @@ fn fleet_of(workers: Vec<Role>) -> Scenario {
     Scenario { warm_up: 0, workers, ..scenario(Workload::Mixed, 1, 100) }
 }
 
-/// Plays requests that come at these times in milliseconds. Round-robin has all images encoded elsewhere.
+/// Plays requests that come at these times in milliseconds. Round-robin has all images encoded
+/// elsewhere.
 fn play(scenario: &Scenario, requests: Vec<(u64, Sequence)>) -> PolicyReport {
-    let requests = requests.into_iter().map(|(at, sequence)| Ok(Request { at: at * 1_000_000, sequence }));
+    let requests =
+        requests.into_iter().map(|(at, sequence)| Ok(Request { at: at * 1_000_000, sequence }));
     Fleet::new(scenario, Policy::RoundRobin, Arrivals::Traced(1.0)).run(requests).unwrap()
 }
 
@@ -50,7 +53,8 @@ fn a_request_alone_is_encoded_computed_and_answered_one_after_the_other() {
 
 #[test]
 fn two_ask_about_an_image_that_is_encoded_once_and_a_third_finds_it_elsewhere() {
-    let scenario = fleet_of(vec![Role::Encode, Role::Aggregated, Role::Aggregated, Role::Aggregated]);
+    let scenario =
+        fleet_of(vec![Role::Encode, Role::Aggregated, Role::Aggregated, Role::Aggregated]);
     let both = play(&scenario, vec![(0, ask(IMAGE, 1)), (0, ask(IMAGE, 2))]);
     // The second one has a step of its own, in which nothing is made.
     let first = TENSOR + 2.0 + ENCODED + TENSOR + COMPUTED + READ;
@@ -70,7 +74,8 @@ fn two_ask_about_an_image_that_is_encoded_once_and_a_third_finds_it_elsewhere() 
 fn images_of_a_request_are_encoded_at_the_same_time_and_all_waited_for() {
     let scenario = fleet_of(vec![Role::Encode, Role::Encode, Role::Aggregated]);
     let small = Image { id: 2, embeds: 160 };
-    let sequence = Sequence::new(&[Piece::Image(small), Piece::Image(IMAGE), text(1, 32)], text(9, 1));
+    let sequence =
+        Sequence::new(&[Piece::Image(small), Piece::Image(IMAGE), text(1, 32)], text(9, 1));
     let report = play(&scenario, vec![(0, sequence)]);
     // Two threads of six make the tensors side by side; the larger image takes longest.
     let computed = 2.0 + 1792e3 / 28_000.0 + 1e-6 * 1792.0 * 1792.0 / 2.0 + 1.1 * READ;
@@ -91,7 +96,8 @@ fn what_the_store_has_no_room_for_is_encoded_where_the_prompt_is_computed() {
 
 /// Images of one request, and a place for it.
 fn encoding(fleet: &Fleet<'_>, number: u64, images: &[Image]) -> Encoding {
-    let reservation = fleet.frontends.routers()[0].select(&RouteRequest { prompt_tokens: 1, ..Default::default() });
+    let reservation = fleet.frontends.routers()[0]
+        .select(&RouteRequest { prompt_tokens: 1, ..Default::default() });
     Encoding::new(number, reservation.unwrap(), images.to_vec())
 }
 
@@ -112,12 +118,14 @@ fn a_step_takes_what_waits_up_to_its_budget_or_one_image_that_is_larger() {
     let mut now = 0;
     while let Some(end) = encoder.step_end() {
         let made = seconds(end - now) - model.overhead;
-        let ended = encoder.wake(end).into_iter().map(|encoding| encoding.number).collect::<Vec<_>>();
+        let ended =
+            encoder.wake(end).into_iter().map(|encoding| encoding.number).collect::<Vec<_>>();
         steps.push(((made / model.embed).round(), ended));
         now = end;
     }
     // The last one is in a cache.
-    let expected = [(1200.0, vec![1]), (2400.0, vec![2]), (800.0, vec![3]), (5000.0, vec![4]), (0.0, vec![5])];
+    let expected =
+        [(1200.0, vec![1]), (2400.0, vec![2]), (800.0, vec![3]), (5000.0, vec![4]), (0.0, vec![5])];
     assert_eq!(steps, expected);
     assert!(encoder.is_idle() && close(1e3 * encoder.work(), 9400.0 / 70.0), "{}", encoder.work());
 }
@@ -133,17 +141,26 @@ fn every_request_of_every_workload_ends_and_nobody_has_anything_to_do_then() {
     };
     for workload in Workload::ALL {
         for policy in Policy::ALL {
-            let workers = vec![Role::Prefill, Role::Encode, Role::Decode, Role::Encode, Role::Aggregated];
+            let workers =
+                vec![Role::Prefill, Role::Encode, Role::Decode, Role::Encode, Role::Aggregated];
             let scenario = Scenario { workers, engine, ..scenario(workload, 4, 200) };
             let mut fleet = Fleet::new(&scenario, policy, Arrivals::Poisson(60.0));
             fleet.play(requests(&scenario)).unwrap();
             assert_eq!(fleet.tally.completed + fleet.tally.refused, 200, "{workload}, {policy}");
-            assert!(fleet.tally.completed > 80 && fleet.awaiting.is_empty(), "{workload}, {policy}");
+            assert!(
+                fleet.tally.completed > 80 && fleet.awaiting.is_empty(),
+                "{workload}, {policy}"
+            );
             assert!(fleet.encoders.values().all(Encoder::is_idle) && fleet.encoders.len() == 2);
-            for (worker, engine) in fleet.frontends.routers()[0].workers().iter().zip(&fleet.engines) {
+            for (worker, engine) in
+                fleet.frontends.routers()[0].workers().iter().zip(&fleet.engines)
+            {
                 assert_eq!(engine.stats(), EngineStats::default(), "{workload}, {policy}");
                 assert_eq!(worker.index.blocks, engine.distinct_blocks());
-                assert_eq!((worker.requests, worker.blocks_in_use, worker.pending_tokens), (0, 0, 0));
+                assert_eq!(
+                    (worker.requests, worker.blocks_in_use, worker.pending_tokens),
+                    (0, 0, 0)
+                );
             }
         }
     }
@@ -166,5 +183,8 @@ fn the_busier_the_others_are_the_more_is_encoded_elsewhere_and_a_seed_is_a_repor
 #[test]
 fn engines_that_encode_are_not_all_that_a_fleet_needs() {
     let scenario = fleet_of(vec![Role::Encode]);
-    assert!(matches!(scenario.run(Policy::KvMedia, Arrivals::Poisson(1.0)), Err(SimulateError::Config(_))));
+    assert!(matches!(
+        scenario.run(Policy::KvMedia, Arrivals::Poisson(1.0)),
+        Err(SimulateError::Config(_))
+    ));
 }

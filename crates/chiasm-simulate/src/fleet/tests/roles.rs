@@ -15,7 +15,8 @@ fn pair() -> Scenario {
 
 /// Plays requests that come at these times in milliseconds. Round-robin splits all of them.
 fn play(scenario: &Scenario, requests: Vec<(u64, Sequence)>) -> PolicyReport {
-    let requests = requests.into_iter().map(|(at, sequence)| Ok(Request { at: at * 1_000_000, sequence }));
+    let requests =
+        requests.into_iter().map(|(at, sequence)| Ok(Request { at: at * 1_000_000, sequence }));
     Fleet::new(scenario, Policy::RoundRobin, Arrivals::Traced(1.0)).run(requests).unwrap()
 }
 
@@ -39,7 +40,10 @@ fn a_split_request_alone_takes_its_prefill_its_way_and_its_steps() {
     let decode: Vec<f64> = (0..10).map(|step| 8.0 + 23e-6 * (2800.0 + f64::from(step))).collect();
     assert!(close(report.itl_ms.mean, decode.iter().sum::<f64>() / 10.0), "{report:?}");
     // The events of the last step come a millisecond after it.
-    assert!(close(1e3 * report.virtual_seconds, first + decode.iter().sum::<f64>() + 1.0), "{report:?}");
+    assert!(
+        close(1e3 * report.virtual_seconds, first + decode.iter().sum::<f64>() + 1.0),
+        "{report:?}"
+    );
     assert_eq!((report.split, report.hit_rate, report.completed), (Some(1.0), 0.0, 1));
 }
 
@@ -56,7 +60,8 @@ fn both_engines_get_the_tensors_and_one_encodes() {
     assert_eq!((report.encoder_saved, report.tensors_reused), (Some(0.0), Some(0.0)));
     // Of the image all is there the next time, at both: two blocks are computed, and got.
     let both = play(&pair(), vec![(0, ask(1)), (1000, ask(2))]);
-    let second = 8.0 + 1e-6 * (1632.0 * 1632.0 - 1600.0 * 1600.0) / 2.0 + transfer(2.0) + last_token;
+    let second =
+        8.0 + 1e-6 * (1632.0 * 1632.0 - 1600.0 * 1600.0) / 2.0 + transfer(2.0) + last_token;
     assert!(close(2.0 * both.ttft_ms.mean - first, second), "{both:?} and {second}");
     assert_eq!((both.encoder_saved, both.tensors_reused), (Some(0.5), Some(0.5)));
     assert!(close(both.hit_rate, 1600.0 / 3264.0), "{both:?}");
@@ -93,9 +98,12 @@ fn an_engine_begins_to_get_a_prompt_between_two_steps_and_one_at_a_time() {
 fn blocks_of_a_prompt_are_kept_until_it_is_had_and_no_longer() {
     let scenario = pair();
     let mut fleet = Fleet::new(&scenario, Policy::RoundRobin, Arrivals::Traced(1.0));
-    let in_use =
-        |fleet: &Fleet<'_>| fleet.engines.iter().map(|engine| engine.stats().kv_usage > 0.0).collect::<Vec<_>>();
-    fleet.arrive(Request { at: 0, sequence: Sequence::new(&[text(1, 2800)], text(2, 50)) }, 0).unwrap();
+    let in_use = |fleet: &Fleet<'_>| {
+        fleet.engines.iter().map(|engine| engine.stats().kv_usage > 0.0).collect::<Vec<_>>()
+    };
+    fleet
+        .arrive(Request { at: 0, sequence: Sequence::new(&[text(1, 2800)], text(2, 50)) }, 0)
+        .unwrap();
     let mut seen = Vec::new();
     while let Some(at) = fleet.planned.peek().map(|planned| planned.at) {
         fleet.clock.set(at);
@@ -125,7 +133,10 @@ fn every_request_of_every_workload_ends_and_engines_and_routers_are_empty_then()
                 assert_eq!(engine.stats(), EngineStats::default(), "{workload}, {policy}");
                 assert_eq!(worker.index.blocks, engine.distinct_blocks());
                 assert_eq!((worker.index.unkeyed_blocks, worker.index.unknown_removals), (0, 0));
-                assert_eq!((worker.requests, worker.blocks_in_use, worker.pending_tokens), (0, 0, 0));
+                assert_eq!(
+                    (worker.requests, worker.blocks_in_use, worker.pending_tokens),
+                    (0, 0, 0)
+                );
             }
         }
     }

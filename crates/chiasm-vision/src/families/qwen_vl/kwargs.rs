@@ -1,7 +1,8 @@
 //! `mm_processor_kwargs` of a request, as vLLM 0.32 hands them to `Qwen2VLImageProcessor`.
 //!
-//! What vLLM ignores with a warning (an unknown key) is refused here; so is every setting that would change the
-//! shape of the patches. Values that make the processor fail are refused before it would.
+//! What vLLM ignores with a warning (an unknown key) is refused here; so is every setting that
+//! would change the shape of the patches. Values that make the processor fail are refused before it
+//! would.
 
 use serde_json::{Map, Value};
 
@@ -17,7 +18,10 @@ pub(super) struct Kwargs {
 }
 
 /// `completes_size`: whether a `size` may leave an edge open, which then is the model's.
-pub(super) fn parse(kwargs: &Map<String, Value>, completes_size: bool) -> Result<Kwargs, VisionError> {
+pub(super) fn parse(
+    kwargs: &Map<String, Value>,
+    completes_size: bool,
+) -> Result<Kwargs, VisionError> {
     let (mut min_pixels, mut max_pixels) = (None, None);
     let (mut shortest, mut longest) = (None, None);
     let mut has_size = false;
@@ -55,14 +59,19 @@ pub(super) fn parse(kwargs: &Map<String, Value>, completes_size: bool) -> Result
     Ok(Kwargs { min_pixels, max_pixels })
 }
 
-/// The edges of a `size` as `min_pixels` and `max_pixels` too, where the request does not have these
-/// (`_complete_mm_processor_size_aliases` in vLLM's `qwen2_vl.py`). A `size` of null says nothing if sizes are completed.
+/// The edges of a `size` as `min_pixels` and `max_pixels` too, where the request does not have
+/// these (`_complete_mm_processor_size_aliases` in vLLM's `qwen2_vl.py`). A `size` of null says
+/// nothing if sizes are completed.
 pub(super) fn add_pixels_of_edges(request: &mut Map<String, Value>, completes_size: bool) {
     if completes_size && request.get("size").is_some_and(Value::is_null) {
         request.remove("size");
     }
     for (edge, pixels) in [("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")] {
-        let value = request.get("size").and_then(|size| size.get(edge)).filter(|value| !value.is_null()).cloned();
+        let value = request
+            .get("size")
+            .and_then(|size| size.get(edge))
+            .filter(|value| !value.is_null())
+            .cloned();
         if let (Some(value), false) = (value, request.contains_key(pixels)) {
             request.insert(pixels.into(), value);
         }
@@ -70,10 +79,10 @@ pub(super) fn add_pixels_of_edges(request: &mut Map<String, Value>, completes_si
 }
 
 fn pixels(key: &'static str, value: &Value) -> Result<u64, VisionError> {
-    value
-        .as_u64()
-        .filter(|&pixels| pixels > 0)
-        .ok_or_else(|| VisionError::InvalidKwarg { key, problem: "must be an integer above 0 and below 2^64".into() })
+    value.as_u64().filter(|&pixels| pixels > 0).ok_or_else(|| VisionError::InvalidKwarg {
+        key,
+        problem: "must be an integer above 0 and below 2^64".into(),
+    })
 }
 
 fn unknown(key: String) -> VisionError {

@@ -1,7 +1,9 @@
-//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL: `Qwen2VLImageProcessor` of `transformers` 5.19, called as vLLM 0.32 calls it.
+//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL: `Qwen2VLImageProcessor` of `transformers` 5.19, called as
+//! vLLM 0.32 calls it.
 //!
-//! An image is resized so that both sides are multiples of `patch_size * merge_size` and its area lies within bounds.
-//! Each patch becomes a row of `pixel_values`; each square of `merge_size²` patches becomes one token.
+//! An image is resized so that both sides are multiples of `patch_size * merge_size` and its area
+//! lies within bounds. Each patch becomes a row of `pixel_values`; each square of `merge_size²`
+//! patches becomes one token.
 
 mod kwargs;
 mod largest;
@@ -23,7 +25,8 @@ use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 use kwargs::Kwargs;
 use settings::Settings;
 
-/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `qwen2_vl.py` and `qwen3_vl.py`).
+/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `qwen2_vl.py` and
+/// `qwen3_vl.py`).
 const PROMPT_TEXT: &str = "<|vision_start|><|image_pad|><|vision_end|>";
 
 /// `image_token_id` of the three config classes, for a config.json without it.
@@ -52,7 +55,8 @@ impl Generation {
         matches!(self, Self::Three | Self::ThreeFive)
     }
 
-    /// vLLM completes a half-given `size` for Qwen3-VL only (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
+    /// vLLM completes a half-given `size` for Qwen3-VL only
+    /// (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
     const fn completes_size(self) -> bool {
         matches!(self, Self::Three | Self::ThreeFive)
     }
@@ -63,17 +67,22 @@ impl Generation {
 pub(crate) struct QwenVl {
     generation: Generation,
     settings: Settings,
-    /// Most pixels of all frames of a video together that are one patch deep; `None` where a frame has as many as an image.
+    /// Most pixels of all frames of a video together that are one patch deep; `None` where a frame
+    /// has as many as an image.
     video_pixels: Option<u64>,
     image_token: TokenId,
     prompt: ImagePrompt,
 }
 
 impl QwenVl {
-    pub(crate) fn read(dir: &ModelDir, generation: Generation) -> Result<Arc<dyn Family>, VisionError> {
+    pub(crate) fn read(
+        dir: &ModelDir,
+        generation: Generation,
+    ) -> Result<Arc<dyn Family>, VisionError> {
         let file = dir.image_processor()?;
         let settings = Settings::read(file)?;
-        // The engine builds its vision tower from config.json: patches of another shape would kill it.
+        // The engine builds its vision tower from config.json: patches of another shape would kill
+        // it.
         for (key, in_config, default, used) in [
             ("patch_size", "patch_size", generation.vision_patch_size(), settings.patch),
             ("merge_size", "spatial_merge_size", 2, settings.merge),
@@ -81,9 +90,12 @@ impl QwenVl {
         ] {
             let expected = dir.vision.positive(in_config)?.unwrap_or(default);
             if u64::from(used) != expected {
-                return Err(
-                    file.problem(key, format!("is {used}, but vision_config.{in_config} in config.json is {expected}"))
-                );
+                return Err(file.problem(
+                    key,
+                    format!(
+                        "is {used}, but vision_config.{in_config} in config.json is {expected}"
+                    ),
+                ));
             }
         }
         let image_token = dir.token(&["image_token_id"], IMAGE_TOKEN)?;
@@ -95,7 +107,8 @@ impl QwenVl {
 
 impl Family for QwenVl {
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
-        let Kwargs { min_pixels, max_pixels } = kwargs::parse(kwargs, self.generation.completes_size())?;
+        let Kwargs { min_pixels, max_pixels } =
+            kwargs::parse(kwargs, self.generation.completes_size())?;
         let mut changed = self.clone();
         changed.settings.min_pixels = min_pixels.unwrap_or(changed.settings.min_pixels);
         changed.settings.max_pixels = max_pixels.unwrap_or(changed.settings.max_pixels);
@@ -131,11 +144,19 @@ impl Family for QwenVl {
             shape: vec![rows, patches.row_len()],
             field: TensorField::rows(rows),
             resampler: Resampler::Torch(Filter::Bicubic),
-            layers: vec![Layer::whole(size.width as usize, size.height as usize, Layout::Patches(patches))],
+            layers: vec![Layer::whole(
+                size.width as usize,
+                size.height as usize,
+                Layout::Patches(patches),
+            )],
         };
         let extents = grid.map(i64::from);
-        let grid_thw =
-            TensorSpec::integers("image_grid_thw", vec![3], TensorField::Batched { keep_on_cpu: true }, &extents);
+        let grid_thw = TensorSpec::integers(
+            "image_grid_thw",
+            vec![3],
+            TensorField::Batched { keep_on_cpu: true },
+            &extents,
+        );
         ImagePlan::new(size, resized, grid, placeholder, pixels, vec![grid_thw])
     }
 
@@ -148,21 +169,36 @@ impl Family for QwenVl {
         let Settings { patch, merge, temporal, min_pixels, max_pixels, .. } = self.settings;
         let factor = patch * merge;
         match self.video_pixels {
-            Some(pixels) => largest::embeddings(largest::image(factor, pixels / u64::from(temporal)), factor),
+            Some(pixels) => {
+                largest::embeddings(largest::image(factor, pixels / u64::from(temporal)), factor)
+            }
             None => {
                 let frame = largest::image(factor, max_pixels);
                 let frame = smart_resize::smart_resize(frame, factor, min_pixels, max_pixels);
                 frame.map_or(0, |frame| {
-                    largest::longest_video(context, largest::embeddings(frame, factor), temporal as usize)
+                    largest::longest_video(
+                        context,
+                        largest::embeddings(frame, factor),
+                        temporal as usize,
+                    )
                 })
             }
         }
     }
 
     fn fingerprint(&self, out: &mut Fingerprint) {
-        // The generation changes which settings there are, not what they do; videos are not made here.
+        // The generation changes which settings there are, not what they do; videos are not made
+        // here.
         let Self { generation: _, settings, video_pixels: _, image_token, prompt: _ } = self;
-        let Settings { patch, merge, temporal, do_resize, min_pixels, max_pixels, ref normalization } = *settings;
+        let Settings {
+            patch,
+            merge,
+            temporal,
+            do_resize,
+            min_pixels,
+            max_pixels,
+            ref normalization,
+        } = *settings;
         out.integer("patch_size", patch);
         out.integer("merge_size", merge);
         out.integer("temporal_patch_size", temporal);

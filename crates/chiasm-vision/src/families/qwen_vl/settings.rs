@@ -1,7 +1,9 @@
-//! The image processor's settings with the defaults of `Qwen2VLImageProcessor` in `transformers` 5.19.
+//! The image processor's settings with the defaults of `Qwen2VLImageProcessor` in `transformers`
+//! 5.19.
 //!
-//! A missing key means the default of the class. A null means it too for the bounds; elsewhere it is taken at its word
-//! (`BaseImageProcessor.__init__` sets it before the defaults are asked for): off for a switch, refused for a number.
+//! A missing key means the default of the class. A null means it too for the bounds; elsewhere it
+//! is taken at its word (`BaseImageProcessor.__init__` sets it before the defaults are asked for):
+//! off for a switch, refused for a number.
 
 use crate::VisionError;
 use crate::kernels::{Filter, Normalization};
@@ -23,7 +25,8 @@ pub(super) struct Settings {
     /// Frames per patch: a still image is repeated so often.
     pub(super) temporal: u32,
     pub(super) do_resize: bool,
-    /// Bounds of the area after resizing: `size.shortest_edge` and `size.longest_edge`, despite their names.
+    /// Bounds of the area after resizing: `size.shortest_edge` and `size.longest_edge`, despite
+    /// their names.
     pub(super) min_pixels: u64,
     pub(super) max_pixels: u64,
     pub(super) normalization: Normalization,
@@ -52,8 +55,8 @@ impl Settings {
     }
 }
 
-/// `min_pixels` and `max_pixels` beside `size` are older and win over its edges. They also drop namesakes inside
-/// `size`, without which `size` must have exactly its two edges.
+/// `min_pixels` and `max_pixels` beside `size` are older and win over its edges. They also drop
+/// namesakes inside `size`, without which `size` must have exactly its two edges.
 fn read_size(file: &Section) -> Result<(u64, u64), VisionError> {
     let legacy = [file.nullable_positive("min_pixels")?, file.nullable_positive("max_pixels")?];
     let Some(size) = file.section("size")? else {
@@ -71,9 +74,9 @@ fn read_size(file: &Section) -> Result<(u64, u64), VisionError> {
     }
     let edge = |legacy: Option<u64>, key| match legacy {
         Some(pixels) => Ok(pixels),
-        None => size
-            .positive(key)?
-            .ok_or_else(|| file.problem("size", format!("lacks the key {key:?}, but must have both edges"))),
+        None => size.positive(key)?.ok_or_else(|| {
+            file.problem("size", format!("lacks the key {key:?}, but must have both edges"))
+        }),
     };
     Ok((edge(legacy[0], "shortest_edge")?, edge(legacy[1], "longest_edge")?))
 }

@@ -5,15 +5,17 @@ use crate::{ImageSize, VisionError};
 /// Largest ratio of the longer to the shorter side that `smart_resize` takes.
 const MAX_RATIO: u32 = 200;
 
-/// Most pixels after resizing: tensors of more elements than 32 bits can count break the engine's kernels, long after
-/// every model's context is full.
+/// Most pixels after resizing: tensors of more elements than 32 bits can count break the engine's
+/// kernels, long after every model's context is full.
 const MAX_AREA: f64 = i32::MAX as f64;
 
-/// Largest area up to which an f64 counts every pixel, so that Python's division of integers and ours agree.
+/// Largest area up to which an f64 counts every pixel, so that Python's division of integers and
+/// ours agree.
 const EXACT_AREA: u64 = 1 << 53;
 
-/// Both sides become multiples of `factor`, the area comes into `min_pixels..=max_pixels` where one step of scaling
-/// reaches it, the aspect ratio stays as close as it can. `factor`, `min_pixels` and `max_pixels` are at least 1.
+/// Both sides become multiples of `factor`, the area comes into `min_pixels..=max_pixels` where one
+/// step of scaling reaches it, the aspect ratio stays as close as it can. `factor`, `min_pixels`
+/// and `max_pixels` are at least 1.
 pub(super) fn smart_resize(
     size: ImageSize,
     factor: u32,
@@ -54,7 +56,8 @@ pub(super) fn smart_resize(
     Ok(ImageSize { width: new_width as u32, height: new_height as u32 })
 }
 
-/// The size that stays with `do_resize` off: the image must consist of whole squares of patches already.
+/// The size that stays with `do_resize` off: the image must consist of whole squares of patches
+/// already.
 pub(super) fn keep(size: ImageSize, factor: u32) -> Result<ImageSize, VisionError> {
     if size.area() == 0 {
         return Err(VisionError::EmptyImage { size });

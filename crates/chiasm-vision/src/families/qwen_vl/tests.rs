@@ -26,12 +26,16 @@ fn load(settings: Value) -> Result<VisionModel, VisionError> {
         "spatial_merge_size": settings.get("merge_size").unwrap_or(&json!(2)),
         "temporal_patch_size": settings.get("temporal_patch_size").unwrap_or(&json!(2)),
     });
-    load_with(&json!({"model_type": "qwen2_vl", "vision_config": vision}), &settings).map(|model| model.unwrap())
+    load_with(&json!({"model_type": "qwen2_vl", "vision_config": vision}), &settings)
+        .map(|model| model.unwrap())
 }
 
 fn bounds(model: &VisionModel, min_pixels: Option<u64>, max_pixels: Option<u64>) -> ImageKwargs {
     let kwargs = [("min_pixels", min_pixels), ("max_pixels", max_pixels)];
-    let kwargs = kwargs.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into()))).collect();
+    let kwargs = kwargs
+        .into_iter()
+        .filter_map(|(key, value)| Some((key.to_owned(), value?.into())))
+        .collect();
     model.parse_kwargs(&kwargs).unwrap()
 }
 
@@ -41,7 +45,9 @@ fn size(width: u32, height: u32) -> ImageSize {
 
 #[test]
 fn a_model_without_vision_is_text_only() {
-    for config in [json!({"model_type": "qwen2"}), json!({"model_type": "x", "vision_config": null})] {
+    for config in
+        [json!({"model_type": "qwen2"}), json!({"model_type": "x", "vision_config": null})]
+    {
         assert!(load_with(&config, &json!({})).unwrap().is_none());
     }
 }
@@ -85,7 +91,10 @@ fn settings_that_cannot_be_honoured_are_refused_by_name() {
         (json!({"image_std": [0.5, 0, 0.5]}), "image_std"),
     ] {
         let error = load(settings.clone()).unwrap_err();
-        assert!(matches!(error, VisionError::Setting { key, .. } if key == name), "{settings}: {error}");
+        assert!(
+            matches!(error, VisionError::Setting { key, .. } if key == name),
+            "{settings}: {error}"
+        );
     }
 }
 

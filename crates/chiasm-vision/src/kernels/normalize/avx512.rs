@@ -1,11 +1,13 @@
-//! A table's look-ups with AVX-512 VBMI: the table lies in registers, where 64 values are looked up at a time.
+//! A table's look-ups with AVX-512 VBMI: the table lies in registers, where 64 values are looked up
+//! at a time.
 
 use std::arch::x86_64::*;
 
 /// Values per step.
 const VALUES: usize = 64;
 
-/// The table of one channel, for elements of 2 or 4 bytes: of each byte of an element, that byte of all 256.
+/// The table of one channel, for elements of 2 or 4 bytes: of each byte of an element, that byte of
+/// all 256.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Registers<const N: usize>([[__m512i; 4]; N]);
 
@@ -15,14 +17,16 @@ impl<const N: usize> Registers<N> {
         const { assert!(N == 2 || N == 4) };
         Self(std::array::from_fn(|byte| {
             std::array::from_fn(|quarter| {
-                let bytes: [u8; 64] = std::array::from_fn(|index| table[64 * quarter + index][byte]);
+                let bytes: [u8; 64] =
+                    std::array::from_fn(|index| table[64 * quarter + index][byte]);
                 // SAFETY: 64 bytes of an array of that length.
                 unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
             })
         }))
     }
 
-    /// Looks up at least 64 values and writes their elements to `out`, as often as there is room for all.
+    /// Looks up at least 64 values and writes their elements to `out`, as often as there is room
+    /// for all.
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
     #[inline]
     pub(in crate::kernels) fn map(&self, values: &[u8], out: &mut [u8]) {
@@ -32,7 +36,8 @@ impl<const N: usize> Registers<N> {
             // The last step may repeat some values.
             let at = at.min(values.len() - VALUES);
             // SAFETY: at + 64 <= values.len().
-            let elements = self.encode(unsafe { _mm512_loadu_si512(values.as_ptr().add(at).cast()) });
+            let elements =
+                self.encode(unsafe { _mm512_loadu_si512(values.as_ptr().add(at).cast()) });
             for start in (0..out.len()).step_by(length) {
                 // SAFETY: N * (at + 64) <= length, and start + length <= out.len().
                 unsafe { Self::store(elements, out.as_mut_ptr().add(start + N * at)) };
@@ -56,9 +61,11 @@ impl<const N: usize> Registers<N> {
     #[inline]
     pub(in crate::kernels) fn encode(&self, values: __m512i) -> [__m512i; N] {
         let mut elements = [values; N];
-        // Unpacking works within 16 bytes; these orders of the values make its results lie in order.
+        // Unpacking works within 16 bytes; these orders of the values make its results lie in
+        // order.
         if N == 2 {
-            let values = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), values);
+            let values =
+                _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), values);
             let (a, b) = (look_up(&self.0[0], values), look_up(&self.0[1], values));
             elements[0] = _mm512_unpacklo_epi8(a, b);
             elements[1] = _mm512_unpackhi_epi8(a, b);

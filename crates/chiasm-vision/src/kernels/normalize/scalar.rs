@@ -13,12 +13,13 @@ pub(crate) enum Channel {
     Standardize { mean: f32, std: f32 },
     /// `(value / 255 - mean) / std`: torchvision's `ToTensor`, then `Normalize`.
     Unit { mean: f32, std: f32 },
-    /// Multiplied by `factor` in bfloat16, then `(value - mean) / std` in bfloat16: every operation is computed in f32
-    /// and rounded.
+    /// Multiplied by `factor` in bfloat16, then `(value - mean) / std` in bfloat16: every operation
+    /// is computed in f32 and rounded.
     Brain { factor: f32, mean: bf16, std: bf16 },
 }
 
-/// The outcome for one value, with as many roundings as there are operations: a fused multiply-add would differ.
+/// The outcome for one value, with as many roundings as there are operations: a fused multiply-add
+/// would differ.
 pub(crate) fn normalize(channel: Channel, value: u8) -> f32 {
     let value = f32::from(value);
     match channel {

@@ -29,7 +29,8 @@ struct Cutter<'a> {
     patch: usize,
     /// Pixels per step: at most [`PIXELS`].
     step: usize,
-    /// Shuffles by channel: the bytes that it takes of each of three loads, the same in both halves.
+    /// Shuffles by channel: the bytes that it takes of each of three loads, the same in both
+    /// halves.
     masks: [[__m256i; 3]; 3],
     /// Moves the last 8 of `step` bytes to the front.
     tail: __m128i,
@@ -52,13 +53,15 @@ impl<'a> Cutter<'a> {
                 _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(mask.as_ptr().cast()) })
             })
         });
-        let tail: [u8; 16] = std::array::from_fn(|byte| if byte < 8 { (step - 8 + byte) as u8 } else { 0x80 });
+        let tail: [u8; 16] =
+            std::array::from_fn(|byte| if byte < 8 { (step - 8 + byte) as u8 } else { 0x80 });
         // SAFETY: 16 bytes of an array of that length.
         let tail = unsafe { _mm_loadu_si128(tail.as_ptr().cast()) };
         Self { pixels, image_row: grid.image_row(), patch: grid.patch, step, masks, tail }
     }
 
-    /// The patch whose first byte is at `origin`, as it lies in a row of patches with this many frames.
+    /// The patch whose first byte is at `origin`, as it lies in a row of patches with this many
+    /// frames.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn cut(&self, origin: usize, frames: usize, row: &mut [u8]) {
@@ -85,7 +88,12 @@ impl<'a> Cutter<'a> {
     /// `pixels` points to a patch of the image, `row` to room for it in `frames` frames.
     #[target_feature(enable = "avx2")]
     #[inline]
-    unsafe fn cut_from<const WHOLE: bool, const FRAMES: usize>(&self, pixels: *const u8, frames: usize, row: *mut u8) {
+    unsafe fn cut_from<const WHOLE: bool, const FRAMES: usize>(
+        &self,
+        pixels: *const u8,
+        frames: usize,
+        row: *mut u8,
+    ) {
         let (patch, step) = (self.patch, if WHOLE { PIXELS } else { self.step });
         let frames = if FRAMES == 0 { frames } else { FRAMES };
         let plane = patch * patch;
@@ -94,24 +102,34 @@ impl<'a> Cutter<'a> {
             let next = (y + 1).min(patch - 1);
             for x in (0..patch).step_by(PIXELS) {
                 let x = x.min(patch - step);
-                // SAFETY: every load ends at most 3 * step bytes from pixel x of its line, and x + step <= patch.
+                // SAFETY: every load ends at most 3 * step bytes from pixel x of its line, and x +
+                // step <= patch.
                 let (a, b, c) = unsafe {
                     let low = pixels.add(y * self.image_row + 3 * x);
                     let high = pixels.add(next * self.image_row + 3 * x);
                     let last = 3 * step - 16;
                     _mm_prefetch::<_MM_HINT_T0>(low.wrapping_add(AHEAD).cast());
                     _mm_prefetch::<_MM_HINT_T0>(high.wrapping_add(AHEAD).cast());
-                    (load(low, high), load(low.add(16), high.add(16)), load(low.add(last), high.add(last)))
+                    (
+                        load(low, high),
+                        load(low.add(16), high.add(16)),
+                        load(low.add(last), high.add(last)),
+                    )
                 };
                 for (channel, masks) in self.masks.iter().enumerate() {
                     let bytes = _mm256_or_si256(
-                        _mm256_or_si256(_mm256_shuffle_epi8(a, masks[0]), _mm256_shuffle_epi8(b, masks[1])),
+                        _mm256_or_si256(
+                            _mm256_shuffle_epi8(a, masks[0]),
+                            _mm256_shuffle_epi8(b, masks[1]),
+                        ),
                         _mm256_shuffle_epi8(c, masks[2]),
                     );
-                    let (low, high) = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+                    let (low, high) =
+                        (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
                     for frame in 0..frames {
-                        // SAFETY: x + step <= patch. What is written beyond a line is in the next line of the same
-                        // frame, which is written later; the last line is written exactly.
+                        // SAFETY: x + step <= patch. What is written beyond a line is in the next
+                        // line of the same frame, which is written later; the last line is written
+                        // exactly.
                         unsafe {
                             let at = row.add((channel * frames + frame) * plane + x);
                             self.store::<WHOLE>(at.add(y * patch), low, y + 1 == patch);

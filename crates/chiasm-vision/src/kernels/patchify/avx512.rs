@@ -1,5 +1,5 @@
-//! Cutting patches with AVX-512 VBMI: four lines of a patch at a time are taken apart into channels. Tables lie in
-//! registers, where 64 values are looked up at a time.
+//! Cutting patches with AVX-512 VBMI: four lines of a patch at a time are taken apart into
+//! channels. Tables lie in registers, where 64 values are looked up at a time.
 
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
@@ -10,7 +10,8 @@ use crate::kernels::normalize::avx512::Registers;
 
 /// Lines per step: those of the largest patch that is cut here fill a vector with one channel.
 const LINES: usize = 4;
-/// Sides of patches that are cut here. Larger ones do not fit into vectors; smaller ones no model has.
+/// Sides of patches that are cut here. Larger ones do not fit into vectors; smaller ones no model
+/// has.
 const SIDES: RangeInclusive<usize> = 12..=LARGEST;
 /// The last of [`SIDES`].
 const LARGEST: usize = 16;
@@ -33,24 +34,32 @@ pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
 
 /// See [`scalar::map`], for elements of 2 or 4 bytes.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
-pub(crate) fn map<const N: usize>(pixels: &[u8], grid: &PatchGrid, table: &ChannelTable<N>, out: &mut [u8]) {
+pub(crate) fn map<const N: usize>(
+    pixels: &[u8],
+    grid: &PatchGrid,
+    table: &ChannelTable<N>,
+    out: &mut [u8],
+) {
     if !SIDES.contains(&grid.patch) {
         return scalar::map(pixels, grid, table, out);
     }
     let plane = grid.patch * grid.patch;
-    let registers = [Registers::new(&table[0]), Registers::new(&table[1]), Registers::new(&table[2])];
+    let registers =
+        [Registers::new(&table[0]), Registers::new(&table[1]), Registers::new(&table[2])];
     let cutter = Cutter::new(grid, pixels);
     let mut planes = [0; 3 * LARGEST * LARGEST];
     let planes = &mut planes[..3 * plane];
-    // Rows of 4-byte elements whose stores cross cache lines are made in the first-level cache, then moved. (A third
-    // less time. Elements of 2 bytes take longer that way. Both measured with patches of 14.)
+    // Rows of 4-byte elements whose stores cross cache lines are made in the first-level cache,
+    // then moved. (A third less time. Elements of 2 bytes take longer that way. Both measured with
+    // patches of 14.)
     let stage = N == 4 && !(N * plane).is_multiple_of(64);
     let mut staged = if stage { vec![0; N * grid.row_len()] } else { Vec::new() };
     for (origin, out) in grid.origins().zip(out.chunks_exact_mut(N * grid.row_len())) {
         cutter.cut::<1>(origin, planes);
         let row = if stage { &mut staged } else { &mut *out };
         let frames = row.chunks_exact_mut(N * plane * grid.temporal);
-        for ((values, registers), frames) in planes.chunks_exact(plane).zip(&registers).zip(frames) {
+        for ((values, registers), frames) in planes.chunks_exact(plane).zip(&registers).zip(frames)
+        {
             registers.map(values, frames);
         }
         if stage {
@@ -67,7 +76,8 @@ struct Cutter<'a> {
     line: __mmask64,
     /// The lanes of a channel that the first two of four lines fill.
     first: __mmask64,
-    /// Indices of a channel's bytes in two lines, by channel; the same for the first two and the last two.
+    /// Indices of a channel's bytes in two lines, by channel; the same for the first two and the
+    /// last two.
     indices: [__m512i; 3],
 }
 
@@ -112,10 +122,15 @@ impl<'a> Cutter<'a> {
                 let bytes = _mm512_mask_blend_epi8(self.first, last, first);
                 for frame in 0..frames {
                     let at = (channel * frames + frame) * plane + y * patch;
-                    // SAFETY: four lines from line y of a plane of the row. What is written beyond them is in the
-                    // same plane and written later; the last four lines are written exactly.
+                    // SAFETY: four lines from line y of a plane of the row. What is written beyond
+                    // them is in the same plane and written later; the last four lines are written
+                    // exactly.
                     unsafe {
-                        store(row.as_mut_ptr().add(at), bytes, if y + LINES == patch { LINES * patch } else { 64 })
+                        store(
+                            row.as_mut_ptr().add(at),
+                            bytes,
+                            if y + LINES == patch { LINES * patch } else { 64 },
+                        )
                     };
                 }
             }

@@ -11,15 +11,16 @@ pub(super) mod avx512;
 pub(super) mod neon;
 pub(super) mod scalar;
 
-/// Bytes by which vector code fetches lines ahead. Without it, images that come from memory take up to twice the time
-/// (measured).
+/// Bytes by which vector code fetches lines ahead. Without it, images that come from memory take up
+/// to twice the time (measured).
 #[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 128;
 
 /// An image cut into square patches, which are grouped in squares of `merge` by `merge`.
 ///
-/// Rows run over groups from left to right and top to bottom, and within a group over its patches likewise. A row
-/// holds, for each channel and each of the `temporal` frames (all equal for a still image), the patch's pixels.
+/// Rows run over groups from left to right and top to bottom, and within a group over its patches
+/// likewise. A row holds, for each channel and each of the `temporal` frames (all equal for a still
+/// image), the patch's pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PatchGrid {
     /// Patches from top to bottom, a multiple of `merge`.
@@ -65,14 +66,16 @@ impl PatchGrid {
         3 * self.width * self.patch
     }
 
-    /// Yields the index in the image of each patch's first byte, in the order of the rows that patches become.
+    /// Yields the index in the image of each patch's first byte, in the order of the rows that
+    /// patches become.
     fn origins(&self) -> impl Iterator<Item = usize> {
         let Self { height, width, patch, merge, .. } = *self;
         let image_row = self.image_row();
         (0..height).step_by(merge).flat_map(move |group_y| {
             (0..width).step_by(merge).flat_map(move |group_x| {
-                (group_y..group_y + merge)
-                    .flat_map(move |y| (group_x..group_x + merge).map(move |x| y * patch * image_row + x * patch * 3))
+                (group_y..group_y + merge).flat_map(move |y| {
+                    (group_x..group_x + merge).map(move |x| y * patch * image_row + x * patch * 3)
+                })
             })
         })
     }

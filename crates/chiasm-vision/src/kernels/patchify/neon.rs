@@ -18,15 +18,21 @@ pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
     }
     let plane = patch * patch;
     for (origin, row) in grid.origins().zip(out.chunks_exact_mut(grid.row_len())) {
-        assert!(origin + (patch - 1) * image_row + 3 * patch <= pixels.len() && row.len() == 3 * frames * plane);
+        assert!(
+            origin + (patch - 1) * image_row + 3 * patch <= pixels.len()
+                && row.len() == 3 * frames * plane
+        );
         for y in 0..patch {
             // SAFETY: the patch's line y, and line y of the first frame's first plane.
-            let (line, at) = unsafe { (pixels.as_ptr().add(origin + y * image_row), row.as_mut_ptr().add(y * patch)) };
+            let (line, at) = unsafe {
+                (pixels.as_ptr().add(origin + y * image_row), row.as_mut_ptr().add(y * patch))
+            };
             let step = if patch >= PIXELS { PIXELS } else { FEWER_PIXELS };
             for x in (0..patch).step_by(step) {
                 // The last step may repeat some pixels.
                 let x = x.min(patch - step);
-                // SAFETY: x + step <= patch, so that all is within the line and its copies in each plane.
+                // SAFETY: x + step <= patch, so that all is within the line and its copies in each
+                // plane.
                 unsafe {
                     if step == PIXELS {
                         let uint8x16x3_t(red, green, blue) = vld3q_u8(line.add(3 * x));

@@ -9,11 +9,21 @@ pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
 }
 
 /// Pixels through a table.
-pub(crate) fn map<const N: usize>(pixels: &[u8], grid: &PatchGrid, table: &ChannelTable<N>, out: &mut [u8]) {
+pub(crate) fn map<const N: usize>(
+    pixels: &[u8],
+    grid: &PatchGrid,
+    table: &ChannelTable<N>,
+    out: &mut [u8],
+) {
     patchify(pixels, grid, out, |channel, value| table[channel][usize::from(value)]);
 }
 
-fn patchify<const N: usize>(pixels: &[u8], grid: &PatchGrid, out: &mut [u8], encode: impl Fn(usize, u8) -> [u8; N]) {
+fn patchify<const N: usize>(
+    pixels: &[u8],
+    grid: &PatchGrid,
+    out: &mut [u8],
+    encode: impl Fn(usize, u8) -> [u8; N],
+) {
     let (patch, image_row) = (grid.patch, grid.image_row());
     let frame = N * patch * patch;
     for (origin, row) in grid.origins().zip(out.chunks_exact_mut(N * grid.row_len())) {

@@ -23,7 +23,10 @@ fn elements_lie_where_the_definition_says() {
                     for _frame in 0..grid.temporal {
                         for pixel in 0..grid.patch * grid.patch {
                             let (y, x) = (top + pixel / grid.patch, left + pixel % grid.patch);
-                            assert_eq!(elements.next(), Some(pixels[3 * (y * width + x) + channel]));
+                            assert_eq!(
+                                elements.next(),
+                                Some(pixels[3 * (y * width + x) + channel])
+                            );
                         }
                     }
                 }

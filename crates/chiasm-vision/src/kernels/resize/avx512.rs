@@ -1,7 +1,8 @@
-//! Both passes of the resize with AVX-512 VBMI and VNNI: four taps per multiply-add, of bytes by bytes.
+//! Both passes of the resize with AVX-512 VBMI and VNNI: four taps per multiply-add, of bytes by
+//! bytes.
 //!
-//! A weight is taken apart into signed bytes (see [`super::bytes`]). Each byte has sums of its own, which are put
-//! together at the end: exact, as all sums are modulo 2^32.
+//! A weight is taken apart into signed bytes (see [`super::bytes`]). Each byte has sums of its own,
+//! which are put together at the end: exact, as all sums are modulo 2^32.
 
 use std::arch::x86_64::*;
 
@@ -20,9 +21,16 @@ const MOST: usize = 3;
 
 /// See [`super::scalar::horizontal`].
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi,avx512vnni")]
-pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Weights<T>, out: &mut [u8]) {
+pub(crate) fn horizontal<T: FixedPoint>(
+    pixels: &[u8],
+    row: usize,
+    weights: &Weights<T>,
+    out: &mut [u8],
+) {
     match weights.lanes() {
-        Some(lanes) if lanes.tables() == 1 => horizontal_from::<T, 1>(pixels, row, weights, lanes, out),
+        Some(lanes) if lanes.tables() == 1 => {
+            horizontal_from::<T, 1>(pixels, row, weights, lanes, out)
+        }
         Some(lanes) => horizontal_from::<T, 2>(pixels, row, weights, lanes, out),
         None => avx2::horizontal(pixels, row, weights, out),
     }
@@ -54,21 +62,26 @@ fn horizontal_from<T: FixedPoint, const TABLES: usize>(
         for (group, (starts, vectors)) in lanes.groups::<T>().enumerate() {
             for input in inputs {
                 // The next lines.
-                _mm_prefetch::<_MM_HINT_T0>(input.wrapping_add(LINES * row + starts[0] as usize).cast());
+                _mm_prefetch::<_MM_HINT_T0>(
+                    input.wrapping_add(LINES * row + starts[0] as usize).cast(),
+                );
             }
             let mut sums = [[_mm512_setzero_si512(); MOST]; LINES];
             for (&start, vectors) in starts.iter().zip(vectors.chunks_exact(1 + T::BYTES)) {
                 // SAFETY: 64 bytes of arrays of that length.
-                let load = |index: usize| unsafe { _mm512_load_si512((&raw const vectors[index]).cast()) };
+                let load =
+                    |index: usize| unsafe { _mm512_load_si512((&raw const vectors[index]).cast()) };
                 let indices = load(0);
                 for (sums, input) in sums.iter_mut().zip(inputs) {
-                    // SAFETY: all tables lie within the row's first `input` bytes, which are pixels of the line.
+                    // SAFETY: all tables lie within the row's first `input` bytes, which are pixels
+                    // of the line.
                     let first = unsafe { _mm512_loadu_si512(input.add(start as usize).cast()) };
                     let taken = if TABLES == 1 {
                         _mm512_permutexvar_epi8(indices, first)
                     } else {
                         // SAFETY: as above.
-                        let second = unsafe { _mm512_loadu_si512(input.add(start as usize + TABLE).cast()) };
+                        let second =
+                            unsafe { _mm512_loadu_si512(input.add(start as usize + TABLE).cast()) };
                         _mm512_permutex2var_epi8(first, indices, second)
                     };
                     for (byte, sum) in sums[..T::BYTES].iter_mut().enumerate() {
@@ -81,16 +94,26 @@ fn horizontal_from<T: FixedPoint, const TABLES: usize>(
                 let pixels = _mm512_max_epi32(round.shifted::<T>(sums), _mm512_setzero_si512());
                 // SAFETY: at + LANES <= out_row, and line < rows.
                 unsafe {
-                    _mm_storeu_si128(out.as_mut_ptr().add(line * out_row + at).cast(), _mm512_cvtusepi32_epi8(pixels))
+                    _mm_storeu_si128(
+                        out.as_mut_ptr().add(line * out_row + at).cast(),
+                        _mm512_cvtusepi32_epi8(pixels),
+                    )
                 };
             }
         }
     }
 }
 
-/// See [`super::scalar::vertical`]. Bytes of four rows are interleaved, so that one multiply-add takes all.
+/// See [`super::scalar::vertical`]. Bytes of four rows are interleaved, so that one multiply-add
+/// takes all.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi,avx512vnni")]
-pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights<T>, output: usize, out: &mut [u8]) {
+pub(crate) fn vertical<T: FixedPoint>(
+    rows: &[u8],
+    row: usize,
+    weights: &Weights<T>,
+    output: usize,
+    out: &mut [u8],
+) {
     let (length, taps) = (out.len(), weights.range(output).len());
     let Some(bytes) = weights.bytes().filter(|_| length >= BYTES) else {
         return avx2::vertical(rows, row, weights, output, out);
@@ -143,7 +166,10 @@ struct Round {
 impl Round {
     #[target_feature(enable = "avx512f")]
     fn new(rounding: Rounding) -> Self {
-        Self { half: _mm512_set1_epi32(rounding.half()), precision: _mm_cvtsi32_si128(rounding.precision as i32) }
+        Self {
+            half: _mm512_set1_epi32(rounding.half()),
+            precision: _mm_cvtsi32_si128(rounding.precision as i32),
+        }
     }
 
     /// Makes pixels that are not clamped yet of sums with the bytes of the negated weights.

@@ -2,13 +2,15 @@
 
 use super::fixed_point::{BLOCK, FixedPoint};
 
-/// All weights, negated and taken apart into signed bytes, of which each counts 256 times what the one before counts.
+/// All weights, negated and taken apart into signed bytes, of which each counts 256 times what the
+/// one before counts.
 ///
-/// Negated, because a weight of almost 1.0 is as large as 16 bits allow: its upper byte would be 128.
+/// Negated, because a weight of almost 1.0 is as large as 16 bits allow: its upper byte would be
+/// 128.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bytes {
-    /// [`FixedPoint::BYTES`] words per [`BLOCK`] of weights, output by output: in the first word the lowest byte of each
-    /// weight, and so on.
+    /// [`FixedPoint::BYTES`] words per [`BLOCK`] of weights, output by output: in the first word
+    /// the lowest byte of each weight, and so on.
     words: Vec<Word>,
     /// The number of words per output.
     per_output: usize,
@@ -18,8 +20,8 @@ pub(super) struct Bytes {
 pub(super) type Word = [i8; BLOCK];
 
 impl Bytes {
-    /// Takes weights apart, `stride` of them per output, a multiple of [`BLOCK`]. `None` if one of them
-    /// does not fit.
+    /// Takes weights apart, `stride` of them per output, a multiple of [`BLOCK`]. `None` if one of
+    /// them does not fit.
     pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Option<Self> {
         let mut words = Vec::with_capacity(weights.len() / BLOCK * T::BYTES);
         for block in weights.chunks_exact(BLOCK) {
@@ -56,7 +58,8 @@ mod tests {
             let blocks = bytes.for_output(output).chunks_exact(T::BYTES);
             for (words, block) in blocks.zip(window.weights.chunks_exact(BLOCK)) {
                 for (tap, &weight) in block.iter().enumerate() {
-                    let sum = words.iter().rev().fold(0, |sum, word| 256 * sum + i32::from(word[tap]));
+                    let sum =
+                        words.iter().rev().fold(0, |sum, word| 256 * sum + i32::from(word[tap]));
                     prop_assert_eq!(sum, -weight.into());
                 }
             }

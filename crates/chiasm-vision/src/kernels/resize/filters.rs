@@ -1,4 +1,5 @@
-//! The filters and their formulas, in each library's order of operations: the last bit of a weight depends on it.
+//! The filters and their formulas, in each library's order of operations: the last bit of a weight
+//! depends on it.
 
 use std::f64::consts::PI;
 
@@ -27,8 +28,8 @@ impl Filter {
     }
 }
 
-/// The weight at a distance in PyTorch's `HelperInterpLinear` and `HelperInterpCubic` (`UpSampleKernel.cpp`) with
-/// antialiasing. Lanczos is Pillow's.
+/// The weight at a distance in PyTorch's `HelperInterpLinear` and `HelperInterpCubic`
+/// (`UpSampleKernel.cpp`) with antialiasing. Lanczos is Pillow's.
 pub(super) fn torch(filter: Filter, x: f64) -> f64 {
     match filter {
         Filter::Bicubic => {
@@ -45,7 +46,8 @@ pub(super) fn torch(filter: Filter, x: f64) -> f64 {
     }
 }
 
-/// The weight at a distance in Pillow's `bilinear_filter`, `bicubic_filter` and `lanczos_filter` (`Resample.c`).
+/// The weight at a distance in Pillow's `bilinear_filter`, `bicubic_filter` and `lanczos_filter`
+/// (`Resample.c`).
 pub(super) fn pillow(filter: Filter, x: f64) -> f64 {
     match filter {
         Filter::Bilinear => (1.0 - x.abs()).max(0.0),

@@ -5,9 +5,11 @@ use super::filters::{self, Filter};
 /// Weights per output come in multiples of this, so that vector code needs no tail.
 pub(super) const BLOCK: usize = 4;
 
-/// A library's way to make fixed-point weights. Both libraries filter rows first, then columns, and round to 8 bits in
-/// between.
-pub(crate) trait FixedPoint: Copy + Default + Into<i32> + std::fmt::Debug + Send + Sync + 'static {
+/// A library's way to make fixed-point weights. Both libraries filter rows first, then columns, and
+/// round to 8 bits in between.
+pub(crate) trait FixedPoint:
+    Copy + Default + Into<i32> + std::fmt::Debug + Send + Sync + 'static
+{
     /// Bytes of a weight that count: the others only repeat its sign.
     const BYTES: usize;
     /// 16-bit numbers in which it fits.
@@ -20,7 +22,8 @@ pub(crate) trait FixedPoint: Copy + Default + Into<i32> + std::fmt::Debug + Send
     fn cut(weight: f64) -> Self;
 }
 
-/// PyTorch (`HelperInterpBase` in `UpSampleKernel.cpp`): weights of 16 bits, as fine as the largest one allows.
+/// PyTorch (`HelperInterpBase` in `UpSampleKernel.cpp`): weights of 16 bits, as fine as the largest
+/// one allows.
 impl FixedPoint for i16 {
     const BYTES: usize = 2;
     const HALVES: usize = 1;

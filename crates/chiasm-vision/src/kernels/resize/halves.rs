@@ -8,11 +8,13 @@ pub(super) type Half = [i16; BLOCK];
 /// Bits of a lower half.
 pub(super) const LOWER: u32 = 15;
 
-/// All weights, in two halves where 16 bits do not hold them: the lower [`LOWER`] bits, which are never negative, and
-/// the rest. (The rest of a weight of Pillow has 9 bits: sums with 255 must not leave 32 bits.)
+/// All weights, in two halves where 16 bits do not hold them: the lower [`LOWER`] bits, which are
+/// never negative, and the rest. (The rest of a weight of Pillow has 9 bits: sums with 255 must not
+/// leave 32 bits.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Halves {
-    /// [`FixedPoint::HALVES`] halves per [`BLOCK`] of weights, output by output, the lower half first.
+    /// [`FixedPoint::HALVES`] halves per [`BLOCK`] of weights, output by output, the lower half
+    /// first.
     halves: Vec<Half>,
     /// The number of halves per output.
     per_output: usize,
@@ -52,7 +54,10 @@ mod tests {
             let blocks = halves.for_output(output).chunks_exact(T::HALVES);
             for (halves, block) in blocks.zip(window.weights.chunks_exact(BLOCK)) {
                 for (tap, &weight) in block.iter().enumerate() {
-                    let sum = halves.iter().rev().fold(0, |sum, half| (sum << LOWER) + i32::from(half[tap]));
+                    let sum = halves
+                        .iter()
+                        .rev()
+                        .fold(0, |sum, half| (sum << LOWER) + i32::from(half[tap]));
                     prop_assert_eq!(sum, weight.into());
                 }
             }

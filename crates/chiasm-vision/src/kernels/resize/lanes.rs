@@ -1,5 +1,5 @@
-//! Weights of the horizontal pass for vectors whose lanes are neighbouring bytes of an output row, whatever their
-//! channels: which input bytes each lane takes, and what they weigh.
+//! Weights of the horizontal pass for vectors whose lanes are neighbouring bytes of an output row,
+//! whatever their channels: which input bytes each lane takes, and what they weigh.
 
 use std::ops::Range;
 
@@ -23,17 +23,18 @@ pub(super) struct Lanes {
     tables: usize,
     /// Blocks of weights per output.
     blocks: usize,
-    /// Indices in the input row of the first table's first byte, by group and block. All tables lie within the row.
+    /// Indices in the input row of the first table's first byte, by group and block. All tables lie
+    /// within the row.
     starts: Vec<u32>,
-    /// Vectors by group and block: each lane's indices of [`BLOCK`] bytes in the tables, then [`FixedPoint::BYTES`]
-    /// vectors of weights.
+    /// Vectors by group and block: each lane's indices of [`BLOCK`] bytes in the tables, then
+    /// [`FixedPoint::BYTES`] vectors of weights.
     vectors: Vec<Vector>,
 }
 
 impl Lanes {
-    /// Arranges weights for outputs that take these `ranges` of `input` inputs; `bytes` holds `stride`
-    /// weights per output. `None` if the row is too short, or if neighbouring outputs lie too far
-    /// apart in the input.
+    /// Arranges weights for outputs that take these `ranges` of `input` inputs; `bytes` holds
+    /// `stride` weights per output. `None` if the row is too short, or if neighbouring outputs lie
+    /// too far apart in the input.
     pub(super) fn new<T: FixedPoint>(
         ranges: &[Range<usize>],
         stride: usize,

@@ -1,10 +1,11 @@
 //! Antialiased resize of 8-bit pixels, in the bits of PyTorch or of Pillow on a CPU.
 //!
-//! Both filter rows first, then columns, and round to 8 bits in between. Each output pixel is a sum of products with
-//! fixed-point weights, plus one half, shifted and clamped. PyTorch's weights have 16 bits (`i16`), Pillow's 22 behind
-//! the point (`i32`). PyTorch's AVX2 and its portable kernel agree in every bit (measured on torch 2.13 over thousands
-//! of sizes), so there is one reference. All sums are exact in 32 bits, so that their order is free: that is what the
-//! vector versions live on.
+//! Both filter rows first, then columns, and round to 8 bits in between. Each output pixel is a sum
+//! of products with fixed-point weights, plus one half, shifted and clamped. PyTorch's weights have
+//! 16 bits (`i16`), Pillow's 22 behind the point (`i32`). PyTorch's AVX2 and its portable kernel
+//! agree in every bit (measured on torch 2.13 over thousands of sizes), so there is one reference.
+//! All sums are exact in 32 bits, so that their order is free: that is what the vector versions
+//! live on.
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! Both passes of the resize with NEON: a tap of four channels per multiply-add, of 16-bit numbers.
 //!
-//! Weights that do not fit into 16 bits come in two halves (see [`super::halves`]). Each half has sums of its own, which
-//! are put together at the end: exact, as all sums are modulo 2^32.
+//! Weights that do not fit into 16 bits come in two halves (see [`super::halves`]). Each half has
+//! sums of its own, which are put together at the end: exact, as all sums are modulo 2^32.
 
 use std::arch::aarch64::*;
 
@@ -21,7 +21,12 @@ const MOST: usize = 2;
 
 /// See [`scalar::horizontal`].
 #[target_feature(enable = "neon")]
-pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Weights<T>, out: &mut [u8]) {
+pub(crate) fn horizontal<T: FixedPoint>(
+    pixels: &[u8],
+    row: usize,
+    weights: &Weights<T>,
+    out: &mut [u8],
+) {
     assert!(row >= 3 * weights.input());
     let out_row = 3 * weights.len();
     // Loads reach beyond a row's end; where that is beyond the image, the reference takes over.
@@ -52,7 +57,9 @@ pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Wei
             unsafe {
                 let at = line.as_mut_ptr().add(3 * x);
                 vst1_u8(at, vget_low_u8(bytes));
-                at.add(8).cast::<u32>().write_unaligned(vgetq_lane_u32::<2>(vreinterpretq_u32_u8(bytes)));
+                at.add(8)
+                    .cast::<u32>()
+                    .write_unaligned(vgetq_lane_u32::<2>(vreinterpretq_u32_u8(bytes)));
             }
         }
     }
@@ -62,10 +69,16 @@ pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Wei
 /// One pixel's sums: red, green, blue, and one that means nothing.
 ///
 /// # Safety
-/// `3 * (input + stride) + SPARE` bytes can be read from the line's start, in the terms of `weights`.
+/// `3 * (input + stride) + SPARE` bytes can be read from the line's start, in the terms of
+/// `weights`.
 #[target_feature(enable = "neon")]
 #[inline]
-unsafe fn dot<T: FixedPoint>(line: *const u8, weights: &Weights<T>, halves: &Halves, output: usize) -> int32x4_t {
+unsafe fn dot<T: FixedPoint>(
+    line: *const u8,
+    weights: &Weights<T>,
+    halves: &Halves,
+    output: usize,
+) -> int32x4_t {
     let spread: [u8; 16] = [0, 1, 2, 0xFF, 3, 4, 5, 0xFF, 6, 7, 8, 0xFF, 9, 10, 11, 0xFF];
     // SAFETY: 16 bytes of an array of that length.
     let spread = unsafe { vld1q_u8(spread.as_ptr()) };
@@ -89,7 +102,13 @@ unsafe fn dot<T: FixedPoint>(line: *const u8, weights: &Weights<T>, halves: &Hal
 
 /// See [`scalar::vertical`].
 #[target_feature(enable = "neon")]
-pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights<T>, output: usize, out: &mut [u8]) {
+pub(crate) fn vertical<T: FixedPoint>(
+    rows: &[u8],
+    row: usize,
+    weights: &Weights<T>,
+    output: usize,
+    out: &mut [u8],
+) {
     let (length, taps) = (out.len(), weights.range(output).len());
     if length < BYTES {
         return scalar::vertical(rows, row, weights, output, out);
@@ -129,7 +148,10 @@ struct Round {
 impl Round {
     #[target_feature(enable = "neon")]
     fn new(rounding: Rounding) -> Self {
-        Self { half: vdupq_n_s32(rounding.half()), shift: vdupq_n_s32(-(rounding.precision as i32)) }
+        Self {
+            half: vdupq_n_s32(rounding.half()),
+            shift: vdupq_n_s32(-(rounding.precision as i32)),
+        }
     }
 
     #[target_feature(enable = "neon")]
@@ -151,7 +173,10 @@ impl Round {
 #[target_feature(enable = "neon")]
 #[inline]
 fn widened(bytes: uint8x16_t) -> [int16x8_t; 2] {
-    [vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))), vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes)))]
+    [
+        vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))),
+        vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes))),
+    ]
 }
 
 /// The sums with weights from the sums with their halves.

@@ -2,9 +2,15 @@
 
 use super::{FixedPoint, Weights};
 
-/// Filters along rows: every `row` bytes of `pixels` begin `weights.input()` RGB pixels, which become `weights.len()`
-/// pixels, until `out` is full. `pixels` may hold more rows; the last one may be cut after its pixels.
-pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Weights<T>, out: &mut [u8]) {
+/// Filters along rows: every `row` bytes of `pixels` begin `weights.input()` RGB pixels, which
+/// become `weights.len()` pixels, until `out` is full. `pixels` may hold more rows; the last one
+/// may be cut after its pixels.
+pub(crate) fn horizontal<T: FixedPoint>(
+    pixels: &[u8],
+    row: usize,
+    weights: &Weights<T>,
+    out: &mut [u8],
+) {
     let rows = pixels.chunks(row);
     for (row, out) in rows.zip(out.chunks_exact_mut(3 * weights.len())) {
         for (window, out) in weights.iter().zip(out.chunks_exact_mut(3)) {
@@ -22,9 +28,15 @@ pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Wei
     }
 }
 
-/// Filters along columns, for one output row: every `row` bytes of `rows` begins a row of its window, at least as long
-/// as `out`. The last one may be cut to that length.
-pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights<T>, output: usize, out: &mut [u8]) {
+/// Filters along columns, for one output row: every `row` bytes of `rows` begins a row of its
+/// window, at least as long as `out`. The last one may be cut to that length.
+pub(crate) fn vertical<T: FixedPoint>(
+    rows: &[u8],
+    row: usize,
+    weights: &Weights<T>,
+    output: usize,
+    out: &mut [u8],
+) {
     const BLOCK: usize = 1024;
     let window = weights.window(output);
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {

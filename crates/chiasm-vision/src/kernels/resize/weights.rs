@@ -1,4 +1,5 @@
-//! Filter weights of one dimension: real numbers as both PyTorch and Pillow compute them, then fixed point of either.
+//! Filter weights of one dimension: real numbers as both PyTorch and Pillow compute them, then
+//! fixed point of either.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -66,8 +67,8 @@ impl Rounding {
 }
 
 impl<T: FixedPoint> Weights<T> {
-    /// Weights for scaling `input` pixels to `output` pixels, both at least 1, of which only those in `kept`, at least
-    /// one, are wanted.
+    /// Weights for scaling `input` pixels to `output` pixels, both at least 1, of which only those
+    /// in `kept`, at least one, are wanted.
     pub(crate) fn new(filter: Filter, input: usize, output: usize, kept: Range<usize>) -> Self {
         let scale = input as f64 / output as f64;
         let widening = scale.max(1.0);
@@ -86,7 +87,8 @@ impl<T: FixedPoint> Weights<T> {
                 false => unwanted.as_mut_slice(),
             };
             let center = scale * (index as f64 + 0.5);
-            // Casts cut towards zero and negative numbers to zero, which is the clamping that is wanted.
+            // Casts cut towards zero and negative numbers to zero, which is the clamping that is
+            // wanted.
             let start = (center - support + 0.5) as usize;
             let end = ((center + support + 0.5) as usize).min(input);
             // By rounding errors the range can be longer than the taps by one.
@@ -156,7 +158,10 @@ impl<T: FixedPoint> Weights<T> {
 }
 
 /// What vector code relies on.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "not every architecture's code needs all"))]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "not every architecture's code needs all")
+)]
 impl<T: FixedPoint> Weights<T> {
     /// Number of inputs: every range lies below it.
     pub(super) const fn input(&self) -> usize {
@@ -189,7 +194,9 @@ impl<T: FixedPoint> Weights<T> {
 
     /// The weights in lanes, `None` if they do not fit into them.
     pub(super) fn lanes(&self) -> Option<&Lanes> {
-        self.lanes.get_or_init(|| Lanes::new::<T>(&self.ranges, self.stride, self.input, self.bytes()?)).as_ref()
+        self.lanes
+            .get_or_init(|| Lanes::new::<T>(&self.ranges, self.stride, self.input, self.bytes()?))
+            .as_ref()
     }
 }
 
@@ -219,7 +226,10 @@ mod tests {
         for Window { range, weights: values, .. } in weights.iter() {
             let values: Vec<i64> = values.iter().map(|&value| i64::from(value.into())).collect();
             prop_assert!(!range.is_empty() && range.end <= weights.input);
-            prop_assert!(values.len().is_multiple_of(BLOCK) && values[range.len()..].iter().all(|&value| value == 0));
+            prop_assert!(
+                values.len().is_multiple_of(BLOCK)
+                    && values[range.len()..].iter().all(|&value| value == 0)
+            );
             let sum: i64 = values.iter().sum();
             prop_assert!((sum - one).abs() <= values.len() as i64);
             let reach: i64 = values.iter().map(|value| value.abs()).sum();

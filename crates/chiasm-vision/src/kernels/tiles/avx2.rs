@@ -28,11 +28,19 @@ pub(crate) fn copy(lines: &[u8], y: usize, grid: &TileGrid, out: &mut [u8]) {
                 };
                 for (channel, masks) in masks.iter().enumerate() {
                     let bytes = _mm256_or_si256(
-                        _mm256_or_si256(_mm256_shuffle_epi8(a, masks[0]), _mm256_shuffle_epi8(b, masks[1])),
+                        _mm256_or_si256(
+                            _mm256_shuffle_epi8(a, masks[0]),
+                            _mm256_shuffle_epi8(b, masks[1]),
+                        ),
                         _mm256_shuffle_epi8(c, masks[2]),
                     );
                     // SAFETY: channel < 3 and x + 32 <= width; the assertion above.
-                    unsafe { _mm256_storeu_si256(out.as_mut_ptr().add(start + channel * plane + x).cast(), bytes) };
+                    unsafe {
+                        _mm256_storeu_si256(
+                            out.as_mut_ptr().add(start + channel * plane + x).cast(),
+                            bytes,
+                        )
+                    };
                 }
             }
         }

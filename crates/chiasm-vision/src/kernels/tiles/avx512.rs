@@ -1,4 +1,5 @@
-//! Cutting tiles with AVX-512 VBMI: 64 pixels at a time are taken apart into channels. Tables lie in registers.
+//! Cutting tiles with AVX-512 VBMI: 64 pixels at a time are taken apart into channels. Tables lie
+//! in registers.
 
 use std::arch::x86_64::*;
 
@@ -20,15 +21,23 @@ pub(crate) fn copy(lines: &[u8], y: usize, grid: &TileGrid, out: &mut [u8]) {
 
 /// See [`scalar::map`], for elements of 2 or 4 bytes.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
-pub(crate) fn map<const N: usize>(lines: &[u8], y: usize, grid: &TileGrid, table: &ChannelTable<N>, out: &mut [u8]) {
+pub(crate) fn map<const N: usize>(
+    lines: &[u8],
+    y: usize,
+    grid: &TileGrid,
+    table: &ChannelTable<N>,
+    out: &mut [u8],
+) {
     if grid.width < PIXELS {
         return scalar::map(lines, y, grid, table, out);
     }
-    let registers = [Registers::new(&table[0]), Registers::new(&table[1]), Registers::new(&table[2])];
+    let registers =
+        [Registers::new(&table[0]), Registers::new(&table[1]), Registers::new(&table[2])];
     cut(lines, y, grid, out, |channel, values| registers[channel].encode(values));
 }
 
-/// `encode` turns 64 values of a channel into as many elements of `N` bytes. Tiles are at least that wide.
+/// `encode` turns 64 values of a channel into as many elements of `N` bytes. Tiles are at least
+/// that wide.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
 #[inline]
 fn cut<const N: usize>(
@@ -63,8 +72,8 @@ fn cut<const N: usize>(
 
 /// Takes 64 pixels apart.
 struct Channels {
-    /// The bytes that each channel takes of three vectors, and its lanes that take them from the third. (The instructions
-    /// ignore the upper bits of an index.)
+    /// The bytes that each channel takes of three vectors, and its lanes that take them from the
+    /// third. (The instructions ignore the upper bits of an index.)
     indices: [(__m512i, __mmask64); 3],
 }
 
@@ -74,7 +83,8 @@ impl Channels {
         let indices = std::array::from_fn(|channel| {
             let bytes: [usize; PIXELS] = std::array::from_fn(|pixel| 3 * pixel + channel);
             let vector = bytes.map(|byte| byte as u8);
-            let third = bytes.iter().rev().fold(0, |mask, &byte| mask << 1 | u64::from(byte >= 128));
+            let third =
+                bytes.iter().rev().fold(0, |mask, &byte| mask << 1 | u64::from(byte >= 128));
             // SAFETY: 64 bytes of an array of that length.
             (unsafe { _mm512_loadu_si512(vector.as_ptr().cast()) }, third)
         });
@@ -98,7 +108,12 @@ impl Channels {
         };
         let mut channels = [a; 3];
         for (channel, (indices, third)) in channels.iter_mut().zip(self.indices) {
-            *channel = _mm512_mask_permutexvar_epi8(_mm512_permutex2var_epi8(a, indices, b), third, indices, c);
+            *channel = _mm512_mask_permutexvar_epi8(
+                _mm512_permutex2var_epi8(a, indices, b),
+                third,
+                indices,
+                c,
+            );
         }
         channels
     }

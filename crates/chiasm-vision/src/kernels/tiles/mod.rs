@@ -1,5 +1,5 @@
-//! Cutting an image into tiles and their channels into planes, in the layout of most other families: one tensor
-//! `[tiles, 3, height, width]`. An image that is not cut is one tile.
+//! Cutting an image into tiles and their channels into planes, in the layout of most other
+//! families: one tensor `[tiles, 3, height, width]`. An image that is not cut is one tile.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
@@ -51,8 +51,9 @@ impl TileGrid {
         self.rows * self.height
     }
 
-    /// Yields where the image's row `y` begins in each tile that it crosses, from left to right: the index of its first
-    /// element in the tile's first plane, counted from the first element of the tiles of that row.
+    /// Yields where the image's row `y` begins in each tile that it crosses, from left to right:
+    /// the index of its first element in the tile's first plane, counted from the first element of
+    /// the tiles of that row.
     pub(super) fn line_starts(&self, y: usize) -> impl Iterator<Item = usize> {
         let (tile_len, first) = (self.tile_len(), y % self.height * self.width);
         (0..self.columns).map(move |column| column * tile_len + first)

@@ -1,4 +1,5 @@
-//! An authority that lives as long as a run, and the certificate that all its programs show each other.
+//! An authority that lives as long as a run, and the certificate that all its programs show each
+//! other.
 
 use std::error::Error;
 use std::fs;

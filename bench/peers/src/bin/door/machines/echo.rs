@@ -1,4 +1,5 @@
-//! A call over gRPC that carries nothing and does nothing, between processes with the certificates that frontends and agents have.
+//! A call over gRPC that carries nothing and does nothing, between processes with the certificates
+//! that frontends and agents have.
 
 use std::convert::Infallible;
 use std::error::Error;

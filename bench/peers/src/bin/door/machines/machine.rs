@@ -1,4 +1,5 @@
-//! The machine of an agent: this one, or what stands for another, a network namespace behind a link of 10 Gbit/s.
+//! The machine of an agent: this one, or what stands for another, a network namespace behind a link
+//! of 10 Gbit/s.
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,7 +13,8 @@ pub(crate) const LOOPBACK: &str = "loopback";
 /// The name of the link that has the rate of a network.
 pub(crate) const SHAPED: &str = "shaped link";
 const RATE: &str = "10gbit";
-/// Bytes that pass before the rate holds: two of the largest pieces that the kernel hands over at once.
+/// Bytes that pass before the rate holds: two of the largest pieces that the kernel hands over at
+/// once.
 const BURST: &str = "128kb";
 /// Longest that a packet waits for its turn; what would wait longer is dropped.
 const QUEUE: &str = "20ms";
@@ -34,7 +36,8 @@ impl Machine {
         Self { link: LOOPBACK, host: Ipv4Addr::LOCALHOST.into(), namespace: None }
     }
 
-    /// One behind a link. None without root, or without `ip` and `tc` of iproute2: then nothing is measured there.
+    /// One behind a link. None without root, or without `ip` and `tc` of iproute2: then nothing is
+    /// measured there.
     pub(crate) fn behind_a_link() -> Result<Option<Self>, Box<dyn Error>> {
         let are_there = ["ip", "tc"].map(|tool| Command::new(tool).arg("-V").output().is_ok());
         if !rustix::process::geteuid().is_root() || are_there != [true; 2] {

@@ -32,7 +32,8 @@ pub(crate) fn start(
     let address = SocketAddr::new(machine.host, free_address()?.port());
     let mut agent = machine.command(&inputs.chiasm);
     agent.arg("agent").arg(&inputs.model).args(ours::attach(&[handshake])?).args(certificates.flags());
-    // The frontend that sends tensors is compared with this one, and agents take them only if they are told to.
+    // The frontend that sends tensors is compared with this one, and agents take them only if they
+    // are told to.
     agent.arg("--take-tensors");
     agent.args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()]);
     agent.env(STATE_DIR, inputs.state());

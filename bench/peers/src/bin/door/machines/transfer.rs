@@ -1,5 +1,5 @@
-//! Bytes over a TCP connection, without TLS and without anybody who would do something with them: less than what anything that
-//! has to be sent can take.
+//! Bytes over a TCP connection, without TLS and without anybody who would do something with them:
+//! less than what anything that has to be sent can take.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -39,7 +39,8 @@ pub(crate) fn tensor_bytes(inputs: &Inputs, url: &str) -> Result<usize, Box<dyn 
     Ok(bytes.sum::<Result<usize, _>>()?)
 }
 
-/// Takes a length, that many bytes into memory that is there, and answers with one; until it is killed.
+/// Takes a length, that many bytes into memory that is there, and answers with one; until it is
+/// killed.
 pub(crate) fn sink(listen: SocketAddr) -> Result<(), Box<dyn Error>> {
     let mut memory = Vec::new();
     for stream in TcpListener::bind(listen)?.incoming() {

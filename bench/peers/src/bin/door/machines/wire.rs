@@ -1,4 +1,5 @@
-//! What a frontend and an agent say to each other, counted between them: what TCP carries, TLS included.
+//! What a frontend and an agent say to each other, counted between them: what TCP carries, TLS
+//! included.
 
 use std::error::Error;
 use std::io;

@@ -1,4 +1,5 @@
-//! Our frontend before two engines: both of which do everything, or one that prefills and one that decodes.
+//! Our frontend before two engines: both of which do everything, or one that prefills and one that
+//! decodes.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -12,11 +13,12 @@ use crate::side::{Inputs, Side, command};
 use crate::splits::Splits;
 use crate::workload::Pace;
 
-/// Weights by which a prompt that is not computed yet never stays with the engine that answers. What splitting costs is still
-/// worked out for each request.
+/// Weights by which a prompt that is not computed yet never stays with the engine that answers.
+/// What splitting costs is still worked out for each request.
 const ALWAYS: [&str; 4] = ["--disturb-weight", "1000", "--hop-weight", "0"];
 
-/// Where the engines of a side that splits write down the moments between which the frontend passes a prompt on.
+/// Where the engines of a side that splits write down the moments between which the frontend passes
+/// a prompt on.
 pub(crate) struct HopLogs {
     /// When an engine had a prompt computed.
     pub(crate) left: PathBuf,
@@ -29,7 +31,8 @@ pub(crate) fn aggregated(inputs: &Inputs, name: &str, pace: Pace, origin: &Origi
     before(inputs, name, pace, origin, [("", vec![]), ("", vec![])])
 }
 
-/// One before an engine of either role. Where engines wait for nothing they write down those moments.
+/// One before an engine of either role. Where engines wait for nothing they write down those
+/// moments.
 pub(crate) fn split(
     inputs: &Inputs,
     name: &str,

@@ -1,4 +1,5 @@
-//! How long a prompt that one engine has computed takes to another: from when the one has its output ready until the other is asked.
+//! How long a prompt that one engine has computed takes to another: from when the one has its
+//! output ready until the other is asked.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -32,7 +33,8 @@ impl Hop {
         Ok(Self { logs, pass, hops: Vec::new(), passed: Vec::new(), slow: Vec::new() })
     }
 
-    /// Asks the side, whose engines have nothing else to do, one request after the other; then has as much passed on by nobody.
+    /// Asks the side, whose engines have nothing else to do, one request after the other; then has
+    /// as much passed on by nobody.
     pub(crate) async fn round(
         &mut self,
         side: &mut Side,
@@ -52,7 +54,8 @@ impl Hop {
         Ok(())
     }
 
-    /// Medians over the rounds: of the hop, of what the slow ones took, and of what is passed on by nobody.
+    /// Medians over the rounds: of the hop, of what the slow ones took, and of what is passed on by
+    /// nobody.
     pub(crate) fn medians(&self) -> [f64; 3] {
         [&self.hops, &self.slow, &self.passed].map(|times| median(times.clone()))
     }

@@ -1,5 +1,5 @@
-//! A frontend that does nothing but pass on what comes: the limit for the way of a prompt from one engine to another, over
-//! sockets of the same kind as engines have.
+//! A frontend that does nothing but pass on what comes: the limit for the way of a prompt from one
+//! engine to another, over sockets of the same kind as engines have.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -13,11 +13,14 @@ use zeromq::{PullSocket, PushSocket, Socket, SocketRecv, SocketSend, ZmqMessage}
 use crate::program::Program;
 use crate::side::Inputs;
 
-/// Bytes of what an engine says that has a prompt computed: where it left each of some 60 blocks, and how busy it is.
+/// Bytes of what an engine says that has a prompt computed: where it left each of some 60 blocks,
+/// and how busy it is.
 const OUTPUT: usize = 1_000;
-/// Bytes of a request to an engine with a prompt of 1,000 tokens: their ids in msgpack, two bytes or more each.
+/// Bytes of a request to an engine with a prompt of 1,000 tokens: their ids in msgpack, two bytes
+/// or more each.
 const REQUEST: usize = 2_200;
-/// Between two of them, as between requests that come one after the other: who waits that long has gone to sleep.
+/// Between two of them, as between requests that come one after the other: who waits that long has
+/// gone to sleep.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Sends a request on for each output that comes, until it is killed.

@@ -1,4 +1,5 @@
-//! The prefix cache of an upstream: blocks that were computed, of which the least recently used go first.
+//! The prefix cache of an upstream: blocks that were computed, of which the least recently used go
+//! first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Conversations about pictures that several of them share: a few pictures are asked about often and most seldom, each time
-//! something else.
+//! Conversations about pictures that several of them share: a few pictures are asked about often
+//! and most seldom, each time something else.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error;
@@ -56,8 +56,8 @@ impl<'a> Conversations<'a> {
         Self { workload, pictures, law: Zipf::new(PICTURES), system }
     }
 
-    /// Has so many conversations of so many questions, with so many clients at once, each of which begins another when one is over.
-    /// Returns the time that each answer took.
+    /// Has so many conversations of so many questions, with so many clients at once, each of which
+    /// begins another when one is over. Returns the time that each answer took.
     pub(crate) async fn all(
         &self,
         address: SocketAddr,

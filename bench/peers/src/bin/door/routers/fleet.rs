@@ -140,7 +140,8 @@ impl Router {
     /// Waits until it answers and knows as many upstreams as it has, where it tells.
     pub(crate) async fn wait(self, side: &mut Side, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
         side.wait(workload).await?;
-        // What Chiasm and SMG say of an upstream that they use; in token mode Chiasm has to know what it holds by its events.
+        // What Chiasm and SMG say of an upstream that they use; in token mode Chiasm has to know
+        // what it holds by its events.
         let known = match self {
             Self::Tokens => r#""knowledge":"exact""#,
             Self::Smg(_) | Self::QuietSmg => r#""is_healthy":true"#,
@@ -207,7 +208,8 @@ fn smg(python: &Path, policy: &str, address: SocketAddr, upstreams: &[SocketAddr
     smg.args(["-B", "-m", "smg", "launch", "--host", "127.0.0.1", "--port", &address.port().to_string()]);
     smg.args(["--policy", policy, "--backend", "vllm", "--worker-urls"]);
     smg.args(upstreams.iter().map(|upstream| format!("http://{upstream}")));
-    // Its default is one port for all that run at once. It looks at workers that are not there yet every half minute.
+    // Its default is one port for all that run at once. It looks at workers that are not there yet
+    // every half minute.
     let metrics = free_address()?.port().to_string();
     smg.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics, "--worker-startup-check-interval", "1"]);
     Ok(smg)

@@ -1,4 +1,5 @@
-//! What a request holds, token by token, as an engine's cache sees it: of messages, or of token ids with files beside them.
+//! What a request holds, token by token, as an engine's cache sees it: of messages, or of token ids
+//! with files beside them.
 
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};

@@ -1,5 +1,5 @@
-//! The configurations of proxies that know nothing of models: as little as keeps connections on both sides, and all else as it is
-//! by default.
+//! The configurations of proxies that know nothing of models: as little as keeps connections on
+//! both sides, and all else as it is by default.
 
 use std::net::SocketAddr;
 

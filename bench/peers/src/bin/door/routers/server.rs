@@ -1,5 +1,6 @@
-//! The upstream that all routers stand before: a server that says what servers of models say, at once or after as long as its prompts
-//! take, and keeps account of what its prefix cache held of each request.
+//! The upstream that all routers stand before: a server that says what servers of models say, at
+//! once or after as long as its prompts take, and keeps account of what its prefix cache held of
+//! each request.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -60,8 +61,9 @@ struct State {
     batches: mpsc::UnboundedSender<KvEventBatch>,
 }
 
-/// Serves at `listen` until it is killed, with a cache of so many blocks. Computes `rate` tokens per second that it does not hold, or
-/// all at once. Publishes KV events and their replay at two addresses.
+/// Serves at `listen` until it is killed, with a cache of so many blocks. Computes `rate` tokens
+/// per second that it does not hold, or all at once. Publishes KV events and their replay at two
+/// addresses.
 pub(crate) async fn serve(
     listen: SocketAddr,
     blocks: usize,
@@ -213,7 +215,8 @@ impl Drop for Running<'_> {
     }
 }
 
-/// What a router reads of vLLM's metrics. Prompts are computed one after the other, so all but one wait, and its blocks alone are in use.
+/// What a router reads of vLLM's metrics. Prompts are computed one after the other, so all but one
+/// wait, and its blocks alone are in use.
 fn metrics(State { cache, running: answered, in_use, .. }: &State) -> String {
     let (capacity, running) = (cache.capacity(), (*answered).min(1));
     let waiting = answered - running;

@@ -5,9 +5,13 @@ use crate::MediaError;
 use crate::image::container::bmp::{BmpHeader, Pixels, Rows};
 use crate::reader::Reader;
 
-/// Appends one byte per pixel, in stored row order, to the empty `pixels`. An image that ends early is an error; one
-/// that runs over its rows is not, as in Pillow.
-pub(super) fn unpack(bytes: &[u8], header: &BmpHeader<'_>, pixels: &mut Vec<u8>) -> Result<(), MediaError> {
+/// Appends one byte per pixel, in stored row order, to the empty `pixels`. An image that ends early
+/// is an error; one that runs over its rows is not, as in Pillow.
+pub(super) fn unpack(
+    bytes: &[u8],
+    header: &BmpHeader<'_>,
+    pixels: &mut Vec<u8>,
+) -> Result<(), MediaError> {
     if !matches!(header.pixels, Pixels::BlackWhite | Pixels::Grey | Pixels::Indexed(_)) {
         return Err(corrupt("run lengths for pixels without a palette"));
     }

@@ -1,12 +1,14 @@
 //! GIF's variant of LZW, with Pillow's leniency.
 //!
-//! It is our own since the crates `gif` and `weezl` read less than Pillow, and at two thirds of the speed (the table in
-//! [`decode`](super::super)). Of 3,000 files that Pillow had written and that were then changed, this module made Pillow's pixels of
-//! all; `gif` 0.14 refused 277 of 534 with empty sub-blocks between others, where Pillow reads on, and differed in 85 of 465
-//! with one byte of the codes changed.
+//! It is our own since the crates `gif` and `weezl` read less than Pillow, and at two thirds of the
+//! speed (the table in [`decode`](super::super)). Of 3,000 files that Pillow had written and that
+//! were then changed, this module made Pillow's pixels of all; `gif` 0.14 refused 277 of 534 with
+//! empty sub-blocks between others, where Pillow reads on, and differed in 85 of 465 with one byte
+//! of the codes changed.
 //!
-//! What a code stands for always stands in the output already: a code is defined as the string of the one before and
-//! the next index, and these were just written. So the table holds places in the output, and a string is one copy.
+//! What a code stands for always stands in the output already: a code is defined as the string of
+//! the one before and the next index, and these were just written. So the table holds places in the
+//! output, and a string is one copy.
 
 use super::corrupt;
 use crate::MediaError;
@@ -24,8 +26,8 @@ struct Place {
     length: u32,
 }
 
-/// Fills `indices` up to [`SLACK`] bytes before its end from the sub-blocks at the start of `data`. `code_bits` is the
-/// minimum code size in front of them.
+/// Fills `indices` up to [`SLACK`] bytes before its end from the sub-blocks at the start of `data`.
+/// `code_bits` is the minimum code size in front of them.
 pub(super) fn unpack(data: &[u8], code_bits: u8, indices: &mut [u8]) -> Result<(), MediaError> {
     if code_bits > 11 {
         return Err(corrupt("the code size is out of range"));
@@ -97,7 +99,8 @@ pub(super) fn unpack(data: &[u8], code_bits: u8, indices: &mut [u8]) -> Result<(
 fn repeat(indices: &mut [u8], filled: usize, place: Place, count: usize) {
     let (start, length) = (place.start as usize, place.length as usize);
     if length <= SLACK {
-        // Most strings are short, and a copy of fixed length is quick. What it writes too much is written over later.
+        // Most strings are short, and a copy of fixed length is quick. What it writes too much is
+        // written over later.
         let mut string = [0; SLACK];
         string.copy_from_slice(&indices[start..start + SLACK]);
         indices[filled..filled + SLACK].copy_from_slice(&string);
@@ -141,9 +144,11 @@ impl Bits<'_> {
                 return Ok(());
             }
             // Pillow reads on behind an empty block, and needs each block as a whole.
-            let (&length, rest) = self.data.split_first().ok_or(corrupt("the image data ends too early"))?;
-            (self.block, self.data) =
-                rest.split_at_checked(length.into()).ok_or(corrupt("the image data ends too early"))?;
+            let (&length, rest) =
+                self.data.split_first().ok_or(corrupt("the image data ends too early"))?;
+            (self.block, self.data) = rest
+                .split_at_checked(length.into())
+                .ok_or(corrupt("the image data ends too early"))?;
         }
     }
 }
@@ -152,7 +157,8 @@ impl Bits<'_> {
 mod tests {
     use super::*;
 
-    /// A clear code and the indices 0, 1 and 2 in three bits each, then 3 and the end code in four each.
+    /// A clear code and the indices 0, 1 and 2 in three bits each, then 3 and the end code in four
+    /// each.
     const CODES: [u8; 3] = [0x44, 0x34, 0x05];
 
     fn indices(blocks: &[u8]) -> Result<Vec<u8>, MediaError> {
@@ -165,7 +171,12 @@ mod tests {
     #[test]
     fn sub_blocks_may_be_of_any_length_even_empty() {
         let [a, b, c] = CODES;
-        for blocks in [&[3, a, b, c, 0][..], &[1, a, 2, b, c, 0], &[1, a, 0, 1, b, 0, 0, 1, c, 0], &[0, 3, a, b, c]] {
+        for blocks in [
+            &[3, a, b, c, 0][..],
+            &[1, a, 2, b, c, 0],
+            &[1, a, 0, 1, b, 0, 0, 1, c, 0],
+            &[0, 3, a, b, c],
+        ] {
             assert_eq!(indices(blocks).unwrap(), [0, 1, 2, 3], "{blocks:?}");
         }
     }

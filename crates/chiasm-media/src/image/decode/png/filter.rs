@@ -1,13 +1,19 @@
 //! The five row filters of PNG, undone.
 //!
-//! Each pixel needs the one before it, so that only its bytes can be handled at once. With their number known to the
-//! compiler it does so.
+//! Each pixel needs the one before it, so that only its bytes can be handled at once. With their
+//! number known to the compiler it does so.
 
 use super::corrupt;
 use crate::MediaError;
 
-/// Undoes a row's filter; `step` is the distance in bytes to the pixel at the left: 1, 2, 3, 4, 6 or 8.
-pub(super) fn unfilter(filter: u8, step: usize, row: &mut [u8], above: &[u8]) -> Result<(), MediaError> {
+/// Undoes a row's filter; `step` is the distance in bytes to the pixel at the left: 1, 2, 3, 4, 6
+/// or 8.
+pub(super) fn unfilter(
+    filter: u8,
+    step: usize,
+    row: &mut [u8],
+    above: &[u8],
+) -> Result<(), MediaError> {
     let undo = match step {
         1 => undo::<1>,
         2 => undo::<2>,
@@ -28,20 +34,25 @@ fn undo<const STEP: usize>(filter: u8, row: &mut [u8], above: &[u8]) -> Result<(
                 *value = value.wrapping_add(*above);
             }
         }
-        3 => each_pixel::<STEP>(row, above, |left, above, _| ((u16::from(left) + u16::from(above)) / 2) as u8),
+        3 => each_pixel::<STEP>(row, above, |left, above, _| {
+            ((u16::from(left) + u16::from(above)) / 2) as u8
+        }),
         4 => each_pixel::<STEP>(row, above, paeth),
         _ => return Err(corrupt("an unknown row filter")),
     }
     Ok(())
 }
 
-/// Adds to every byte what is predicted from those to the left, above, and above to the left, which are 0 outside.
+/// Adds to every byte what is predicted from those to the left, above, and above to the left, which
+/// are 0 outside.
 #[inline(always)]
 fn each_pixel<const STEP: usize>(row: &mut [u8], above: &[u8], predict: impl Fn(u8, u8, u8) -> u8) {
     let (mut left, mut corner) = ([0; STEP], [0; STEP]);
-    for (pixel, above) in row.as_chunks_mut::<STEP>().0.iter_mut().zip(above.as_chunks::<STEP>().0) {
+    for (pixel, above) in row.as_chunks_mut::<STEP>().0.iter_mut().zip(above.as_chunks::<STEP>().0)
+    {
         for index in 0..STEP {
-            left[index] = pixel[index].wrapping_add(predict(left[index], above[index], corner[index]));
+            left[index] =
+                pixel[index].wrapping_add(predict(left[index], above[index], corner[index]));
         }
         (*pixel, corner) = (left, *above);
     }
@@ -49,8 +60,8 @@ fn each_pixel<const STEP: usize>(row: &mut [u8], above: &[u8], predict: impl Fn(
 
 /// Whichever of the three neighbours is nearest to `left + above - corner`; in doubt the first.
 ///
-/// There are no branches: when the corner lies between the others, it is the nearest unless it equals one of them; else the
-/// end of the range that it lies outside of has to go.
+/// There are no branches: when the corner lies between the others, it is the nearest unless it
+/// equals one of them; else the end of the range that it lies outside of has to go.
 #[inline(always)]
 fn paeth(left: u8, above: u8, corner: u8) -> u8 {
     let (a, b, c) = (i16::from(left), i16::from(above), i16::from(corner));
@@ -83,7 +94,11 @@ mod tests {
         for left in 0..=255 {
             for above in 0..=255 {
                 for corner in 0..=255 {
-                    assert_eq!(paeth(left, above, corner), specified(left, above, corner), "{left} {above} {corner}");
+                    assert_eq!(
+                        paeth(left, above, corner),
+                        specified(left, above, corner),
+                        "{left} {above} {corner}"
+                    );
                 }
             }
         }
@@ -91,17 +106,24 @@ mod tests {
 
     #[test]
     fn every_filter_of_every_step_is_undone() {
-        let values: Vec<u8> = (0..2 * 48u32).map(|index| (index.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
+        let values: Vec<u8> =
+            (0..2 * 48u32).map(|index| (index.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
         let (above, row) = values.split_at(48);
         for step in [1, 2, 3, 4, 6, 8] {
             for filter in 0..=4 {
-                let at = |line: &[u8], index: usize| if index < step { 0 } else { line[index - step] };
+                let at =
+                    |line: &[u8], index: usize| if index < step { 0 } else { line[index - step] };
                 let mut filtered: Vec<u8> = (0..row.len())
                     .map(|index| {
                         let (left, corner) = (at(row, index), at(above, index));
                         let mean = (u16::from(left) + u16::from(above[index])) / 2;
-                        let predicted =
-                            [0, left, above[index], mean as u8, specified(left, above[index], corner)][filter];
+                        let predicted = [
+                            0,
+                            left,
+                            above[index],
+                            mean as u8,
+                            specified(left, above[index], corner),
+                        ][filter];
                         row[index].wrapping_sub(predicted)
                     })
                     .collect();

@@ -1,7 +1,7 @@
 //! Rows out of a PNG's compressed stream, many at a time.
 //!
-//! Inflating row by row takes almost twice as long: the inflater then copies its window once per row, and goes by
-//! single symbols near the end of each.
+//! Inflating row by row takes almost twice as long: the inflater then copies its window once per
+//! row, and goes by single symbols near the end of each.
 
 use fdeflate::Decompressor;
 use flate2::{Decompress, FlushDecompress, Status};
@@ -12,22 +12,26 @@ use crate::image::container::png::ImageData;
 use crate::image::decode::memory::Reused;
 use crate::{ImageFormat, MediaError};
 
-/// Bytes of rows that are inflated at a time, unless one row has more: enough for the inflater, and still in the cache
-/// when their filters are undone.
+/// Bytes of rows that are inflated at a time, unless one row has more: enough for the inflater, and
+/// still in the cache when their filters are undone.
 const STRIP: usize = 256 << 10;
 
-/// The last bytes of a stream are inflated row by row, as Pillow does it all the way. It gives up when a row starts without
-/// input, where the inflater might go on with what it has read the description of already; and it sees a wrong checksum
-/// only together with the last row.
+/// The last bytes of a stream are inflated row by row, as Pillow does it all the way. It gives up
+/// when a row starts without input, where the inflater might go on with what it has read the
+/// description of already; and it sees a wrong checksum only together with the last row.
 const TAIL: usize = 64;
 
-/// Rows this many times the size of their stream, and larger ones, consist of repetitions for the most part. Smaller ones,
-/// of photographs, consist of single bytes, which fdeflate takes two at a time: up to 1.6 times as fast as zlib-rs, where
-/// that is up to 1.3 times as fast with repetitions.
+/// Rows this many times the size of their stream, and larger ones, consist of repetitions for the
+/// most part. Smaller ones, of photographs, consist of single bytes, which fdeflate takes two at a
+/// time: up to 1.6 times as fast as zlib-rs, where that is up to 1.3 times as fast with
+/// repetitions.
 const REPETITIVE: usize = 3;
 
 /// The zlib stream, put together in `memory` if it comes in several chunks.
-pub(super) fn one_piece<'a>(mut data: ImageData<'a>, memory: &'a mut Reused) -> Result<&'a [u8], MediaError> {
+pub(super) fn one_piece<'a>(
+    mut data: ImageData<'a>,
+    memory: &'a mut Reused,
+) -> Result<&'a [u8], MediaError> {
     let first = data.next().unwrap_or_default();
     let length = first.len() + data.clone().map(<[u8]>::len).sum::<usize>();
     if length == first.len() {
@@ -54,7 +58,8 @@ pub(super) struct FilteredRows<'a> {
     row: usize,
     /// Rows of this pass that have not been inflated.
     waiting: usize,
-    /// `memory` starts with the row above the strip; then come so many inflated rows, of which so many are done.
+    /// `memory` starts with the row above the strip; then come so many inflated rows, of which so
+    /// many are done.
     inflated: usize,
     done: usize,
 }
@@ -63,7 +68,17 @@ impl<'a> FilteredRows<'a> {
     /// `input` is the zlib stream.
     pub(super) fn new(input: &'a [u8], bits: usize, memory: &'a mut Reused) -> Self {
         let inflater = Decompress::new(true);
-        Self { input, inflater, ended: false, bits, memory, row: 0, waiting: 0, inflated: 0, done: 0 }
+        Self {
+            input,
+            inflater,
+            ended: false,
+            bits,
+            memory,
+            row: 0,
+            waiting: 0,
+            inflated: 0,
+            done: 0,
+        }
     }
 
     /// The next `rows` rows have `columns` pixels, and the first has none above it.
@@ -75,8 +90,9 @@ impl<'a> FilteredRows<'a> {
         Ok(())
     }
 
-    /// Inflates all rows of the pass at once, if that is worth it; the stream must end with them. Where there is anything
-    /// unusual about the stream nothing has happened, and the rows are inflated as they are asked for.
+    /// Inflates all rows of the pass at once, if that is worth it; the stream must end with them.
+    /// Where there is anything unusual about the stream nothing has happened, and the rows are
+    /// inflated as they are asked for.
     pub(super) fn inflate_at_once(&mut self) -> Result<(), MediaError> {
         let length = self.row * self.waiting;
         if length / REPETITIVE > self.input.len() {
@@ -110,8 +126,9 @@ impl<'a> FilteredRows<'a> {
         if self.done == self.inflated {
             self.inflate_strip()?;
         }
-        let (above, rows) =
-            self.memory.taken(self.row * (1 + self.inflated))[self.row * self.done..].split_at_mut(self.row);
+        let (above, rows) = self.memory.taken(self.row * (1 + self.inflated))
+            [self.row * self.done..]
+            .split_at_mut(self.row);
         let (filter, samples) = rows[..self.row].split_first_mut().ok_or(corrupt("empty rows"))?;
         unfilter(*filter, self.bits.div_ceil(8), samples, &above[1..])?;
         self.done += 1;
@@ -142,7 +159,8 @@ impl<'a> FilteredRows<'a> {
                 .inflater
                 .decompress(input, &mut strip[filled..end], FlushDecompress::None)
                 .map_err(|_| corrupt("the compressed image data is broken"))?;
-            let (read, written) = (self.inflater.total_in() - read, self.inflater.total_out() - written);
+            let (read, written) =
+                (self.inflater.total_in() - read, self.inflater.total_out() - written);
             if read == 0 && written == 0 && status != Status::StreamEnd {
                 return Err(corrupt("the compressed image data is broken"));
             }

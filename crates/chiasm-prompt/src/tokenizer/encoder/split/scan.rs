@@ -1,11 +1,16 @@
-//! The patterns of well-known models, by hand: a few times as fast as a regex engine, which has to look ahead and back.
+//! The patterns of well-known models, by hand: a few times as fast as a regex engine, which has to
+//! look ahead and back.
 //!
-//! The patterns are lists of alternatives of which the first that matches counts, each as long as it can be.
+//! The patterns are lists of alternatives of which the first that matches counts, each as long as
+//! it can be.
 
-use super::super::char_class::{CharClasses, Class, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER};
+use super::super::char_class::{
+    CharClasses, Class, LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER,
+};
 
 /// GPT-2's, which the byte-level step has built in.
-pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(super) const GPT2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 const CONTRACTION: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 
@@ -26,7 +31,8 @@ enum Kind {
         /// Most digits in a number.
         digits: usize,
     },
-    /// GPT-4o, Llama 4, Mistral's Tekken: words that also end where small letters meet capital ones.
+    /// GPT-4o, Llama 4, Mistral's Tekken: words that also end where small letters meet capital
+    /// ones.
     CasedWords {
         digits: usize,
         /// Whether `'s` and the like belong to the word before.
@@ -67,7 +73,8 @@ impl Kind {
             Self::Gpt2 => GPT2.to_owned(),
             Self::Words { letters, digits } => {
                 let number = number(digits);
-                let (word, mark) = if letters == LETTER { (r"\p{L}", "") } else { (r"[\p{L}\p{M}]", r"\p{M}") };
+                let (word, mark) =
+                    if letters == LETTER { (r"\p{L}", "") } else { (r"[\p{L}\p{M}]", r"\p{M}") };
                 format!(
                     r"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{word}+|{number}| ?[^\s\p{{L}}{mark}\p{{N}}]+[\r\n]*|{spaces}"
                 )
@@ -75,7 +82,8 @@ impl Kind {
             Self::CasedWords { digits, contractions } => {
                 let number = number(digits);
                 let suffix = if contractions { format!("{CONTRACTION}?") } else { String::new() };
-                let (upper, lower) = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]");
+                let (upper, lower) =
+                    (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]");
                 let before = r"[^\r\n\p{L}\p{N}]?";
                 format!(
                     r"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}|{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{spaces}"
@@ -93,7 +101,9 @@ impl Scan {
         let word = match self.kind {
             Kind::Gpt2 => self.gpt2(text, at, class, next),
             Kind::Words { letters, digits } => self.word(text, at, class, next, letters, digits),
-            Kind::CasedWords { digits, contractions } => self.cased_word(text, at, class, next, digits, contractions),
+            Kind::CasedWords { digits, contractions } => {
+                self.cased_word(text, at, class, next, digits, contractions)
+            }
         };
         word.unwrap_or_else(|| self.spaces(text, at, next))
     }
@@ -103,8 +113,11 @@ impl Scan {
             return Some(end);
         }
         // A space goes with what follows it, whatever that is.
-        let (begin, class) =
-            if text.as_bytes()[at] == b' ' { (next, self.classes.at(text, next).0) } else { (at, class) };
+        let (begin, class) = if text.as_bytes()[at] == b' ' {
+            (next, self.classes.at(text, next).0)
+        } else {
+            (at, class)
+        };
         if begin == text.len() || class & SPACE != 0 {
             None
         } else if class & LETTER != 0 {
@@ -116,7 +129,15 @@ impl Scan {
         }
     }
 
-    fn word(&self, text: &str, at: usize, class: Class, next: usize, letters: Class, digits: usize) -> Option<usize> {
+    fn word(
+        &self,
+        text: &str,
+        at: usize,
+        class: Class,
+        next: usize,
+        letters: Class,
+        digits: usize,
+    ) -> Option<usize> {
         if class & letters != 0 {
             return Some(self.run(text, next, letters));
         }
@@ -129,7 +150,9 @@ impl Scan {
         if class & NEWLINE == 0 && self.classes.at(text, next).0 & letters != 0 {
             return Some(self.run(text, next, letters));
         }
-        self.signs(text, at, class, next, SPACE | letters | NUMBER, |byte| matches!(byte, b'\r' | b'\n'))
+        self.signs(text, at, class, next, SPACE | letters | NUMBER, |byte| {
+            matches!(byte, b'\r' | b'\n')
+        })
     }
 
     fn cased_word(
@@ -151,19 +174,30 @@ impl Scan {
         let upper = || before.then(|| self.begins_in_upper(text, next)).flatten();
         let upper = || upper().or_else(|| self.begins_in_upper(text, at));
         if let Some(end) = lower.or_else(upper) {
-            return Some(if contractions { contraction(text, end, true).unwrap_or(end) } else { end });
+            return Some(if contractions {
+                contraction(text, end, true).unwrap_or(end)
+            } else {
+                end
+            });
         }
-        self.signs(text, at, class, next, SPACE | LETTER | NUMBER, |byte| matches!(byte, b'\r' | b'\n' | b'/'))
+        self.signs(text, at, class, next, SPACE | LETTER | NUMBER, |byte| {
+            matches!(byte, b'\r' | b'\n' | b'/')
+        })
     }
 
     /// `UPPER*LOWER+`
     fn ends_in_lower(&self, text: &str, at: usize) -> Option<usize> {
-        // The last character of the run of UPPER that is LOWER too: there the run may end and LOWER begin.
+        // The last character of the run of UPPER that is LOWER too: there the run may end and LOWER
+        // begin.
         let (mut end, mut end_of_lower) = (at, None);
         loop {
             let (class, len) = self.classes.at(text, end);
             if class & UPPER == 0 {
-                break if class & LOWER != 0 { Some(self.run(text, end, LOWER)) } else { end_of_lower };
+                break if class & LOWER != 0 {
+                    Some(self.run(text, end, LOWER))
+                } else {
+                    end_of_lower
+                };
             }
             end += len;
             if class & LOWER != 0 {
@@ -210,8 +244,8 @@ impl Scan {
         end
     }
 
-    /// White space, which is all that is left: up to the last line's end in it; else, before other text, without the
-    /// last character, which may go with that text; else all of it.
+    /// White space, which is all that is left: up to the last line's end in it; else, before other
+    /// text, without the last character, which may go with that text; else all of it.
     fn spaces(&self, text: &str, at: usize, next: usize) -> usize {
         let (mut end, mut last, mut after_newline) = (at, at, None);
         loop {
@@ -255,7 +289,8 @@ impl Scan {
     }
 }
 
-/// End of `'s`, `'t`, `'re`, `'ve`, `'m`, `'ll` or `'d` at `at`. Without case, the long s `ſ` is an s.
+/// End of `'s`, `'t`, `'re`, `'ve`, `'m`, `'ll` or `'d` at `at`. Without case, the long s `ſ` is an
+/// s.
 fn contraction(text: &str, at: usize, any_case: bool) -> Option<usize> {
     let rest = text.as_bytes()[at..].strip_prefix(b"'")?;
     let fold = |byte: u8| if any_case { byte.to_ascii_lowercase() } else { byte };

@@ -20,7 +20,8 @@ fn by_hand<'t>(scan: &Scan, text: &'t str) -> Vec<&'t str> {
 }
 
 fn scans() -> Vec<(Scan, SysRegex)> {
-    let scan = |kind: Kind| (Scan::of(&kind.pattern()).unwrap(), SysRegex::new(&kind.pattern()).unwrap());
+    let scan =
+        |kind: Kind| (Scan::of(&kind.pattern()).unwrap(), SysRegex::new(&kind.pattern()).unwrap());
     KINDS.into_iter().map(scan).collect()
 }
 
@@ -52,12 +53,20 @@ fn every_character_is_split_as_the_engine_does() {
     for some in characters.chunks(1 << 12) {
         text.clear();
         for c in some {
-            text.extend(['a', *c, 'B', *c, '1', *c, ' ', *c, *c, '!', *c, '\'', *c, 'e', ' ', '\'', 'l', *c]);
+            text.extend([
+                'a', *c, 'B', *c, '1', *c, ' ', *c, *c, '!', *c, '\'', *c, 'e', ' ', '\'', 'l', *c,
+            ]);
         }
         for (scan, regex) in &scans {
             let (expected, found) = (by_engine(regex, &text), by_hand(scan, &text));
             let differs = expected.iter().zip(&found).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "{:?}: {:?}", scan.kind, differs.map(|at| (expected[at], found[at])));
+            assert_eq!(
+                differs,
+                None,
+                "{:?}: {:?}",
+                scan.kind,
+                differs.map(|at| (expected[at], found[at]))
+            );
             assert_eq!(expected.len(), found.len());
         }
     }
@@ -65,9 +74,9 @@ fn every_character_is_split_as_the_engine_does() {
 
 /// Characters of every class and what patterns name.
 const PARTS: [&str; 40] = [
-    "a", "b", "Z", "Q", "é", "ß", "ſ", "Σ", "ǅ", "ʰ", "你", "ª", "\u{300}", "\u{5b0}", "\u{903}", "1", "23", "٣", "Ⅷ",
-    "½", " ", "  ", "\t", "\n", "\r", "\r\n", "\u{a0}", "\u{85}", "\u{2028}", "\u{3000}", "'", "'s", "'LL", "'rE",
-    "'ſ", "!", "/", "-", "\u{200d}", "\u{0}",
+    "a", "b", "Z", "Q", "é", "ß", "ſ", "Σ", "ǅ", "ʰ", "你", "ª", "\u{300}", "\u{5b0}", "\u{903}",
+    "1", "23", "٣", "Ⅷ", "½", " ", "  ", "\t", "\n", "\r", "\r\n", "\u{a0}", "\u{85}", "\u{2028}",
+    "\u{3000}", "'", "'s", "'LL", "'rE", "'ſ", "!", "/", "-", "\u{200d}", "\u{0}",
 ];
 
 proptest! {
