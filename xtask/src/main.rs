@@ -18,7 +18,7 @@
 //! | `models_page` | which of vLLM's models are served, and how |
 //! | `models` | tiny random models made in that environment |
 //! | `structure` | lines per crate, circles of files, the order of modules, against their limits |
-//! | `page_links` | whether the links of the documentation lead somewhere |
+//! | `page_links`, `comment_width` | tests of the documentation's links, and of the width of comments |
 //! | `agent_proto` | the protocol of agents as Rust code |
 //! | `goldens` | golden files made again, and what changed |
 //! | `dist`, `sbom`, `notices` | what people install, and what is in it |
@@ -40,6 +40,8 @@ mod child;
 mod chromium;
 mod clients_env;
 mod command_line;
+#[cfg(test)]
+mod comment_width;
 mod cross;
 mod debian;
 mod dist;
